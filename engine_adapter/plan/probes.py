@@ -30,9 +30,8 @@ dearest probe at most. While the prices are unknown there are no probes.
 3. *Due probes*: none of the request's drafts was verified for `PROBE_AFTER` steps (a request without a draft is due at
    once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
    probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
-   cost, so that one step probes several requests. After a second in which nothing was drafted a step starts as soon as
-   the budget is out of debt, and borrows: requests of another kind that arrive are then found within about a second.
-   Prompts may spend `PROMPT_SHARE` of what is earned in steps that
+   cost, so that one step probes several requests. After a second in which nothing was drafted it starts as soon as the
+   budget holds one probe, so that requests of another kind are found sooner. Prompts may spend `PROMPT_SHARE` of what is earned in steps that
    draft nothing else, so that steady arrivals leave something for running requests, whose text may change.
 """
 
@@ -73,10 +72,6 @@ _FOLLOW_UP_DEBT = 3.0
 """Times `drafting` up to which follow-ups may run the budget into debt. A larger debt delays the next probe where
 nothing drafts: with one as large as the budget 12 JSON requests after code were found after 0 to 5 s on the demo pair's
 plant, with 3 after 0 to 2 s. A smaller one delays the follow-ups: with 2 after 1 to 4 s."""
-
-_UNDRAFTED_COSTS = 1.5
-"""Times its fixed cost that a step for probes may spend after a second without drafts, whatever the budget holds: one
-or two probes beside the fixed cost, so that the next such step can follow in about a second."""
 
 _FIXED_COSTS = 2.0
 """Times its fixed cost that the budget holds before a step drafts for probes alone: so at least half of what it spends
@@ -168,10 +163,9 @@ class Probes:
         until_affordable = 0
         if missing > 0:
             until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most
-        until_undrafted = max(self.drafted_at + prices.second - step, -self.budget / probe_ratio)
-        until_borrowed = math.ceil(min(until_undrafted, float(most))) - 1
-        until_probe = min(max(until_step_starts, until_affordable), until_borrowed)
-        return min(until_out_of_debt, max(until_due, until_probe))
+        until_undrafted = math.ceil(min(self.drafted_at + prices.second - step, float(most))) - 1
+        until_step_starts = min(until_step_starts, until_undrafted)
+        return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
 
     def _least(self, prices: ProbePrices) -> float:
         """Return the budget below which no follow-up starts."""
@@ -191,25 +185,22 @@ class Probes:
     def _probe_due(
         self, due: Sequence[DraftState], prices: ProbePrices, step: int, width: int, depth_of: DepthOf
     ) -> int:
-        """Probe requests that are due, within the budget or what may be borrowed; return the step's width."""
+        """Probe requests that are due, within the budget; return the step's width."""
         reads_prompts = width == 0 and any(state.positions > 1 and not may_be_held(state) for state in due)
         fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
-        available = self.budget
-        if available < min(_FIXED_COSTS * fixed, self.limit):
-            if available < 0.0 or step - self.drafted_at < prices.second:
-                return width
-            available = max(available, _UNDRAFTED_COSTS * fixed)
+        is_undrafted = step - self.drafted_at >= prices.second
+        if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:
+            return width
         for state in sorted(due, key=backlog_of):
             k = depth_of(state)
             draft_cost = prices.of_draft(state.backlog, max(width, k), k)
-            if fixed + draft_cost > available:
+            if fixed + draft_cost > self.budget:
                 break
             if reads_prompts and state.positions > 1:
                 if fixed + draft_cost > self._prompt_budget:
                     continue
                 self._prompt_budget -= fixed + draft_cost
             self._charge(state, fixed, draft_cost)
-            available -= fixed + draft_cost
             fixed = 0.0  # paid once a step
             state.k = k
             width = max(width, k)

@@ -169,28 +169,24 @@ def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_fixed_cost
     assert probes == 3 * len(probing_steps)  # they share the fixed cost
 
 
-def test_after_a_second_without_drafts_a_probe_borrows() -> None:
+def test_after_a_second_without_drafts_a_probe_waits_for_its_own_cost_alone() -> None:
     """Requests of another kind that arrive are found then, and not when the cost of a probe is earned twice."""
-    second, ratio = 50, 0.005
+    second, ratio = 50, 0.02
     planner, states = Planner(K_MAX, ROWS, prices=DEMO._replace(second=second)), decodes("chat", "chat")
     accept(states, 0.0, 0.0)
     probed_at: list[int] = []
-    least = 0.0
-    for step in range(1, 3001):
+    for step in range(1, 1001):
         repeats = planner.identical_steps_ahead(states, table(ratio, default=UP))
         plan = planner.plan(states, table(ratio, default=UP))
-        least = min(least, planner.probes.budget)
         assert not (repeats and plan.width), "no step that repeats the last one probes"
         if plan.width:
             probed_at.append(step)
             for state in states:
                 if state.k:
                     outcome(state, 0)
-    assert probed_at[0] == second
-    assert least >= -1.5 * DRAFTING_STEP
-    # Each waits until the debt of the one before is paid: the share of time holds.
-    assert len(probed_at) <= 3000 * ratio / DRAFTING_STEP + 1
-    assert len(probed_at) >= 0.6 * 3000 * ratio / (1.5 * DRAFTING_STEP)
+        assert planner.probes.budget >= 0.0
+    assert DRAFTING_STEP / ratio < probed_at[0] < 1.8 * DRAFTING_STEP / ratio
+    assert len(probed_at) >= 5
 
 
 def test_where_nothing_drafts_a_request_is_probed_for_less_as_its_prompt_is_read() -> None:
