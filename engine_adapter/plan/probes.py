@@ -31,8 +31,9 @@ dearest probe at most. While the prices are unknown there are no probes.
    once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
    probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
    cost, so that one step probes several requests. After a second in which nothing was drafted it starts as soon as the
-   budget holds one probe, so that requests of another kind are found sooner. Prompts may spend `PROMPT_SHARE` of what is earned in steps that
-   draft nothing else, so that steady arrivals leave something for running requests, whose text may change.
+   budget holds one probe, so that requests of another kind are found sooner. Prompts may spend `PROMPT_SHARE` of what
+   is earned in steps that draft nothing else, so that steady arrivals leave something for running requests, whose text
+   may change.
 """
 
 import math
