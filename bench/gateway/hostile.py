@@ -221,7 +221,7 @@ HOSTILE: Mapping[str, Hostile] = {
     ),
     "bomb": Hostile(
         "a compressed bomb", lambda port: _say(port, head(len(_BOMB), "content-encoding: deflate\r\n"), _BOMB),
-        frozenset((400,)),
+        _TOO_COMPLEX,
     ),
 }  # fmt: skip
 
