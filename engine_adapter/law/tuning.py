@@ -24,10 +24,10 @@ SLOWDOWN_SHARE = 0.05
 """What a step adds to the logarithm of the slowdown factor: a memory of 20 steps."""
 
 SLOWDOWN_KEPT = 0.99
-"""What the logarithm of the slowdown factor keeps of itself at each step: a memory of 500 steps, so that it returns
+"""What the logarithm of the slowdown factor keeps of itself at each step: a memory of 100 steps, so that it returns
 to 1 where cells do not say otherwise. What makes only some steps slower, such as a slow host on a GPU, raised it for
 good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (0.965 of the
-controller's law on the trace `h200`; with it 1.015)."""
+controller's law on the trace `h200`; with it 1.019)."""
 
 PAUSE = 0.5
 """Logarithm of a step's error beyond which it is not averaged into its cell: a pause is no cost."""
@@ -53,5 +53,5 @@ UNPROBED_RATIO = 0.5
 whole: then each known request gets K as if all were like it, and the others as if they were alone."""
 
 MOVED_RATIO = 0.125
-"""Share of the decodes that may have changed their group before K is chosen anew on the scheduler's thread. More takes
-less time; with 0.4 in place of 1/8 the trace `short-replies` lost 1 %, above all with six requests."""
+"""Share of the decodes that may be in groups that have more than when K was chosen, before it is chosen anew on the
+scheduler's thread. More takes less time and follows a changed batch later."""

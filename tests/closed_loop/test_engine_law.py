@@ -33,7 +33,7 @@ def test_where_one_k_is_right_for_all_it_loses_little(kind: str) -> None:
 
 
 def test_it_follows_traffic_that_turns_within_seconds() -> None:
-    """Where nothing drafts, a probe borrows what it misses once nothing was verified for a second."""
+    """Where nothing was verified for a second, a probe waits for its own time alone."""
     phases = [Phase(8, [Source(kind, 12)]) for kind in ("code_hot", "json", "code_hot")]
     runs = [played(phases, seed, step_s=demo_pair_step_s) for seed in range(3)]
     for phase in (1, 2):
