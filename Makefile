@@ -8,7 +8,7 @@ COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 .PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-hostile
-.PHONY: bench-gateway-soak bench-sweep bench-soak bench-soak-v2 check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
+.PHONY: bench-gateway-soak bench-sweep bench-soak bench-soak-interpreted check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -52,7 +52,7 @@ bench-sweep: setup  ## Every arm at every load with every data set: does specula
 bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
 	$(BIN)/specpilot bench soak $(ARGS)
 
-bench-soak-v2: setup  ## The same on model runner V2, its kernels interpreted on a CPU: slow, so with few and short requests
+bench-soak-interpreted: setup  ## The same on model runner V2, its kernels interpreted on a CPU: slow, so with few and short requests
 	PYTHONPATH=tests/support/interpreted:. TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 SPECPILOT_ENGINE_CALIBRATE_S=0 \
 		$(BIN)/specpilot bench soak --clients 4 --longest-tokens 32 $(ARGS)
 

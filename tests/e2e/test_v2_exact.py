@@ -89,7 +89,7 @@ def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
     held, caught_up, in_turns = (found[way] for way in ("held", "caught up", "left out in turns"))
     assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)
     assert held["catch_ups"] > 0
-    assert in_turns["catch_ups"] > 80
+    assert in_turns["catch_ups"] > 50
     for way in (held, caught_up, in_turns, hole):
         assert way["ids"] == whole["ids"]
     for way in (held, caught_up, in_turns):
@@ -101,7 +101,7 @@ def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that
     """Its first pass reads a part of a step through the runner's buffers, which P-EAGLE's speculator does not."""
     found = on_v2("tests.support.caught_up", "eager", "eagle3", "whole", "left out in turns")
     whole, in_turns = found["whole"], found["left out in turns"]
-    assert in_turns["catch_ups"] > 80
+    assert in_turns["catch_ups"] > 50
     assert in_turns["ids"] == whole["ids"]
     assert in_turns["accepted"] / in_turns["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
 
