@@ -21,9 +21,11 @@ _SAYS_NOTHING: Final = re.compile(
 )
 _BREAK: Final = re.compile(rb"\r?\n\r?\n")
 _LINE: Final = re.compile(rb"(?::[^\n]*)?\r?\n")
+_BLANK: Final = re.compile(rb"(?:\r?\n)+")
 _LONE_RETURN: Final = re.compile(rb"\r[^\n]")
 _BREAK_OF_RETURNS: Final = re.compile(rb"(?>\r\n?|\n){2}")
 _LINE_OF_RETURNS: Final = re.compile(rb"(?::[^\r\n]*)?(?:\r\n?|\n)")
+_BLANK_OF_RETURNS: Final = re.compile(rb"[\r\n]+")
 
 
 def says_nothing(frame: bytes) -> bool:
@@ -43,11 +45,12 @@ def keeps_alive(frame: bytes) -> bool:
 class KeepAlives:
     """Separates the keep-alives from the beginning of a stream, up to its first content."""
 
-    __slots__ = ("_break", "_held", "_line", "_rest", "size")
+    __slots__ = ("_blank", "_break", "_held", "_line", "_rest", "size")
 
     def __init__(self) -> None:
         self._break = _BREAK
         self._line = _LINE
+        self._blank = _BLANK
         self._held: list[bytes] = []
         self._rest = b""
         self.size = 0  # bytes held back
@@ -56,9 +59,12 @@ class KeepAlives:
         """Read the next part of the stream; return the keep-alives in it."""
         text = self._rest + data
         if _LONE_RETURN.search(text) is not None:
-            self._break, self._line = _BREAK_OF_RETURNS, _LINE_OF_RETURNS
+            self._break, self._line, self._blank = _BREAK_OF_RETURNS, _LINE_OF_RETURNS, _BLANK_OF_RETURNS
         alive: list[bytes] = []
         at = 0
+        if (blank := self._blank.match(text)) is not None:  # it ends a comment that was passed on by itself
+            alive.append(blank[0])
+            at = blank.end()
         while (found := self._break.search(text, at)) is not None:
             frame = text[at : found.end()]
             (alive if keeps_alive(frame) else self._held).append(frame)

@@ -78,6 +78,13 @@ def test_a_return_alone_may_end_lines(frames: list[bytes], cuts: list[int]) -> N
     assert subject.rest() == b"".join(frame for frame in frames if not keeps_alive(frame))
 
 
+def test_the_blank_line_behind_a_comment_goes_on_with_it_and_is_no_part_of_the_next_frame() -> None:
+    subject = KeepAlives()
+    assert subject.feed(b": a\n") == b": a\n"
+    assert subject.feed(b"\n" + OPENING[0]) == b"\n"
+    assert subject.rest() == OPENING[0]
+
+
 def test_a_comment_that_a_return_ends_goes_on_with_what_follows_it() -> None:
     subject = KeepAlives()
     assert subject.feed(b": a\r") == b""  # a line feed may follow
