@@ -2,8 +2,8 @@
 
 A *stream* is the traffic of one class in one band. A row of the schedule serves it. The number of requests in a stream
 may depend on K. If each client sends its next request when one is done, it does not (given concurrency). With a queue,
-requests with a large K finish sooner, so requests at K = 0 make up more of the batch (given work). The engines' reports
-do not show which of both holds while K stays, so the law takes the middle. With AL_i = AL_band(K_row) and the stream's
+requests with a large K finish sooner, so requests at K = 0 make up more of the batch (given work). While K stays, the
+engines' reports do not show which case holds, so the law takes the middle. With AL_i = AL_band(K_row) and the stream's
 part w_i of the mix (`load`), which does not depend on K, the share of the running decodes in stream i is
 
     q_i = w_i AL_i^-beta / sum_j w_j AL_j^-beta             beta = `answer_ratio`: 0 given concurrency, 1 given work
@@ -14,7 +14,7 @@ part w_i of the mix (`load`), which does not depend on K, the share of the runni
 with a *group* of streams for each class, p_g its present share of the running decodes, and AL_g the mean of AL_i within
 it, weighted by q_i. For throughput, classes of one weight are one group.
 
-T is the mean over steps that n requests, drawn independently from q, make up: the drafter runs with probability
+T is the mean time of a step of n requests, drawn independently from q. The drafter runs with probability
 1 - F(0)^n and lays out, for those with K > 0, as many slots as the largest K in the step, with F(w) = sum of q with
 K <= w:
 

@@ -34,7 +34,7 @@ def grid(max_num_seqs: int, cliffs: Collection[int] = ()) -> Vector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KTable:
-    """K [n, names]: row `i` of `k` holds from n[i] running decodes up to the next one's."""
+    """K [n, names]: `k[i]` holds from n[i] running decodes up to n[i + 1] - 1."""
 
     names: tuple[str, ...]
     n: Vector

@@ -4,8 +4,8 @@ The mix does not depend on K. With given concurrency it is the share of each cla
 work the share in the tokens; the law takes the middle (`choice`), w = decodes^(1 - beta) tokens^beta. It is averaged
 over time, independent of the interval of the scrapes (`mix_time_s`). A class and band without traffic for `gone_s`
 leaves the mix at once. Otherwise its tiny share would pay the drafter's whole fixed cost, its K would fall to 0, and
-other rows would draft for too little gain, because the drafter seems to be paid for. A stream that has shrunk by more
-than chance explains has its share in the newest snapshot, not the mean. For n requests and a stream with the mean share
+other rows would draft for too little gain, because the drafter seems to be paid for. If a stream has shrunk by more
+than chance explains, its newest share replaces the mean. For n requests and a stream with the mean share
 q and the share s in the snapshot,
 
     n KL(s || q) = n [ s ln(s / q) + (1 - s) ln((1 - s) / (1 - q)) ]

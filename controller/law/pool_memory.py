@@ -44,7 +44,7 @@ class PoolMemory:
     the baseline schedule with its probe ratio: the one that a window of the control group replaces, or that a freeze of
     the current K holds.
 
-    While a canary runs, each arm goes on from its own schedule; the estimates of cost and acceptance are common.
+    While a canary runs, each arm continues from its own schedule; both share the estimates of cost and acceptance.
     """
 
     tuning: Tuning

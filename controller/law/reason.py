@@ -1,4 +1,4 @@
-"""The possible ends of a pool's tick. The first row that applies is the reason, with the exceptions below the table.
+"""The possible results of a pool's tick. The first row that applies is the reason, with the exceptions below the table.
 
 | reason               | holds when                                                   | engines get                   |
 |----------------------|--------------------------------------------------------------|-------------------------------|

@@ -1,14 +1,14 @@
-"""One tick of one pool: from the estimates to a result. `reason` has the table of its possible ends.
+"""One tick of one pool: from the estimates to a result. `reason` has the table of its possible results.
 
-The law's own table goes on from the one in force; if another's is in force (a window of the control group, mode
-`advise`), from the law's last choice. Bounds and pins apply to every table of the law and to the static K of the
+The law starts from the table in force. If that table is not its own (in a window of the control group or in mode
+`advise`), it starts from its last choice. Bounds and pins apply to every table of the law and to the static K of the
 control group. They do not apply to K that an operator sets directly: the static K of mode `off` and of the withdrawal
 in `advise`, and the schedule of a freeze. Before the first schedule the static K counts as in force.
 
-Trials. Costs measured only without the drafter, or only with it, do not determine the cost of the other, and a cost
-measured at another load is an extrapolation. So one engine of the pool, the one whose running decodes are closest to
-the mean, tries a depth for `trial_steps` steps: a depth without any measurement; or one that was not measured at this
-load and whose predicted score is close to the best one's. Trials run only in mode `act`, within bounds and pins of the
+Trials. Costs measured only without the drafter do not determine the cost with it, nor the reverse. From costs at
+another load the cost is only extrapolated. So one engine of the pool, the one whose running decodes are closest to the
+mean, tries a depth for `trial_steps` steps: a depth without any measurement; or one that was not measured at this load
+and whose predicted score is close to the best one's. Trials run only in mode `act`, within bounds and pins of the
 running classes, if no SLO is predicted to break, and not twice in `trial_rest_s`.
 """
 

@@ -278,11 +278,13 @@ def _group(wishes: Wishes, state: State, at: int, band: int, count: int, backlog
 
 
 def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:
-    """Whether each group has a K, and few of `n` decodes changed their group since these were chosen.
+    """Whether each group has a K, and few of `n` decodes changed their group, came or went since these were chosen.
 
-    Where nothing drafts, no K was chosen for empty groups: drafting for one of them alone may pay.
+    One that changes its group counts once, because only the groups that grew are summed; the decodes by which the batch
+    shrank are added. Where nothing drafts, no K was chosen for empty groups: drafting for one of them alone may pay.
     """
     before = choice.counts
     if not counts.keys() <= (choice.k_of.keys() if choice.width else before.keys()):
         return False
-    return sum([max(0, count - before[group]) for group, count in counts.items()]) <= MOVED_RATIO * n
+    grown = sum([max(0, count - before[group]) for group, count in counts.items()])
+    return grown + max(0, before.total() - n) <= MOVED_RATIO * n

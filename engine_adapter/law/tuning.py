@@ -53,5 +53,5 @@ UNPROBED_RATIO = 0.5
 whole: then each known request gets K as if all were like it, and the others as if they were alone."""
 
 MOVED_RATIO = 0.125
-"""Share of the decodes that may be in groups that have more than when K was chosen, before it is chosen anew on the
-scheduler's thread. More takes less time and follows a changed batch later."""
+"""Share of the decodes that may have joined a group, or left the batch, since K was chosen, before K is chosen anew on
+the scheduler's thread. More takes less time and follows a changed batch later."""

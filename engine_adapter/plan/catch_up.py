@@ -24,8 +24,8 @@ C. Where a position joins a backlog (A3, B3), these requests catch up first:
 
    C1. Held prompts, together: as soon as there are `HELD_TOGETHER`, or the first has waited for `HELD_STEPS` steps.
    C2. Requests with the largest backlogs, if more than `rows` would wait over all requests, or one request's backlog
-       reached `rows_per_step`. With equal backlogs one catches up a step, and the others grow by a row meanwhile;
-       such a backlog goes through the drafter in two passes.
+       reached `rows_per_step`. Of equal backlogs one catches up in each step, and the others grow by a row meanwhile.
+       A backlog that has grown beyond `rows_per_step` goes through the drafter in two passes.
 """
 
 from collections.abc import Sequence

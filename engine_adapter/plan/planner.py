@@ -1,8 +1,8 @@
 """Plans the drafts that follow a step: K of each request, the drafter's width, and which requests catch up.
 
 Pure and deterministic. K depends on class, band, load and past steps, never on the draft tokens that are cut, so the
-output keeps the target's distribution. A band contains the outcomes that are known: not those of the step under way,
-and in vLLM's asynchronous loop not those of the step before it.
+output keeps the target's distribution. A band reflects known outcomes only: not those of the step under way, and in
+vLLM's asynchronous loop not those of the step before it either.
 
 `Planner.plan` runs once a step. What decides K of one request, in this order (the code has the same numbers):
 
@@ -21,15 +21,17 @@ and in vLLM's asynchronous loop not those of the step before it.
 
 The request's ceiling is the K that it states itself, and no more than the tokens that it may still deliver.
 
-A *slot* is one position that the drafter lays out for one request, so a step has width x (requests drafted for) slots.
+A *slot* is one position that the drafter lays out for one request, so a step has width x (requests not left out) slots.
 P-EAGLE lays them out in one pass. A sequential EAGLE head does a pass for each position of the width: the same number.
 
 When traffic changes:
 
-- more or fewer requests run: 3 gives another K in the same step;
+- more or fewer requests run: 3b gives another K in the same step, and so does 3a if more than `MOVED_RATIO` of the
+  decodes came, ended or changed their group;
 - a request with K > 0 becomes more or less predictable: its verified drafts move its band, and 3 follows;
-- a request with K = 0 becomes predictable: a probe is due at most `PROBE_AFTER` steps after its last draft. Accepted
-  probes are followed up in the next step, and move its band until 3 gives it a K;
+- a request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
+  budget allows. A probe that is accepted whole is followed up as soon as its outcome is known. These drafts move the
+  band until 3 gives the request a K;
 - a new request starts in the band of its kind (`evidence.acceptance.Priors`), and its first draft is due at once;
 - K rises after steps at K = 0: 6 spreads the backlogs over steps, smallest first.
 """
@@ -182,7 +184,7 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running:
 def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) -> int:
     """Give each request the K that the law chooses (case 3a); return the largest.
 
-    The law is reported what leaving requests out costs later: the rows that were left by its own choice.
+    Report to the law the later cost of leaving requests out: the rows that now catch up because of its earlier choices.
     """
     width = drafted = rows = 0
     for state in states:

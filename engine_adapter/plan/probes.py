@@ -13,7 +13,7 @@ or the room of the step.
     cost = fixed + (backlog + 1 + 2 width) position + k token
 
     fixed = 0           if the step drafts without the probe, or has another probe already
-            verifying   if the drafter runs in any case, for a prompt
+            verifying   for due probes, if the drafter reads a due request's prompt in any case
             drafting    else: the drafter's pass, and the longer step that verifies
 
 *Budget.* Each step earns `probe_ratio` of a step, idle time as much as busy time. The budget holds the cost of the
@@ -23,12 +23,12 @@ dearest probe at most. While the prices are unknown there are no probes.
 
 1. *First drafts*, in a step that drafts without them, are free up to `_FREE_STEPS` a step, for requests with at most
    `FIRST_DRAFT_ROWS` rows. Until its first draft a request lies in the band in which its kind starts. If K is 0 there,
-   requests would end before anything is known of them. So when one request turns out predictable, all others get one
-   draft too.
+   requests could end before anything is known of them. With free first drafts, once one predictable request is drafted
+   for, all others get one draft in the same steps.
 2. *Follow-ups*: the last probe was accepted whole, and the band may still rise. They are charged, and may run the
    budget into a debt of `_FOLLOW_UP_DEBT` times `drafting`.
-3. *Due probes*: none of the request's drafts was verified for `PROBE_AFTER` steps (a request without a draft is due at
-   once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
+3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
+   at once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
    probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
    cost, so that one step probes several requests. After a second in which nothing was drafted it starts as soon as the
    budget holds one probe, so that requests of another kind are found sooner. Prompts may spend `PROMPT_SHARE` of what

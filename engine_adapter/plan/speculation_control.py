@@ -10,8 +10,8 @@ The table in force, in this order (the code has the same numbers):
 2. trial: rows that one engine tries, for the trial's `valid_for_s`;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
-5. held: the schedule's rows for `hold_s` more. K by band and load stays right while the hardware does not change; one K
-   for everything is right at one load only;
+5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
+   change; a single K suits one load only;
 6. expired, and before the first schedule: the static K for every class.
 
 A version that is not newer than the last one applied is refused, whether that has expired or not.

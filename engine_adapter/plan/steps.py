@@ -1,14 +1,15 @@
-"""Follows the steps of one engine: what vLLM schedules goes to the planner, what a step delivered to the meter.
+"""Follows the steps of one engine: each scheduled step goes to the planner, each outcome to the meter.
 
 Pure: times are arguments, and of vLLM's objects only attributes are read (`plan.request_facts`).
 
 For each step vLLM's scheduler calls
 
 1. `begin`, once it has scheduled the step: each request's state is set from the step, and the next drafts are planned;
-2. `verified`, for each draft that the step verified: moves the request's band, and the start of its kind;
+2. `verified`, for each draft that the step verified: updates the request's band, and where requests of its kind start;
 3. `end`, with what the step delivered: counts it.
 
-In the asynchronous loop 1 of the next step comes before 2 and 3 of this one, so steps under way are a queue.
+In the asynchronous loop `begin` of the next step comes before `verified` and `end` of this one, so the steps under way
+form a queue.
 
 At K = 0 for all requests most steps repeat the one before: the same requests decode, and each leaves one more position
 to the drafter. `begin` then does not plan (`_repeat`), and `_settle` adds up these positions when something changes.
@@ -151,7 +152,7 @@ class Steps:
             self._clock.interrupt()
 
     def _end_idle_time(self, output: Any, table: KTable, now: float) -> None:
-        """Let the idle time that the step ends earn for probes."""
+        """Credit the probes' budget with the idle time that the step ends."""
         if output.num_scheduled_tokens and (steps := self._clock.end_idle_time(now)):
             self._planner.idle(table.probe_ratio, steps)
 
@@ -191,7 +192,7 @@ class Steps:
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
 
     def _restart_unverified(self) -> None:
-        """Move the requests without a verified draft to where their kind starts by now.
+        """Reset the requests without a verified draft to the current start of their kind.
 
         So when traffic changes, the probes of one request inform all requests that came with it.
         """

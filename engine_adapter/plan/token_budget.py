@@ -1,8 +1,8 @@
 """The largest K with which every running request fits into vLLM's step. Pure.
 
 A step of vLLM has at most `max_num_scheduled_tokens` tokens. vLLM distributes them in the order of its running list; a
-request for which none are left has no token in that step. vLLM admits requests at the K of that moment, so when K rises
-under load, only K can be reduced.
+request for which none are left has no token in that step. vLLM admits requests by the K at that moment. If K rises
+afterwards, the requests are already running, so K has to be cut.
 
 At one K for all, a request takes `1 + K` tokens of a step. A parallel drafter reads the step once more, with `K - 1`
 slots of each request beside it, in buffers of `positions` (`max_num_batched_tokens`). So `n` requests fit while

@@ -74,6 +74,15 @@ def test_k_is_chosen_anew_when_many_changed_their_group() -> None:
         assert law.choices == choices
 
 
+def test_k_is_chosen_anew_when_many_have_ended() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH)] * 24
+    law.k_of(batch)
+    for left, choices in ((24, 1), (22, 1), (21, 2), (2, 3)):
+        law.k_of(batch[:left])
+        assert law.choices == choices, left
+
+
 def test_new_prices_are_chosen_by_on_the_agents_thread() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     batch = [request(HIGH) for _ in range(8)]
