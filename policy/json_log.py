@@ -79,8 +79,16 @@ def is_asked_for(arguments: Sequence[str], variable: str | None) -> bool:
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError):  # `logging` itself would write a plain traceback
-        return f"{record.msg} {record.args}"
+    except Exception:  # noqa: BLE001 - an argument's own code; `logging` itself would write a plain traceback
+        return f"{_repr_of(record.msg)} {_repr_of(record.args)}"
+
+
+def _repr_of(value: object) -> str:
+    """Return the text of `value`, or the name of its type if its own code fails."""
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except Exception:  # noqa: BLE001 - the value's own code
+        return f"<{type(value).__name__}>"
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -95,6 +103,6 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _log_unraisable(found: "sys.UnraisableHookArgs") -> None:
-    message = f"{found.err_msg or 'an exception was ignored in'}: {found.object!r}"
+    message = f"{found.err_msg or 'an exception was ignored in'}: {_repr_of(found.object)}"
     error = found.exc_value
     logging.getLogger().error(message, exc_info=None if error is None else (found.exc_type, error, found.exc_traceback))

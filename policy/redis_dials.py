@@ -61,7 +61,7 @@ class _Redialled:
                 raise
             self._dials.changed(self._epoch)
             self.disconnect()  # type: ignore[attr-defined]
-            message = f"the server is not the primary, or not yet: {error}"
+            message = f"the server is not the primary, not yet, or cannot write: {error}"
             raise redis.ConnectionError(message) from error
 
 

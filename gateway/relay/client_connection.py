@@ -179,7 +179,8 @@ class ClientConnection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         is_whole = False
         if self._state.reading == IDLE:
-            self._is_usual_line = data.find(_USUAL_LINE_END) == data.find(b"\n") - len(_USUAL_LINE_END) + 1
+            end = data.find(b"\n") + 1
+            self._is_usual_line = data[max(0, end - len(_USUAL_LINE_END)) : end] == _USUAL_LINE_END
         while not is_whole and self._state.reading != IGNORED:
             self._head_bytes += len(data)
             is_whole = True

@@ -96,8 +96,9 @@ def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
         is_full = False
         while data or is_full:
             if decoder.eof:
-                if is_gzip and not data.strip(b"\0"):
-                    break  # padding, which gzip ignores
+                data = data.lstrip(b"\0") if is_gzip else data  # padding, which gzip ignores
+                if not data:
+                    break
                 members += 1
                 if not is_gzip or members > CODED_MEMBERS_MAX:
                     raise EOFError(_MANY if is_gzip else "there are bytes after its end")

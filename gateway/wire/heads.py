@@ -146,7 +146,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
                 raise BadHeadError("there are two Host headers; send one")
             has_host = True
         elif name == b"content-length":
-            head.length = decimal(value)
+            head.length = decimal(value.rstrip(b" \t"))  # httptools leaves the blanks behind a value
             if head.length < 0:
                 raise BadHeadError(f"content-length is not one number of at most {LENGTH_DIGITS} digits")
         elif name == b"x-request-id":
@@ -164,7 +164,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
         elif name in (b"x-api-key", b"api-key"):
             head.api_key = head.api_key or value
         elif name == b"transfer-encoding":
-            if not is_modern or head.is_chunked or value.lower() != b"chunked":
+            if not is_modern or head.is_chunked or value.rstrip(b" \t").lower() != b"chunked":
                 raise BadHeadError("transfer-encoding may only be chunked, once, and in HTTP/1.1")
             head.is_chunked = True
         elif name == b"content-encoding":

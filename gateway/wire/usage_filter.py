@@ -5,6 +5,7 @@ other read on (`is_reframing`), events are framed anew: whole events are sent as
 end, until a read ends at a border again.
 """
 
+import re
 from typing import Final
 
 import orjson
@@ -16,6 +17,7 @@ HELD_BYTES: Final = 65_536
 
 _WORD: Final = b'"usage"'
 _BORDERS: Final = (b"\r\n\r\n", b"\n\n", b"\r\r")
+_BORDER: Final = re.compile(rb"((?>\r\n?|\n){2})")
 
 
 class UsageFilter:
@@ -75,9 +77,8 @@ def _end_of_whole(text: bytes) -> int:
 
 def _without_usage(text: bytes) -> bytes:
     """Return whole events without those that have only usage."""
-    border = next((border for border in _BORDERS if text.find(border) >= 0), b"\n\n")
-    *frames, rest = text.split(border)
-    kept = [frame + border for frame in frames if not _is_usage(frame)]
+    *parts, rest = _BORDER.split(text)  # a proxy's comments may end in other line ends than the engine's events
+    kept = [frame + border for frame, border in zip(parts[::2], parts[1::2], strict=True) if not _is_usage(frame)]
     return b"".join(kept) + (b"" if _is_usage(rest) else rest)
 
 

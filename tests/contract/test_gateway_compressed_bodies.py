@@ -30,6 +30,10 @@ CODED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "x-gzip": ("x-gzip", gzip.compress),
     "gzip in members": ("gzip", lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])),
     "gzip and padding": ("gzip", lambda data: gzip.compress(data) + b"\0" * 512),
+    "gzip in members with padding": (
+        "gzip",
+        lambda data: gzip.compress(data[:9]) + b"\0" * 3 + gzip.compress(data[9:]),
+    ),
     "deflate": ("deflate", zlib.compress),
     "raw deflate": ("deflate", raw_deflate),
     "zstd": ("zstd", zstd.compress),

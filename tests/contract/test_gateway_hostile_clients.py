@@ -193,3 +193,13 @@ async def test_a_body_in_chunks_of_one_byte_arrives_whole(engine: ScriptedEngine
     sent = CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     assert (await call(gateway.port, sent)).status == 200
     assert engine.seen[0].json["prompt"] == "x" * 100_000
+
+
+@pytest.mark.parametrize("line", [b"GET /ping\n\r\n", b"GET /abc\r\n\r\n", b"OPTIONS *\n\r\n"])
+async def test_a_request_line_without_a_version_is_rejected(
+    engine: ScriptedEngine, start_gateway: StartGateway, line: bytes
+) -> None:
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(line)
+        assert (await client.answer()).status == 400

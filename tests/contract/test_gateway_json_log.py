@@ -108,7 +108,12 @@ def test_finalizers_arguments_that_do_not_fit_and_text_of_any_script(tmp_path: P
         "class Broken:\n"
         "    def __del__(self):\n"
         "        raise ValueError('in a finalizer')\n"
-        "Broken()\n"
+        "    def __repr__(self):\n"
+        "        raise RuntimeError('no text')\n"
+        "broken = Broken()\n"
+        "logging.warning('%s', broken)\n"
+        "logging.warning('%c', 0x110000)\n"
+        "del broken\n"
         "logging.warning('%d of %s', 'x')\n"
         "logging.warning('model %s', '\N{LLAMA} \\udcff \u00e9')\n",
         encoding="utf-8",
@@ -116,7 +121,9 @@ def test_finalizers_arguments_that_do_not_fit_and_text_of_any_script(tmp_path: P
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, timeout=30, check=False)
     lines = objects(done.stderr.decode("utf-8"))
-    assert [line["level"] for line in lines] == ["error", "warning", "warning"]
-    assert "in a finalizer" in lines[0]["exception"]
-    assert "%d of %s" in lines[1]["message"]
-    assert lines[2]["message"] == "model \N{LLAMA} \udcff \u00e9"
+    assert [line["level"] for line in lines] == ["warning", "warning", "error", "warning", "warning"]
+    assert lines[0]["message"] == "%s <tuple>"
+    assert lines[1]["message"] == "%c (1114112,)"
+    assert "in a finalizer" in lines[2]["exception"]
+    assert "%d of %s" in lines[3]["message"]
+    assert lines[4]["message"] == "model \N{LLAMA} \udcff \u00e9"

@@ -31,6 +31,12 @@ def test_a_request_head() -> None:
     assert not head.is_chunked
 
 
+@pytest.mark.parametrize("blanks", [b"", b" ", b"\t", b"  "])
+def test_blanks_behind_a_value_are_no_part_of_it(blanks: bytes) -> None:
+    assert read_request_head([(b"host", b"x"), (b"content-length", b"60" + blanks)]).length == 60
+    assert read_request_head([(b"host", b"x"), (b"transfer-encoding", b"chunked" + blanks)]).is_chunked
+
+
 def test_the_bearer_comes_before_other_keys() -> None:
     assert read_request_head([(b"x-api-key", b"a"), (b"authorization", b"Bearer b")]).api_key == b"b"
     assert read_request_head([(b"authorization", b"Bearer b"), (b"x-api-key", b"a")]).api_key == b"b"

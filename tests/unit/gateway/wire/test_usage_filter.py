@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,13 @@ def test_the_event_with_usage_and_no_other_is_taken_out(
     borders = sorted({0, len(sent), *(cut % len(sent) for cut in chunks)})
     stream = b"".join(chunk(sent[start:end]) for start, end in pairwise(borders)) + LAST_CHUNK
     assert dechunked(filtered(stream, cuts)[0]) == wanted
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_usage_is_taken_out_beside_a_comment_with_other_line_ends(is_first: bool) -> None:
+    parts = [b": ping\r\n\r\n", usage_event(7)][:: 1 if is_first else -1]
+    stream = chunk(b"".join([event("a"), *parts, DONE])) + LAST_CHUNK
+    assert dechunked(filtered(stream, [])[0]) == event("a") + b": ping\r\n\r\n" + DONE
 
 
 def test_what_has_no_usage_goes_on_as_it_came_at_once() -> None:
