@@ -78,7 +78,9 @@ def choose(
     values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[band.astype(int)]
     gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
     least = _least(groups, values, prices)
-    narrow, wide = (1, k_max) if near is None else (min(near, k_max) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, k_max))
+    narrow, wide = 1, k_max
+    if near is not None:  # no drafter is wider than the deepest draft that is allowed
+        narrow, wide = min(near, max(group.high for group in groups)) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, k_max)
     k, widths, is_allowed = _grid(k_max, max(1, widest, narrow), max(widest, wide))  # is_allowed: [widths, 1, K]
     is_bound = widest > 0 or bool((high < k_max).any())
 

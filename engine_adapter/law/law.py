@@ -125,8 +125,7 @@ class EngineLaw:
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left = self._left_s = 0.0  # decodes left out, by the share drafted for; seconds of catching up
-        self._counts: Counter[int] = Counter()  # decodes by group in the latest step
-        self._backlogs: Counter[int] = Counter()  # rows by group when K was chosen last
+        self._latest: tuple[Sequence[int], Sequence[Request]] = (), ()  # groups and decodes of the latest step
         self.wish({})
 
     def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
@@ -137,7 +136,7 @@ class EngineLaw:
             name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
         }
         self.wishes = Wishes(of, {name: of.index(wish) for name, wish in found.items()}, deepest, objective)
-        self._counts, self._choice = Counter(), _Choice(None, self.wishes, Counter(), {})
+        self._latest, self._choice = ((), ()), _Choice(None, self.wishes, Counter(), {})
 
     # The scheduler's thread
 
@@ -154,16 +153,15 @@ class EngineLaw:
             | request.band
             for request in requests
         ]
-        counts = self._counts = Counter(groups)
+        self._latest = groups, requests
+        counts = Counter(groups)
         self.steps += 1
         choice = self._choice
         if choice.state is not state or choice.wishes is not wishes or not _is_like(counts, choice, len(requests)):
             self.choices += 1
-            backlogs: Counter[int] = Counter()
-            for group, request in zip(groups, requests, strict=True):
-                backlogs[group] += request.backlog
-            self._backlogs = backlogs
-            self._choice = choice = _chosen(state, wishes, counts, backlogs, choice.width or None)
+            is_alike = len(requests) <= 2 * choice.counts.total() <= 4 * len(requests)
+            near = choice.width if is_alike and choice.width else None
+            self._choice = choice = _chosen(state, wishes, counts, _backlogs_of(groups, requests), near)
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
@@ -211,9 +209,9 @@ class EngineLaw:
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes
         if self._has_traffic:
-            state, counts = State(self.acceptance.lengths(), prices, self.cost.slowdown), self._counts
-            if counts:
-                self._choice = _chosen(state, self.wishes, counts, self._backlogs)
+            state, (groups, requests) = State(self.acceptance.lengths(), prices, self.cost.slowdown), self._latest
+            if groups:
+                self._choice = _chosen(state, self.wishes, Counter(groups), _backlogs_of(groups, requests))
             self.state = state
 
     def described(self) -> dict[str, Any] | None:
@@ -245,6 +243,14 @@ class EngineLaw:
         return found
 
 
+def _backlogs_of(groups: Sequence[int], requests: Sequence[Request]) -> Counter[int]:
+    """Return the rows that the requests of each group have to catch up with."""
+    backlogs: Counter[int] = Counter()
+    for group, request in zip(groups, requests, strict=True):
+        backlogs[group] += request.backlog
+    return backlogs
+
+
 def _chosen(
     state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int], near: int | None = None
 ) -> _Choice:
@@ -264,6 +270,8 @@ def _chosen(
     ]  # fmt: skip
     for code, k in zip(codes, choose(groups, state.lengths, state.prices, wishes.objective, near), strict=True):
         k_of.update({code | flag: k for flag in flags})
+    if near is not None and not any(k_of.get(code, 1) for code in counts):  # a narrower drafter may pay
+        return _chosen(state, wishes, counts, backlogs)
     for code in counts.keys() - k_of.keys():
         group = _group(wishes, state, code >> _WISH_AT, code & _BAND, n, backlogs[code])
         [k_of[code]] = choose([group], state.lengths, state.prices, wishes.objective)

@@ -471,4 +471,5 @@ def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
         file = folder / path if folder is not None else None
         return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
 
-    return lacking(VllmSource(read), (*RELIANCE, *(RELIANCE_V2 if is_v2 else RELIANCE_V1)))
+    # The plugin's wrappers of V1 are installed in every process, so V1's list holds for an engine on V2 too.
+    return lacking(VllmSource(read), (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ())))

@@ -114,6 +114,10 @@ class Backlog:
         count = int(starts_cpu[-1]) - cut
         if count == 0:
             return
+        if max(step.ends[:cut]) - 1 > self._length:
+            # A request grows too long for the head in this step, and the host does not know which rows are whose. The
+            # others' rows are left out too; their next drafts are accepted a little less.
+            return
         requests = torch.arange(cut, device=device)
         starts = step.batch.query_start_loc[: cut + 1] - torch.arange(cut + 1, device=device, dtype=torch.int32)
         rows = torch.arange(count, device=device)

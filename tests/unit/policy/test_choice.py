@@ -137,6 +137,18 @@ def test_near_the_best_width_a_quick_choice_is_the_same() -> None:
         assert all(group.low <= k <= group.high for group, k in zip(groups, quick, strict=True))
 
 
+def test_a_quick_choice_compares_no_drafter_wider_than_the_deepest_draft() -> None:
+    """Slots of a drafter of width 6 do not pay for drafts of one token; those of width 1 do."""
+    priced, al = prices(slot=3e-4), lengths(0.95)
+    drafted = 0
+    for n in range(1, 33):
+        groups = [Group(n, 0, 1.0, 0, 1)]
+        found = choose(groups, al, priced)
+        assert choose(groups, al, priced, near=K) == found, n
+        drafted += found[0]
+    assert drafted
+
+
 @pytest.mark.parametrize("in_force", [None, graphs(FULL)], ids=["none", "full"])
 def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_force: Graphs | None) -> None:
     draw = random.Random(2)

@@ -83,6 +83,20 @@ def test_k_is_chosen_anew_when_many_have_ended() -> None:
         assert law.choices == choices, left
 
 
+def test_the_agents_thread_chooses_with_the_present_backlogs() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    for read in (8, 64, 512):
+        law.learn([(StepShape(8, 16, 8, 0, read), step_s(8, 16, 8) + 1e-4 * read, 0)] * 30)
+    law.refresh()
+    batch = [request(HIGH) for _ in range(8)]
+    assert law.k_of(batch)[0] > 0
+    for item in batch:
+        item.backlog = 100_000
+    assert law.k_of(batch)[0] > 0, "the batch is the same"
+    law.refresh()
+    assert law.k_of(batch)[0] == 0
+
+
 def test_new_prices_are_chosen_by_on_the_agents_thread() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     batch = [request(HIGH) for _ in range(8)]
