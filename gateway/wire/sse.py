@@ -282,7 +282,7 @@ class SseTap:
             self.usage_frames += 1
             if _USAGE.search(frame) is not None:
                 self._usage_frame = frame
-        if is_failed or (not frame.startswith(_USUAL_DATA) and is_error(frame)):
+        if is_failed or (not frame.startswith(_USUAL_DATA) and is_error(frame.partition(b"\n")[0])):
             self.has_error = True
             if is_engines_fault(frame):
                 self.has_failed = True

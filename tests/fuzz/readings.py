@@ -104,11 +104,11 @@ class Events:
 
 
 def events_in(data: bytes) -> Events:
-    """Read `data` line by line, as the standard says, except for lone CRs, which no engine sends."""
+    """Read `data` line by line, as the standard says: a line ends in CRLF, LF or CR."""
     deltas, is_done, has_error, is_unsure = 0, False, False, False
     kind, openings, others = "", 0, 0
     first: bytes | None = None
-    for line in re.split(rb"\r?\n", data)[:-1]:
+    for line in re.split(rb"\r\n|\n|\r", data)[:-1]:
         if line:
             if line.startswith(b"event:") and first is None:
                 kind = kind or _KINDS.get(line[6:].removeprefix(b" "), "")

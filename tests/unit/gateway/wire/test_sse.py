@@ -287,3 +287,10 @@ def test_usage_is_that_of_the_whole_document_wherever_it_stands(
     tap.finish(ending)
     for name in ("input_tokens", "output_tokens", "acceptance_length"):
         assert getattr(ending, name) == getattr(whole, name)
+
+
+@pytest.mark.parametrize("frame", [b'data:\n {"type":"error"}\n\n', b'data: {\n"type":"error"}\n\n'])
+def test_a_line_without_a_fields_name_is_no_data(frame: bytes) -> None:
+    tap = SseTap()
+    tap.feed(b'data: {"id":"a"}\n\n' + frame)
+    assert not tap.has_error
