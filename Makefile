@@ -85,7 +85,7 @@ structure: setup  ## Draw the import graph by folder into docs/architecture/stru
 
 # Engines of these files have one thread each, so the second core is free for tests without an engine.
 ONE_THREAD := tests/e2e/test_exact.py tests/e2e/test_backlog.py tests/e2e/test_v2_exact.py
-TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above
 	$(TWO_PROCESSES) $(ONE_THREAD) tests/closed_loop tests/integration tests/unit tests/fuzz $(ARGS)
