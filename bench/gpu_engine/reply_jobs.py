@@ -62,11 +62,11 @@ def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
     counted = {"verified": 0, "accepted": 0}
     way = ""
 
-    def note(request: str, drafted: int, accepted: int, invalid: int) -> None:
+    def note(request: str, drafted: int, accepted: int, *others: Any) -> None:
         if scheduler.requests[request].num_output_tokens >= _BEHIND:
             counted["verified"] += drafted
             counted["accepted"] += accepted
-        verified(request, drafted, accepted, invalid)
+        verified(request, drafted, accepted, *others)
 
     def catching_up(*args: Any) -> None:
         if way == "not caught up":

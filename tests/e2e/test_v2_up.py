@@ -66,8 +66,8 @@ def test_the_controller_learns_from_an_engine_on_v2_and_sets_its_k(stack: Stack)
     assert found["source"] in ("schedule", "trial")
     assert found["schedule"]["version"] > 2
     k_of_rows = {k for ranges in found["schedule"]["classes"].values() for _, _, k in ranges}
-    assert len(k_of_rows) > 2
+    assert len(k_of_rows) > 1
     drafts = {int(k): count for (k,), count in counters(stack.engine, names.DRAFTS, "k").items()}
-    assert len([k for k, count in drafts.items() if count > 3]) > 2
+    assert len([k for k, count in drafts.items() if count > 3]) > 1
     accepts = sum(counters(stack.engine, names.ACCEPTS, "position").values())
     assert accepts > 0.1 * sum(k * count for k, count in drafts.items())
