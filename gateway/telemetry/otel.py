@@ -67,6 +67,11 @@ class _Exporter(OTLPSpanExporter):
                 self.failed += len(spans)
         return result
 
+    def shutdown(self) -> None:
+        """End a pause before the next attempt; harmless when called again, as the processor does."""
+        if not self._shutdown:
+            super().shutdown()
+
 
 class _Processor(BatchSpanProcessor):
     """The SDK's processor, with the bound enforced and counted here, because the SDK does not count its drops."""
@@ -155,6 +160,8 @@ class OtelTracing:
         thread.start()
         await asyncio.to_thread(thread.join, CLOSE_S)
         unexported = self._processor.unexported
+        if thread.is_alive():
+            self._exporter.shutdown()  # ends its pause before the next attempt, which may take half a minute
         if unexported:
             _log.warning("%d spans could not be exported before the end", unexported)
 
