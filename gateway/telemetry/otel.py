@@ -70,7 +70,7 @@ class _Exporter(OTLPSpanExporter):
     def shutdown(self) -> None:
         """End a pause before the next attempt; harmless when called again, as the processor does."""
         if not self._shutdown:
-            super().shutdown()
+            super().shutdown()  # type: ignore[no-untyped-call]  # of the package
 
 
 class _Processor(BatchSpanProcessor):
