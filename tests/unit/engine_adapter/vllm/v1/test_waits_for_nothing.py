@@ -355,7 +355,7 @@ def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:
         lambda device, host: device.repeat_interleave(device),
     ],
 )
-def test_whoever_waits_is_noticed(waits: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+def test_each_kind_of_wait_for_the_device_is_noticed(waits: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
     device, host = torch.zeros(3, dtype=torch.int64, device=META), torch.arange(3)
     with Apart(), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
         waits(device, host)
