@@ -137,8 +137,8 @@ def _throughput(result: TickResult) -> float | None:
 
 def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
     """Return the rows on the engines: those published, or in mode `advise`, which publishes none, the static K."""
-    if chosen.publish is not None:
-        return chosen.publish
+    if chosen.applied is not None:
+        return chosen.applied
     return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.unsteered_k),)}
 
 

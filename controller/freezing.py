@@ -64,6 +64,8 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
         publish=publish,
         probe_ratio=0.0 if standing is None else standing[1],
         trial=None,
+        guidance=None,
+        fleet=None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
 

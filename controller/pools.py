@@ -113,4 +113,6 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         classes=rows,
         trial=result.trial,
         like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
+        guidance=result.guidance,
+        fleet=result.fleet,
     )

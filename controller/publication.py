@@ -106,10 +106,10 @@ class Publisher:
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(self._schedule(context, result.proposed, result), trial=None),
+                schedule=replace(self._schedule(context, result.proposed, result), trial=None, fleet=None),
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
-                k=result.k(result.publish),
+                k=result.k(result.applied),
             ),
             is_lasting=is_lasting,
         )
@@ -124,5 +124,5 @@ class Publisher:
 
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:
-    """Return the parts of a schedule that change an engine's K."""
-    return schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio
+    """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
+    return schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio, schedule.guidance

@@ -135,9 +135,49 @@ def _grid(k_max: int, narrowest: int, widest: int) -> tuple[Ints, Ints, NDArray[
 
 def rate_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> float:
     """Return the weighted tokens per second of any K by group; bounds on latency are left out."""
-    chosen = [group._replace(low=k) for group, k in zip(groups, ks, strict=True)]
-    least = _least(chosen, lengths[[group.band for group in groups]], prices)
+    least = _least_of(groups, lengths, prices, ks)
     return least.value / least.seconds / sum(group.decodes * group.weight for group in groups)
+
+
+class Worth(NamedTuple):
+    """A draft position of one group: its worth, and its cost, in weighted tokens a decode."""
+
+    position: int
+    tokens: float
+    cost_tokens: float
+
+
+def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> list[list[Worth]]:
+    """Return, for each group, the last draft position that it takes under `ks` and the next one: why K is what it is.
+
+    Position k is worth w S_k tokens. It costs the seconds by which it lengthens the step, at the tokens per second of
+    the batch under `ks`, divided among the decodes of the group. Without bounds, and for throughput, a position that
+    is worth more than it costs is taken. A group without decodes has none; K = 0 has no last position, K_max no next.
+    """
+    k_max = lengths.shape[1] - 1
+    least = _least_of(groups, lengths, prices, ks)
+    found: list[list[Worth]] = []
+    for at, (group, k) in enumerate(zip(groups, ks, strict=True)):
+        positions = [position for position in (k, k + 1) if 1 <= position <= k_max and group.decodes]
+        seconds = {
+            depth: _least_of(groups, lengths, prices, [*ks[:at], depth, *ks[at + 1 :]]).seconds
+            for depth in {depth for position in positions for depth in (position - 1, position)}
+        }
+        survival = np.diff(lengths[group.band])
+        found.append([
+            Worth(
+                position,
+                group.weight * float(survival[position - 1]),
+                (seconds[position] - seconds[position - 1]) * least.value / least.seconds / group.decodes,
+            )
+            for position in positions
+        ])  # fmt: skip
+    return found
+
+
+def _least_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> "_Least":
+    chosen = [group._replace(low=k) for group, k in zip(groups, ks, strict=True)]
+    return _least(chosen, lengths[[group.band for group in groups]], prices)
 
 
 class _Least(NamedTuple):

@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from specpilot.policy.bands import classes_in, row_parts
+from specpilot.policy.bands import BANDS, classes_in, row_parts
 from specpilot.policy.graphs import Graphs
 
 DEFAULT_CLASS = "default"
@@ -33,6 +33,9 @@ K_LIMIT = 64
 
 PRIORITY_LIMIT = 1000
 """A bound on a class's priority, both ways; it only catches typing errors."""
+
+WEIGHT_LIMIT = 1000
+"""A bound on a class's weight; it only catches typing errors."""
 
 RULE_LIMIT = 256
 """Match rules of a policy at most; it bounds the size of its history."""
@@ -73,6 +76,13 @@ class Objective(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> "Objective | None":
         return cls.THROUGHPUT if value == _OLD_THROUGHPUT else None
+
+
+class Law(StrEnum):
+    """Which law chooses K in mode `act`."""
+
+    CONTROLLER = "controller"  # the controller publishes rows of K by class, band and load
+    ENGINE = "engine"  # each engine chooses for the batch that is there, by the guidance that the controller publishes
 
 
 def is_class_name(name: str) -> bool:
@@ -191,6 +201,76 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassGuidance:
+    """What a policy asks of an engine's law for one class.
+
+    `weight` scales the class's tokens, `k_min` and `k_max` bound K (equal: K is pinned, and not probed), `itl_slo_ms`
+    bounds the predicted mean inter-token latency, in milliseconds. An engine moves bounds above its K_max down to it.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    weight: float = 1.0
+    k_min: int = 0
+    k_max: int = K_LIMIT
+    itl_slo_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 0 < self.weight <= WEIGHT_LIMIT:
+            faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
+        if not 0 <= self.k_min <= self.k_max <= K_LIMIT:
+            faults.append(f"k_min {self.k_min} and k_max {self.k_max} must be in order, between 0 and {K_LIMIT}")
+        if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
+            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
+        _raise(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What an engine's law chooses K by, besides its own measurements: the policy's objective and wishes by class.
+
+    A class that is not named has the wishes of `default`, which must exist.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    objective: Objective
+    classes: Mapping[str, ClassGuidance]
+
+    def __post_init__(self) -> None:
+        faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]
+        if len(self.classes) > CLASS_LIMIT:
+            faults.append(f"classes names {len(self.classes)} classes; at most {CLASS_LIMIT}")
+        faults.extend(
+            f"classes.{name} is not a class name (lower case, at most 32 characters)"
+            for name in self.classes
+            if not is_class_name(name)
+        )
+        _raise(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAcceptance:
+    """How often each draft position was tried and accepted by the engines of a model together: [bands][positions].
+
+    A prior for engines that have counted little; the counts of the newest drafts weigh most. All rows have one length.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    trials: tuple[tuple[float, ...], ...]
+    accepts: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        shapes = {len(row) for row in (*self.trials, *self.accepts)}
+        if len(self.trials) != BANDS or len(self.accepts) != BANDS or len(shapes) != 1 or max(shapes) > K_LIMIT:
+            raise ValueError(
+                f"fleet must have {BANDS} rows of trials and accepts, all of one length, {K_LIMIT} at most"
+            )
+        pairs = [pair for rows in zip(self.trials, self.accepts, strict=True) for pair in zip(*rows, strict=True)]
+        if not all(0 <= accepted <= tried < math.inf for tried, accepted in pairs):
+            raise ValueError("fleet must have finite trials, and accepts between 0 and the trials")
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """K by traffic class, band and running decode requests, for the engines of one (model, pool).
 
@@ -200,7 +280,8 @@ class Schedule:
     after an engine received it the schedule is stale: the engine holds its rows for a time of its own, then falls back
     to its static K. `probe_ratio` (0..1) is about the share of the engine's time for probes; 0 switches them off.
     `trial` are the rows that one engine applies instead. `like_default` are classes without rows of their own, whose
-    evidence an engine counts separately.
+    evidence an engine counts separately. With `guidance` each engine chooses K itself, and `classes` hold only where
+    its law knows nothing yet; `fleet` is the acceptance that its law begins with.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -213,6 +294,8 @@ class Schedule:
     classes: Mapping[str, tuple[KRange, ...]]
     trial: Trial | None = None
     like_default: tuple[str, ...] = ()
+    guidance: Guidance | None = None
+    fleet: FleetAcceptance | None = None
 
     def __post_init__(self) -> None:
         faults = [*model_name_faults("model", self.model), *_name_faults(pool=self.pool)]
@@ -274,8 +357,8 @@ class ClassPolicy:
         faults = []
         if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
             faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
-        if not 0 < self.weight <= 1000:  # noqa: PLR2004 - a bound that only catches nonsense
-            faults.append(f"weight is {self.weight}; it must be above 0 and at most 1000")
+        if not 0 < self.weight <= WEIGHT_LIMIT:
+            faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
         for label in ("k_min", "k_max", "pin"):
             value = getattr(self, label)
             if value is not None and not 0 <= value <= K_LIMIT:
@@ -324,12 +407,13 @@ class Policy:
     `minimum_gain_ratio` (0..1) is the predicted gain below which a schedule is not changed; `dwell_s` the least time in
     seconds between two changes. `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio`
     (0..1) is the share of the time that a pool runs the static K as control group, to measure the law's gain over it; 0
-    switches that off.
+    switches that off. `law` says where K is chosen in mode `act`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
     model: str
     mode: Mode = Mode.ACT
+    law: Law = Law.CONTROLLER
     objective: Objective = Objective.THROUGHPUT
     static_k: int | None = None
     k_min: int = 0

@@ -10,7 +10,9 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
 - `adaptive`: a fresh controller, and requests that name no class, like most real ones;
 - `with labels`: the same, and every request names its class;
 - `without ...`: as `adaptive` with one idea switched off: bands, probes, or the subset of requests in the drafter's
-  batch (`without subset`: requests with K = 0 take slots too).
+  batch (`without subset`: requests with K = 0 take slots too);
+- `engine alone`: no controller; the engine chooses K itself (`--adapt`);
+- `engine guided`: as `adaptive` with the policy's `law` at `engine`: the engine chooses K by the controller's guidance.
 
 The arms play each phase one after another, in a rotating order, because the speed of a shared machine changes by a
 tenth or more for minutes: compared figures are measured within a minute, and the report corrects for the rest. Between
@@ -49,7 +51,7 @@ from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import DEFAULT_CLASS, Policy
+from specpilot.policy.types import DEFAULT_CLASS, Law, Policy
 
 PROGRAM = "specpilot bench control"
 K_MAX = 7
@@ -66,9 +68,14 @@ PORTS = 10
 """Ports reserved for each system."""
 FIXED = "fixed"
 """The system that the fixed arms share."""
-OTHER_ARMS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
+ABLATIONS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
+OTHER_ARMS = (*ABLATIONS, report.ALONE, report.GUIDED)
 PARTIAL = "specpilot.bench.control.partial_controller"
-WHOLE_BATCH = "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler"
+ENGINE_ARGS = {
+    report.NO_SUBSET: "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler",
+    report.ALONE: "--adapt",
+}
+"""Flags of the engines of arms that do not run the usual one; these arms keep their system in every play."""
 _CHANGES = ("gain", "bounds")
 T = TypeVar("T")
 Rows = dict[str, list[list[int]]]
@@ -91,7 +98,7 @@ class ControlBenchSettings(ProgramSettings):
         default="", description="one more arm: K for each class, as json=7,code=0; its requests name their class"
     )
     arms: str = Field(
-        default=",".join(OTHER_ARMS),
+        default=",".join(ABLATIONS),
         description="further steered arms, comma separated; none for none",
     )
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
@@ -187,7 +194,7 @@ class _Bench:
             say(f"\nplay {repetition + 1} of {self._settings.repeats}")
             self._stages = changed_round(self._stages) if repetition else self._stages
             with ExitStack() as stack:
-                for arm in steered:
+                for arm in [arm for arm in steered if arm != report.ALONE]:
                     stack.enter_context(self._controller(arm, self._stages[arm], repetition))
                 began = time.time()
                 played = await self._take_turns(
@@ -242,7 +249,8 @@ class _Bench:
             wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
             _check_alive(controller, arm, stage)
             ratio = 0.0 if arm == report.NO_PROBES else Policy("demo").probe_ratio
-            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio})
+            law = Law.ENGINE if arm == report.GUIDED else Law.CONTROLLER
+            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio, "law": law.value})
             yield
             _check_alive(controller, arm, stage)
         finally:
@@ -250,8 +258,8 @@ class _Bench:
 
 
 def changed_round(stages: Mapping[str, T]) -> dict[str, T]:
-    """Return `stages` with each arm on the next one's; an arm with another scheduler keeps its own."""
-    alike = [arm for arm in stages if arm != report.NO_SUBSET]
+    """Return `stages` with each arm on the next one's; an arm with an engine unlike theirs keeps its own."""
+    alike = [arm for arm in stages if arm not in ENGINE_ARGS]
     return {**stages, **{arm: stages[other] for arm, other in zip(alike, [*alike[1:], alike[0]], strict=True)}}
 
 
@@ -269,7 +277,7 @@ def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
     redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
     arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
-    arguments += ["--engine-args", WHOLE_BATCH] if arm == report.NO_SUBSET else []
+    arguments += [f"--engine-args={ENGINE_ARGS[arm]}"] if arm in ENGINE_ARGS else []
     say(f"starting a system; its output goes to {folder / 'up.log'}")
     with (folder / "up.log").open("wb") as output:
         own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)

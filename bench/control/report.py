@@ -27,6 +27,8 @@ LABELLED = "with labels"
 NO_BANDS = "without bands"
 NO_SUBSET = "without subset"
 NO_PROBES = "without probes"
+ALONE = "engine alone"
+GUIDED = "engine guided"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
 _WINDOW = 2
@@ -221,6 +223,8 @@ def summary(result: Result) -> dict[str, Any]:
                 ("over_k_by_class", BY_CLASS),
                 ("over_no_bands", NO_BANDS),
                 ("over_no_subset", NO_SUBSET),
+                ("over_engine_alone", ALONE),
+                ("over_engine_guided", GUIDED),
             )
             if arm in result.plays
         },

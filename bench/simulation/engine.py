@@ -31,6 +31,7 @@ from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
@@ -43,11 +44,12 @@ from specpilot.engine_adapter.plan.speculation_control import (
     static_table,
     table_of,
 )
+from specpilot.engine_adapter.plan.speculation_control import Source as TableSource
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Objective, Schedule
+from specpilot.policy.types import DEFAULT_CLASS, Guidance, KRange, Objective, Schedule
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
@@ -163,6 +165,7 @@ class Engine:
         self.by_source = np.zeros((0, 2))
         self._table = static_table(self.static_k)
         self._table_of: Schedule | None = None
+        self._guidance: Guidance | None = None
         self._meter = Meter()
         self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=TokenBudget(is_parallel=True))
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
@@ -220,6 +223,8 @@ class Engine:
         self._refresh()
         if self.adapts:
             self._table = law_table(self.law, self.probe_ratio)
+        elif schedule is not None and schedule.guidance is not None:
+            self._follow(schedule, schedule.guidance)
         else:
             self._use(schedule)
         self._settle(list(sources), queue)
@@ -288,6 +293,17 @@ class Engine:
     def _refresh(self) -> None:
         self.law.refresh()
         self._planner.prices = self.law.probe_prices
+
+    def _follow(self, schedule: Schedule, guidance: Guidance) -> None:
+        self._table_of = schedule
+        if schedule.fleet is not None:
+            self.law.acceptance.begin_with(schedule.fleet)
+        if guidance != self._guidance:
+            self._guidance = guidance
+            self.law.wish(wishes_of(guidance), guidance.objective)
+        self._table = self._of_schedule(schedule)
+        if self.law.state is not None:
+            self._table = law_table(self.law, schedule.probe_ratio, TableSource.GUIDANCE)
 
     def _use(self, schedule: Schedule | None) -> None:
         if schedule is self._table_of:

@@ -15,11 +15,10 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
 from specpilot.controller.tuning import Tuning
-from specpilot.engine_adapter.law.law import Wish
+from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.types import Policy, Schedule
 
-_MS = 1000.0
 WANDER_KEPT = math.exp(-1 / 15)
 """Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
 
@@ -109,7 +108,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
             calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
             graphs=graphs, adapts=adapts, probe_ratio=policy.probe_ratio, objective=policy.objective,
-            wishes=wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)),
+            wishes=wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None).guidance()),
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -138,8 +137,9 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
+                changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)
                 for engine in fleet:
-                    engine.wish(wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)))
+                    engine.wish(wishes_of(changed.guidance()))
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
@@ -149,12 +149,3 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             if is_steered and result.publish is not None:
                 schedule = schedule_of(context, result.publish, result, second, float(second))
     return run
-
-
-def wishes_of(context: PoolContext) -> dict[str, Wish]:
-    """Return a policy's wishes for the law of an engine, by class."""
-    wishes = {}
-    for name in context.policy.class_names:
-        rules = context.policy.of_class(name)
-        wishes[name] = Wish(rules.weight, *context.bounds(name), (rules.itl_slo_ms or 0.0) / _MS)
-    return wishes

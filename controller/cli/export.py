@@ -3,7 +3,8 @@
 Such an engine knows neither classes nor bands, so the schedule's rows are averaged into one: at each load the mean of
 the rows' K, weighted by each row's share of the running decodes in the latest decision; without such shares, the mean
 of the rows of `default`. Classes with rows by band are assumed to have the pool's mix of bands. The table does not
-follow later changes of the schedule.
+follow later changes of the schedule. Where the engines choose K by guidance, the rows are the controller's estimate of
+their choice, from its latest decision.
 """
 
 import json
@@ -61,9 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if refusal is not None:
         client.refuse(refusal)
     schedule = _schedule(client, settings.model, settings.pool)
-    evidence = _evidence(client, settings.model, schedule["pool"])
-    row, said = one_row(schedule["classes"], row_shares(schedule["classes"], evidence))
-    notes = [said]
+    decision = _latest_decision(client, settings.model, schedule["pool"])
+    classes, notes = schedule["classes"], []
+    if schedule["guidance"] is not None and decision.get("schedule"):
+        classes = decision["schedule"]["classes"]
+        notes.append("the engines choose K themselves; the table is the controller's estimate of their choice")
+    row, said = one_row(classes, row_shares(classes, decision.get("evidence", {})))
+    notes.append(said)
     if settings.format is Format.VLLM:
         table: Mapping[str, Any] = vllm_table(row)
         notes.append("add it to --speculative-config, with your method and model")
@@ -172,10 +177,10 @@ def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, An
     return found[0]
 
 
-def _evidence(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
-    """Return the evidence of the latest decision; empty when there is none."""
+def _latest_decision(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
+    """Return the latest decision; empty when there is none."""
     answer = client.read(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
-    found: Mapping[str, Any] = answer["decisions"][0]["evidence"] if answer["decisions"] else {}
+    found: Mapping[str, Any] = answer["decisions"][0] if answer["decisions"] else {}
     return found
 
 

@@ -20,7 +20,7 @@ from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.freezing import as_frozen, held, undecided
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.pools import VALID_FOR_S, Sightings, in_window, of_steerable, pool_contexts
+from specpilot.controller.pools import Sightings, in_window, of_steerable, pool_contexts, schedule_of
 from specpilot.controller.recording.record import Recorded, from_line
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.codec import from_plain
@@ -93,9 +93,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             result = held(context, runner.reported(experiment, context, decided), freeze)
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:
-                own[key] = Schedule(
-                    *key, version, tick.at, VALID_FOR_S, result.probe_ratio, result.publish, result.trial
-                )
+                own[key] = schedule_of(context, result.publish, result, version, tick.at)
             yield Replayed(tick.at, context, result)
 
 

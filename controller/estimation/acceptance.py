@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.bands import BAND_EDGES, BANDS
-from specpilot.policy.types import K_LIMIT
+from specpilot.policy.types import K_LIMIT, FleetAcceptance
 
 Vector = NDArray[np.float64]
+FLEET_TRIALS = 200.0
+"""Trials of a position at most that engines get as a prior: an engine's own counts outweigh it within seconds."""
+_DIGITS = 1
 _BOUNDS = (0.0, *BAND_EDGES, 1.0)
 MIDDLES: Vector = np.array([(low + high) / 2 for low, high in pairwise(_BOUNDS)])
 """The conditional acceptance in the middle of each band."""
@@ -60,6 +63,16 @@ class ModelAcceptance:
         survival = np.cumprod(self.conditional(k_max), axis=1)
         found: Vector = 1.0 + np.concatenate([np.zeros((BANDS, 1)), np.cumsum(survival, axis=1)], axis=1)
         return found
+
+    def shared(self) -> FleetAcceptance | None:
+        """Return the counts as a prior for engines, `FLEET_TRIALS` a position at most; `None` before any draft."""
+        deepest = int(self._trials.any(axis=0).sum())
+        if not deepest:
+            return None
+        trials, accepts = self._trials[:, :deepest], self._accepts[:, :deepest]
+        share = np.minimum(1.0, FLEET_TRIALS / np.maximum(trials, 1e-9))
+        tried, accepted = (np.round(counts * share, _DIGITS).tolist() for counts in (trials, accepts))
+        return FleetAcceptance(tuple(map(tuple, tried)), tuple(map(tuple, accepted)))
 
     def described(self, k_max: int) -> list[dict[str, Any]]:
         """Return the numbers of each band as plain data; a band without a draft has none, as it has only its prior."""

@@ -10,7 +10,7 @@ from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import Policy, Schedule, Trial
+from specpilot.policy.types import K_LIMIT, ClassGuidance, FleetAcceptance, Guidance, Policy, Schedule, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,27 @@ class PoolContext:
 
     def bounds(self, name: str) -> tuple[int, int]:
         """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
+        low, high = self._asked_bounds(name)
+        high = max(0, min(high, self.k_max))
+        return min(max(0, low), high), high
+
+    def guidance(self) -> Guidance:
+        """Return what the policy asks of the engines' own law. Each engine moves the bounds inside its own K_max."""
+        classes = {}
+        for name in self.policy.class_names:
+            wanted = self.policy.of_class(name)
+            low, high = self._asked_bounds(name)
+            classes[name] = ClassGuidance(wanted.weight, min(low, high), high, wanted.itl_slo_ms)
+        return Guidance(self.policy.objective, classes)
+
+    def _asked_bounds(self, name: str) -> tuple[int, int]:
+        """Return the bounds on K of class `name` as the policy has them, for engines of any K_max."""
         wanted = self.policy.of_class(name)
+        if wanted.pin is not None:
+            return wanted.pin, wanted.pin
         low = self.policy.k_min if wanted.k_min is None else wanted.k_min
         high = self.policy.k_max if wanted.k_max is None else wanted.k_max
-        if wanted.pin is not None:
-            low = high = wanted.pin
-        high = self.k_max if high is None else max(0, min(high, self.k_max))
-        return min(max(0, low), high), high
+        return low, K_LIMIT if high is None else high
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,9 @@ class TickResult:
         proposed: the rows that the law chooses.
         publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
             withdraw a schedule of mode `act`).
+        fleet: the acceptance that the engines' laws begin with, beside `guidance`.
+        guidance: by which the engines choose K themselves; `publish` then holds only where an engine's law knows
+            nothing, and `proposed` is the controller's estimate of the K that engines choose. `None`: K is `publish`.
         gain_ratio: the predicted gain of the best table at the present load, as a ratio minus 1, over the law's own
             table, in the policy's objective. In mode `advise`, and when an SLO breaks, it is in throughput over the
             engines' present K. `None` when unknown.
@@ -93,6 +110,13 @@ class TickResult:
     trial: Trial | None = None
     log_gain: LogGain | None = None
     standing: tuple[Ranges, float] | None = None
+    guidance: Guidance | None = None
+    fleet: FleetAcceptance | None = None
+
+    @property
+    def applied(self) -> Ranges | None:
+        """The rows of the K on the engines; under guidance an estimate. `None`: nothing is published."""
+        return self.publish if self.guidance is None else self.proposed
 
     @property
     def decodes(self) -> int:

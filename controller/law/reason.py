@@ -9,6 +9,7 @@
 | `cost_unknown`       | no step was ever measured                                    | the table in force            |
 | `hold_out`           | a window of the control group                                | the static K                  |
 | `static_better`      | the pool has fallen back: the law lost                       | the static K                  |
+| `engine`             | by the policy each engine chooses K itself                   | guidance                      |
 | `gain`               | a table gains the minimum, and may come into force now       | the best table                |
 | `bounds`             | the table in force breaks the bounds                         | the same, moved inside        |
 | `trial`              | the cost of a depth is unknown, or known of other loads only | one engine tries that depth   |
@@ -20,6 +21,7 @@
   then `bounds`.
 - "The table in force" is the law's own: without fresh evidence a window of the control group ends, but a pool that has
   fallen back keeps the static K.
+- With the policy's `law` at `engine` the engines get guidance instead of the law's table, also without fresh evidence.
 - Rows without traffic are set at every reason, if the evidence is fresh and the cost known.
 - The control group does not run a static K that is predicted to break an SLO which the law's table keeps.
 - In mode `advise` the engines get nothing and keep their own static K. An older schedule on them is withdrawn once, by
@@ -41,6 +43,7 @@ class Reason(StrEnum):
     COST_UNKNOWN = "cost_unknown"
     HOLD_OUT = "hold_out"
     STATIC_BETTER = "static_better"
+    ENGINE = "engine"
     BOUNDS = "bounds"
     GAIN = "gain"
     DWELL = "dwell"
@@ -59,6 +62,7 @@ MEANING: dict[Reason, str] = {
     Reason.COST_UNKNOWN: "no step was measured yet: the schedule in force is held",
     Reason.HOLD_OUT: "a window of the control group: the static K runs, for comparison",
     Reason.STATIC_BETTER: "by the control group the static K is better than the law's choice: it is published",
+    Reason.ENGINE: "each engine chooses K for its own batch, by the policy's objective, weights and bounds",
     Reason.BOUNDS: "the schedule in force broke the policy's bounds or pins and was moved inside",
     Reason.GAIN: "changed: the predicted gain reached the minimum at the present load, or 10 % at another",
     Reason.DWELL: "held: a better schedule is known, but the last change is too recent",

@@ -1,9 +1,10 @@
 """One tick of one pool: from the estimates to a result. `reason` has the table of its possible results.
 
-The law starts from the table in force. If that table is not its own (in a window of the control group or in mode
-`advise`), it starts from its last choice. Bounds and pins apply to every table of the law and to the static K of the
-control group. They do not apply to K that an operator sets directly: the static K of mode `off` and of the withdrawal
-in `advise`, and the schedule of a freeze. Before the first schedule the static K counts as in force.
+The law starts from the table in force. If that table is not its own (in a window of the control group, in mode
+`advise`, or because the engines choose K by guidance), it starts from its last choice. Bounds and pins apply to every
+table of the law and to the static K of the control group. They do not apply to K that an operator sets directly: the
+static K of mode `off` and of the withdrawal in `advise`, and the schedule of a freeze. Before the first schedule the
+static K counts as in force.
 
 Trials. Costs measured only without the drafter do not determine the cost with it, nor the reverse. From costs at
 another load the cost is only extrapolated. So one engine of the pool, the one whose running decodes are closest to the
@@ -35,7 +36,7 @@ from specpilot.policy.bands import row_parts
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import DEFAULT_CLASS, Mode, Schedule, Trial
+from specpilot.policy.types import DEFAULT_CLASS, Guidance, Law, Mode, Schedule, Trial
 
 Vector = NDArray[np.float64]
 _SIGNIFICANT_DIGITS = 6
@@ -73,13 +74,12 @@ class Tick:
             is_steered = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_steered else None, None)
         static_rows = self._bounded_static().to_ranges()
-        is_static_in_force = (
-            mode is Mode.ACT and context.in_force is not None and context.in_force.classes == static_rows
-        )
+        is_static_in_force = mode is Mode.ACT and self._is_in_force(static_rows)
         self._measure_hold_out(is_static_in_force=is_static_in_force)
         # The table to go on from: the law's last choice while another's is in force, else the one in force.
         last = self._last_choice()
-        before = last if last is not None and (is_static_in_force or self._followed is None) else self._in_place()
+        is_others = is_static_in_force or self._followed is None or self._is_guided
+        before = last if last is not None and is_others else self._in_place()
         if last is not None and not last.same_as(before):  # it was not published: no dwell time
             pool.changed_at = -math.inf
         inside = before.clipped(self._rows.low, self._rows.high)
@@ -102,10 +102,26 @@ class Tick:
         if static_reason is not None:  # no trial beside the static K
             pool.trial = None
             return self._answer(static_reason, chosen, publish, gain)
+        if self._policy.law is Law.ENGINE:
+            pool.trial = None
+            pool.standing = baseline, self._probe_ratio(baseline)  # for a freeze: guidance is no K that it could hold
+            is_known = reason not in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN)
+            reported = Reason.ENGINE if is_known else reason
+            return self._answer(reported, chosen, static_rows, gain, guidance=context.guidance())
         trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
         if trial is None:
             pool.trial = None
         return self._answer(Reason.TRIAL if trial else reason, chosen, publish, gain, trial)
+
+    def _is_in_force(self, rows: Ranges) -> bool:
+        """Return whether the schedule in force has these rows, and engines follow them."""
+        in_force = self._context.in_force
+        return in_force is not None and in_force.guidance is None and in_force.classes == rows
+
+    @property
+    def _is_guided(self) -> bool:
+        """Return whether the engines choose K, by the guidance in force."""
+        return self._followed is not None and self._followed.guidance is not None
 
     def _in_force_rows(self) -> tuple[Ranges, float] | None:
         """Return the rows in force and their probe ratio; after a canary those of the remaining arm."""
@@ -128,7 +144,7 @@ class Tick:
             return None
         if context.in_force is None:
             return rows if context.engines_version else None
-        return None if context.in_force.classes == rows else rows
+        return None if self._is_in_force(rows) else rows
 
     def _last_choice(self) -> KTable | None:
         """Return the law's last choice; `None` without one, or if it had other rows."""
@@ -137,8 +153,9 @@ class Tick:
         return last if is_alike else None
 
     def _in_place(self) -> KTable:
-        """Return the schedule that engines follow, else the static K."""
-        return self._uniform(self._context.fallback_k) if self._followed is None else self._in_force()
+        """Return the rows that engines follow, else the static K."""
+        has_rows = self._followed is not None and not self._is_guided
+        return self._in_force() if has_rows else self._uniform(self._context.fallback_k)
 
     @property
     def _followed(self) -> Schedule | None:
@@ -185,7 +202,8 @@ class Tick:
         if now_gain < 0:  # the loss of smoothing, or of the rule that K rises with the band, at the present load
             best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
-        predicted = self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
+        in_force = before if self._is_guided else self._in_force()
+        predicted = self._describe_throughput({"in_force": in_force, "best": best, "static": static})
         gain = predicted["best"] / predicted["in_force"] - 1
         if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
             gain = now_gain  # no SLO breaks, so the gain is in the objective
@@ -352,8 +370,14 @@ class Tick:
         }
         return predicted
 
-    def _answer(
-        self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
+    def _answer(  # noqa: PLR0913, PLR0917 - the parts of a result
+        self,
+        reason: Reason,
+        proposed: KTable,
+        publish: Ranges | None,
+        gain: float | None,
+        trial: Trial | None = None,
+        guidance: Guidance | None = None,
     ) -> TickResult:
         if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
             found = self._pool.hold_out.described()
@@ -365,12 +389,14 @@ class Tick:
             reason=reason,
             proposed=proposed.to_ranges(),
             publish=publish,
-            probe_ratio=self._probe_ratio(publish),
+            probe_ratio=self._policy.probe_ratio if guidance is not None else self._probe_ratio(publish),
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             trial=trial,
             log_gain=self._log_gain,
             standing=self._pool.standing if self._context.hold is Hold.CURRENT else None,
+            guidance=guidance,
+            fleet=self._model.shared() if guidance is not None else None,
         )
 
     def _probe_ratio(self, rows: Ranges | None) -> float:

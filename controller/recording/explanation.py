@@ -47,6 +47,7 @@ def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> d
         "k": dict(moment.k) or _k_advised(moment),
         "k_advised": _k_advised(moment),
         "schedule": schedule,
+        "guidance": schedule["guidance"] if schedule else None,
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
         "hold_out": evidence.get("hold_out"),
@@ -72,6 +73,8 @@ def text(found: dict[str, Any]) -> str:
     if found["running_decodes"] is not None:
         lines.append(f"load: {found['running_decodes']:.1f} running decodes per step")
     lines += [_class_line(name, facts) for name, facts in sorted(found["classes"].items())]
+    if found["guidance"] is not None:
+        lines.append("K is the engines' own choice; the rows are the controller's estimate of it")
     lines += _k_lines(found["k"], found["k_advised"])
     lines += [_band_line(band, facts) for band, facts in sorted(found["bands"].items())]
     throughput = found["throughput"]

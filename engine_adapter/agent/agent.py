@@ -14,7 +14,6 @@ from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import Learning
 from specpilot.engine_adapter.agent.link import EngineLink
-from specpilot.engine_adapter.law.law import Wish
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy.bands import band_of
@@ -153,9 +152,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     # With data parallelism the requests of a calibration would reach other engines too.
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1
     calibration = Calibration(scheduler, exporter, settings.url, settings.calibrate_s) if is_alone else None
-    learning = Learning(scheduler, adapts=settings.adapt, probe_ratio=settings.probe_ratio)
+    learning = Learning(scheduler, adapts=settings.adapt, probe_ratio=settings.probe_ratio, least_k=settings.least_k)
     agent = Agent(scheduler, exporter, link, calibration, clock, learning)
-    if settings.least_k:
-        scheduler.law.wish({DEFAULT_CLASS: Wish(low=settings.least_k)})
     agent.start()
     return agent

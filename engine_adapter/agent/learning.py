@@ -1,25 +1,41 @@
-"""Feeds the engine's law: passes it the evidence, and refreshes its prices and acceptance once a second.
+"""Feeds the engine's law: passes it the evidence and the wishes, and refreshes what it chooses by once a second.
 
 Runs in the exporter's thread. The scheduler's thread only counts and looks K up. It receives single references: the
-prices of probes, and the table in which the law chooses K.
+prices of probes, and the tables in which the law chooses K.
+
+The wishes are those of the schedule's guidance while a schedule with one is valid or held, otherwise the engine's own
+flags. A change reaches the law with the next call, and the fleet's acceptance with the next refresh.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.law.law import Wish
 from specpilot.engine_adapter.law.tuning import REFRESH_S
-from specpilot.engine_adapter.plan.speculation_control import law_table
+from specpilot.engine_adapter.plan.speculation_control import Source, law_table
+from specpilot.policy.types import DEFAULT_CLASS, FleetAcceptance, Guidance
+
+_MS = 1000.0
 
 
 class Learning:
-    """Feeds the law of the engine of `scheduler`; with `adapts` the law chooses K while no schedule is valid."""
+    """Feeds the law of the engine of `scheduler`.
 
-    def __init__(self, scheduler: Any, *, adapts: bool, probe_ratio: float) -> None:
+    With `adapts` the law chooses K also while no schedule is valid: K of at least `least_k`, with `probe_ratio` as the
+    share of time for probes.
+    """
+
+    def __init__(self, scheduler: Any, *, adapts: bool, probe_ratio: float, least_k: int = 0) -> None:
         self._scheduler = scheduler
         self._adapts = adapts and scheduler.control.k_max > 0
         self._probe_ratio = probe_ratio
+        self._own = {DEFAULT_CLASS: Wish(low=least_k)}
+        self._guidance: Guidance | None = None
+        self._fleet: FleetAcceptance | None = None
         self._learned_at: float | None = None
         self._refreshed_at = float("-inf")
+        scheduler.law.wish(self._own)
 
     def learn(self, evidence: Evidence, now: float) -> None:
         """Learn from the counts since the last call; `now` is monotonic, in seconds."""
@@ -27,10 +43,42 @@ class Learning:
         elapsed_s = 0.0 if self._learned_at is None else now - self._learned_at
         law.learn(scheduler.meter.take_steps(), evidence, elapsed_s)
         self._learned_at = now
-        if now - self._refreshed_at < REFRESH_S:
-            return
-        self._refreshed_at = now
-        law.refresh()
-        scheduler.planner.prices = law.probe_prices
-        if self._adapts:
-            scheduler.control.adapting = law_table(law, self._probe_ratio)
+        is_changed = self._follow(now)
+        is_due = now - self._refreshed_at >= REFRESH_S
+        if is_due:
+            self._refreshed_at = now
+            law.refresh()
+            scheduler.planner.prices = law.probe_prices
+        if is_due or is_changed:
+            self._replace_tables(now)
+
+    def _follow(self, now: float) -> bool:
+        """Give the law the wishes in force; return whether they changed."""
+        schedule = self._scheduler.control.guiding(now)
+        guidance = None if schedule is None else schedule.guidance
+        if schedule is not None and schedule.fleet is not None and schedule.fleet is not self._fleet:
+            self._fleet = schedule.fleet
+            self._scheduler.law.acceptance.begin_with(schedule.fleet)
+        if guidance == self._guidance:
+            return False
+        self._guidance = guidance
+        if guidance is None:
+            self._scheduler.law.wish(self._own)
+        else:
+            self._scheduler.law.wish(wishes_of(guidance), guidance.objective)
+        return True
+
+    def _replace_tables(self, now: float) -> None:
+        control, law = self._scheduler.control, self._scheduler.law
+        schedule = control.guiding(now)
+        is_guided = schedule is not None and law.state is not None
+        control.guided = law_table(law, schedule.probe_ratio, Source.GUIDANCE) if is_guided else None
+        control.adapting = law_table(law, self._probe_ratio) if self._adapts else None
+
+
+def wishes_of(guidance: Guidance) -> Mapping[str, Wish]:
+    """Return the wishes of `guidance` by class, in the law's units."""
+    return {
+        name: Wish(asked.weight, asked.k_min, asked.k_max, (asked.itl_slo_ms or 0.0) / _MS)
+        for name, asked in guidance.classes.items()
+    }

@@ -14,7 +14,7 @@ bands of the others say nothing of the whole: then each known request gets K as 
 drafts well is drafted for, and with it all others once.
 
 Until steps were measured and traffic was seen for a second the static K holds: at K = 0 from the start nothing would be
-learned of the first requests.
+learned of the first requests. With the acceptance of a fleet the law begins as soon as steps were measured.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ from specpilot.engine_adapter.law.tuning import (
     UNPROBED_RATIO,
 )
 from specpilot.policy.bands import BANDS
-from specpilot.policy.choice import Group, choose
+from specpilot.policy.choice import Group, Worth, choose, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import Load, Prices
 from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
@@ -208,14 +208,18 @@ class EngineLaw:
         prices = Prices(coefficients, self._most, self._graphs, self._load, left_s)
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes
-        if self._has_traffic:
+        if self._has_traffic or self.acceptance.has_prior:
             state, (groups, requests) = State(self.acceptance.lengths(), prices, self.cost.slowdown), self._latest
             if groups:
                 self._choice = _chosen(state, self.wishes, Counter(groups), _backlogs_of(groups, requests))
             self.state = state
 
     def described(self) -> dict[str, Any] | None:
-        """Return what K is chosen by, as plain data: AL by band and K, and the slowdown factor; `None`: unknown yet."""
+        """Return what K is chosen by, as plain data; `None`: nothing is known yet. On the scheduler's thread.
+
+        AL by band and K, the slowdown factor, and for each group of the latest step its K and why: the worth and the
+        cost of its last draft position and of the next one.
+        """
         state = self.state
         if state is None:
             return None
@@ -224,7 +228,42 @@ class EngineLaw:
             "slowdown_ratio": round(state.slowdown, 3),
             "steps": self.steps,
             "choices": self.choices,
+            "groups": self._explained(),
         }
+
+    def _explained(self) -> list[dict[str, Any]]:
+        """Return each group of the latest step with its K, and the worth of its positions."""
+        choice, wishes, (codes, requests) = self._choice, self.wishes, self._latest
+        counts = Counter(codes)
+        if choice.state is None or choice.wishes is not wishes or not counts.keys() <= choice.k_of.keys():
+            return []  # the next step chooses anew
+        backlogs = _backlogs_of(codes, requests)
+        present = sorted(counts)
+        groups = [
+            _group(wishes, choice.state, code >> _WISH_AT, code & _BAND, counts[code], backlogs[code])
+            for code in present
+        ]
+        ks = [choice.k_of[code] for code in present]
+        worth = worth_of(groups, choice.state.lengths, choice.state.prices, ks)
+        return [
+            {
+                "classes": [name for name, at in wishes.of_class.items() if at == code >> _WISH_AT],
+                "band": code & _BAND,
+                "unprobed": bool(code & _UNPROBED),
+                "decodes": counts[code],
+                "k": k,
+                "why": "; ".join(_said(item, code & _BAND) for item in positions),
+                "positions": [
+                    {
+                        "position": item.position,
+                        "worth_tokens": round(item.tokens, 3),
+                        "cost_tokens": round(item.cost_tokens, 3),
+                    }
+                    for item in positions
+                ],
+            }
+            for code, k, positions in zip(present, ks, worth, strict=True)
+        ]
 
     def table(
         self, mix: Mapping[tuple[str, int], float], loads: Sequence[int]
@@ -241,6 +280,12 @@ class EngineLaw:
             ]
             found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
         return found
+
+
+def _said(worth: Worth, band: int) -> str:
+    return (
+        f"position {worth.position} of band {band} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
+    )
 
 
 def _backlogs_of(groups: Sequence[int], requests: Sequence[Request]) -> Counter[int]:

@@ -8,11 +8,13 @@ The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
 2. trial: rows that one engine tries, for the trial's `valid_for_s`;
-3. schedule: its rows, for its `valid_for_s`;
-4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
-5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
+3. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
+   traffic; for the schedule's `valid_for_s` and `hold_s` more;
+4. schedule: its rows, for its `valid_for_s`;
+5. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
+6. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
    change; a single K suits one load only;
-6. expired, and before the first schedule: the static K for every class.
+7. expired, and before the first schedule: the static K for every class.
 
 A version that is not newer than the last one applied is refused, whether that has expired or not.
 """
@@ -34,6 +36,7 @@ class Source(StrEnum):
     CALIBRATION = "calibration"
     STATIC = "static"
     ENGINE = "engine"
+    GUIDANCE = "guidance"
     SCHEDULE = "schedule"
     TRIAL = "trial"
     HELD = "held"
@@ -71,11 +74,11 @@ def static_table(k: int, source: Source = Source.STATIC) -> KTable:
     return KTable(source=source, rows={DEFAULT_CLASS: ((k,),) * BANDS}, probe_ratio=0.0)
 
 
-def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
+def law_table(law: EngineLaw, probe_ratio: float, source: Source = Source.ENGINE) -> KTable:
     """Return the table in which `law` chooses K, and every request is probed within its class's bounds."""
     rows = dict.fromkeys(law.wishes.deepest, ((law.static_k,),) * BANDS)
     probed = {name: depth for name, depth in law.wishes.deepest.items() if depth}
-    return KTable(Source.ENGINE, rows, probe_ratio, probed, law)
+    return KTable(source, rows, probe_ratio, probed, law)
 
 
 def calibration_table(k: int, others: Mapping[str, int]) -> KTable:
@@ -116,7 +119,7 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A schedule and its tables for the cases 2, 3 and 5."""
+    """A schedule and its tables for the cases 2, 4 and 6."""
 
     schedule: Schedule
     table: KTable
@@ -129,9 +132,9 @@ class SpeculationControl:
     """The K in force on one engine.
 
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K without a
-    schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 5. `engine_id`: the engine's name, by which
-    a schedule's trial addresses it. `calibrating` and `adapting` are the tables of the cases 1 and 4, `None` where they
-    do not apply.
+    schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 6. `engine_id`: the engine's name, by which
+    a schedule's trial addresses it. `calibrating`, `guided` and `adapting` are the tables of the cases 1, 3 and 5; each
+    is `None` where it does not apply.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of an engine
@@ -154,6 +157,7 @@ class SpeculationControl:
         self.max_running = max_running
         self.hold_s = hold_s
         self.calibrating: KTable | None = None
+        self.guided: KTable | None = None
         self.adapting: KTable | None = None
         self._engine_id = engine_id
         self._static = static_table(static_k)
@@ -186,21 +190,33 @@ class SpeculationControl:
             tried = table_of(schedule, self.max_running, trial) if trial else None
             self._applied = _Applied(schedule, table, replace(table, source=Source.HELD), tried, now)
 
-    def table(self, now: float) -> KTable:
+    def table(self, now: float) -> KTable:  # noqa: PLR0911 - one for each case
         """Return the table in force at monotonic time `now`."""
-        calibrating, applied, adapting = self.calibrating, self._applied, self.adapting  # read once: other threads set
+        calibrating, applied = self.calibrating, self._applied  # each read once: other threads set them
+        guided, adapting = self.guided, self.adapting
         if calibrating is not None:
             return calibrating  # 1
         if applied is None:
-            return adapting or self._static  # 4, 6
+            return adapting or self._static  # 5, 7
         age_s, schedule = now - applied.received_at, applied.schedule
         if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
             return applied.trial  # 2
+        is_held = age_s <= schedule.valid_for_s + self.hold_s
+        if guided is not None and schedule.guidance is not None and is_held:
+            return guided  # 3
         if age_s <= schedule.valid_for_s:
-            return applied.table  # 3
+            return applied.table  # 4
         if adapting is not None:
-            return adapting  # 4
-        return applied.held if age_s <= schedule.valid_for_s + self.hold_s else self._expired  # 5, 6
+            return adapting  # 5
+        return applied.held if is_held else self._expired  # 6, 7
+
+    def guiding(self, now: float) -> Schedule | None:
+        """Return the schedule whose guidance the engine's law follows at monotonic time `now`; `None`: none."""
+        applied = self._applied
+        if applied is None or applied.schedule.guidance is None:
+            return None
+        is_held = now - applied.received_at <= applied.schedule.valid_for_s + self.hold_s
+        return applied.schedule if is_held else None
 
     @property
     def version(self) -> int:

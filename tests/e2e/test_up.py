@@ -45,6 +45,10 @@ def k_of_default(stack: Stack) -> int | None:
     return int(classes["default"][0][2]) if set(classes) == {"default"} else None
 
 
+def source_of_k(stack: Stack) -> str:
+    return str(call(f"{stack.engine}/speculation")[1]["source"])
+
+
 def chat(client: OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=MESSAGES, **({"max_tokens": 48} | arguments))
 
@@ -79,6 +83,20 @@ def test_a_stream_reports_usage_only_to_who_asked(client: OpenAI) -> None:
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens > 0
     assert all(chunk.usage is None for chunk in chat(client, stream=True))
+
+
+def test_engines_choose_k_by_the_policys_guidance_and_follow_rows_again(stack: Stack, client: OpenAI) -> None:
+    put_policy(stack, law="engine", k_max=2, hold_out_ratio=0.0)
+    until(lambda: chat(client) and source_of_k(stack) == "guidance", 30.0)
+    chat(client, max_tokens=200)
+    state = call(f"{stack.engine}/speculation")[1]
+    assert state["schedule"]["guidance"]["classes"]["default"]["k_max"] == 2
+    assert state["law"]["groups"], state["law"]
+    for group in state["law"]["groups"]:
+        assert group["k"] <= 2
+        assert group["why"].startswith("position")
+    put_policy(stack, law="controller", k_max=None)
+    until(lambda: source_of_k(stack) == "schedule", 10.0)
 
 
 def test_a_seed_gives_the_same_text_while_k_stays(stack: Stack, client: OpenAI) -> None:

@@ -106,7 +106,8 @@ export function fleet(page) {
     const schedule = schedules.find((item) => keyOf(item) === chosen);
     show(places.overview, overview(pools, engines, whys, chosen, choose));
     show(places.now, ...summary(why));
-    show(places.schedule, heatMap(schedule?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
+    const rows = schedule?.guidance ? why?.schedule : schedule; // under guidance: the controller's estimate
+    show(places.schedule, heatMap(rows?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
     show(places.survival, survival(why?.bands));
     show(places.throughput, throughput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));

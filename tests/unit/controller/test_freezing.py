@@ -12,7 +12,7 @@ from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.law.k_table import k_at
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy, Schedule
+from specpilot.policy.types import ClassPolicy, Decision, Law, Mode, Policy, Schedule
 from tests.support.loop_rig import Rig, k_of, registered
 
 
@@ -124,6 +124,20 @@ def test_a_canarys_turn_is_not_what_is_held() -> None:
     asyncio.run(rig.tick())
     assert k_of(rig.store.published[MODEL, POOL].classes) == 2
     assert k_of(held_under_a_freeze(rig).classes) == 7
+
+
+def test_where_engines_choose_k_the_controllers_estimate_of_it_is_held_as_rows() -> None:
+    rig = settled()
+    rig.store.put_policy(Policy(MODEL, static_k=1, law=Law.ENGINE), None, 0.0)
+    asyncio.run(rig.tick(10))
+    assert rig.store.published[MODEL, POOL].guidance is not None
+    chosen = rig.store.log[-1].schedule.classes
+    found = held_under_a_freeze(rig)
+    assert (found.guidance, found.classes, found.probe_ratio) == (None, chosen, 0.005)
+    assert k_of(found.classes) == 7
+    del rig.store.frozen[MODEL]
+    asyncio.run(rig.tick(2))
+    assert rig.store.published[MODEL, POOL].guidance is not None
 
 
 def test_a_new_leader_holds_what_is_in_force() -> None:

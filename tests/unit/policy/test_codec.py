@@ -10,8 +10,11 @@ from specpilot.policy.codec import decode, encode, from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.types import (
     ApiKey,
+    ClassGuidance,
     ClassPolicy,
     Decision,
+    FleetAcceptance,
+    Guidance,
     KRange,
     MatchRule,
     Mode,
@@ -197,3 +200,48 @@ def test_a_trial_is_for_its_engine_only_and_short() -> None:
     schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)}, Trial("one", 3.0, rows))
     assert decode(Schedule, encode(schedule)) == schedule
     assert (schedule.rows_of("one"), schedule.rows_of("two")) == (rows, schedule.classes)
+
+
+def test_guidance_crosses_with_its_schedule_and_an_unknown_field_in_it_is_left_out() -> None:
+    asked = Guidance(Objective.LATENCY, {"default": ClassGuidance(), "chat": ClassGuidance(2.0, 1, 5, 25.0)})
+    schedule = Schedule("m", "p", 3, 0.0, 60.0, 0.005, {"default": (KRange(1, 8, 3),)}, guidance=asked)
+    text = encode(schedule)
+    assert decode(Schedule, text) == schedule
+    newer = json.loads(text)
+    newer["guidance"]["horizon_s"] = 4
+    newer["guidance"]["classes"]["chat"]["floor"] = 1
+    assert decode(Schedule, json.dumps(newer)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("guidance", "fault"),
+    [
+        ({"objective": "throughput", "classes": {}}, "no 'default'"),
+        ({"objective": "throughput", "classes": {"default": {}, "No": {}}}, "classes.No is not a class name"),
+        ({"objective": "throughput", "classes": {"default": {"k_min": 4, "k_max": 3}}}, "in order"),
+        ({"objective": "throughput", "classes": {"default": {"k_max": 65}}}, "between 0 and 64"),
+        ({"objective": "throughput", "classes": {"default": {"weight": 0}}}, "weight is 0"),
+        ({"objective": "throughput", "classes": {"default": {"itl_slo_ms": 0}}}, "itl_slo_ms is 0"),
+        ({"objective": "speed", "classes": {"default": {}}}, "guidance.objective"),
+    ],
+)
+def test_each_fault_of_a_guidance_is_named(guidance: dict[str, object], fault: str) -> None:
+    plain = to_plain(Schedule("m", "p", 3, 0.0, 60.0, 0.005, {"default": (KRange(1, 8, 3),)}))
+    with pytest.raises(InvalidDocumentError, match=re.escape(fault)):
+        from_plain(Schedule, plain | {"guidance": guidance})
+
+
+@pytest.mark.parametrize(
+    ("trials", "accepts", "fault"),
+    [
+        (((1.0,),) * 7, ((1.0,),) * 8, "8 rows"),
+        (((1.0, 2.0), *((1.0,),) * 7), ((1.0,),) * 8, "of one length"),
+        (((1.0,),) * 8, ((2.0,),) * 8, "between 0 and the trials"),
+        (((float("inf"),),) * 8, ((2.0,),) * 8, "finite"),
+    ],
+)
+def test_a_fleets_acceptance_has_a_row_for_each_band_and_no_more_accepts_than_trials(
+    trials: tuple[tuple[float, ...], ...], accepts: tuple[tuple[float, ...], ...], fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        FleetAcceptance(trials, accepts)

@@ -16,7 +16,7 @@ from specpilot.controller.recording.record import Recorded, from_line, to_line
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+from specpilot.policy.types import EngineRecord, Law, Mode, Policy, Schedule
 from tests.support.loop_rig import Rig, registered
 
 
@@ -146,3 +146,13 @@ def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: py
             main(arguments)
         assert stopped.value.code == 2
         assert str(arguments[0]) in capsys.readouterr().err
+
+
+def test_a_replay_of_engines_that_choose_decides_as_the_controller_did() -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1, law=Law.ENGINE, hold_out_ratio=0.2), 0, 0.0)
+    asyncio.run(rig.tick(60))
+    assert {"engine", "hold_out"} <= {reason for _, reason, _ in decided_of(rig)}
+    assert replayed_of(rig) == decided_of(rig)
+    tried = list(replay(rig.recorded, Policy(MODEL, law=Law.ENGINE, k_max=1)))
+    assert max(item.k for one in tried for ranges in one.result.proposed.values() for item in ranges) == 1

@@ -1,16 +1,18 @@
 """The agent's thread feeds the engine's law, and passes single references to the scheduler's thread."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specpilot.engine_adapter.agent.learning import Learning
-from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
-from specpilot.engine_adapter.law.law import EngineLaw
+from specpilot.engine_adapter.evidence.meter import Evidence, Meter, Outcome, StepShape
+from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.law.tuning import LEAST_STEPS, REFRESH_S
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
+from specpilot.policy.types import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule
 
 
 def scheduler(k_max: int = 7) -> Any:
@@ -27,7 +29,9 @@ def run(engine: Any, learning: Learning, seconds: float, began_at: float = 0.0) 
     while at < began_at + seconds:
         for _ in range(LEAST_STEPS):
             engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
-        learning.learn(engine.meter.take(), at)
+        evidence = engine.meter.take()
+        evidence.drafts["default", 6, 7] += 1
+        learning.learn(evidence, at)
         at += REFRESH_S
 
 
@@ -57,3 +61,64 @@ def test_an_engine_that_cannot_speculate_adapts_nothing() -> None:
     engine = scheduler(k_max=0)
     run(engine, Learning(engine, adapts=True, probe_ratio=0.01), 3.0)
     assert engine.control.table(0.0).source is Source.STATIC
+
+
+def guided(version: int, weight: float, objective: Objective = Objective.THROUGHPUT) -> Schedule:
+    asked = {"default": ClassGuidance(), "chat": ClassGuidance(weight, 1, 64, 25.0), "code": ClassGuidance(1.0, 4, 4)}
+    rows = {"default": (KRange(1, 8, 2),)}
+    return Schedule("m", "p", version, 0.0, 10.0, 0.02, rows, guidance=Guidance(objective, asked))
+
+
+def test_guidance_is_followed_as_soon_as_traffic_was_seen_and_changes_with_the_next_export() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=False, probe_ratio=0.01)
+    engine.control.offer(guided(1, 2.0), 0.0)
+    assert engine.control.table(0.0).source is Source.SCHEDULE  # the law knows nothing
+    run(engine, learning, 3.0)
+    table = engine.control.table(3.0)
+    assert (table.source, table.probe_ratio, table.law) == (Source.GUIDANCE, 0.02, engine.law)
+    assert table.probed == {"default": 7, "chat": 7}  # `code` is pinned
+    wishes = engine.law.wishes
+    assert wishes.each[wishes.of_class["chat"]] == Wish(2.0, 1, 64, 0.025)
+    engine.control.offer(guided(2, 3.0, Objective.LATENCY), 3.0)
+    learning.learn(engine.meter.take(), 3.0 + REFRESH_S / 4)
+    wishes = engine.law.wishes
+    assert (wishes.each[wishes.of_class["chat"]].weight, wishes.objective) == (3.0, Objective.LATENCY)
+
+
+def test_when_guidance_is_over_the_flags_of_the_engine_hold_again() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=True, probe_ratio=0.01, least_k=1)
+    engine.control.offer(guided(1, 2.0), 0.0)
+    run(engine, learning, 3.0)
+    assert engine.control.table(3.0).source is Source.GUIDANCE
+    learning.learn(engine.meter.take(), 11.0)
+    assert engine.control.table(11.0).source is Source.ENGINE
+    assert (list(engine.law.wishes.each), engine.law.wishes.objective) == ([Wish(low=1)], Objective.THROUGHPUT)
+
+
+def test_a_renewed_schedule_with_the_same_guidance_keeps_what_was_chosen() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=False, probe_ratio=0.01)
+    engine.control.offer(guided(1, 2.0), 0.0)
+    run(engine, learning, 3.0)
+    at = 2.0 + REFRESH_S / 2  # before the next refresh
+    before, table = engine.law.wishes, engine.control.table(at)
+    engine.control.offer(guided(2, 2.0), at)
+    learning.learn(engine.meter.take(), at)
+    assert engine.law.wishes is before
+    assert engine.control.table(at) is table
+
+
+def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=False, probe_ratio=0.01)
+    trials, accepts = ((200.0, 190.0),) * 8, ((190.0, 180.0),) * 8
+    engine.control.offer(replace(guided(1, 2.0), fleet=FleetAcceptance(trials, accepts)), 0.0)
+    for at in (0.0, REFRESH_S):
+        for _ in range(LEAST_STEPS):
+            engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
+        engine.meter.take()
+        learning.learn(Evidence(), at)
+    assert engine.control.table(REFRESH_S).source is Source.GUIDANCE
+    assert engine.law.state.lengths[0, 1] == pytest.approx(1.95, abs=0.02)  # not the middle of band 0

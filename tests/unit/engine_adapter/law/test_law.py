@@ -181,3 +181,20 @@ def test_a_table_of_hypothetical_loads_has_k_by_class_band_and_load() -> None:
     found = measured(law).table({("default", HIGH): 0.5, ("default", LOW): 0.5}, [2, 16])
     assert found[16]["default", HIGH] == K_MAX
     assert found[16]["default", LOW] == 0
+
+
+def test_it_says_why_k_is_what_it_is() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    assert law.described()["groups"] == []
+    law.wish({"batch": Wish(weight=1.0), "chat": Wish(high=4)})
+    law.k_of([request(HIGH, "chat")] * 3 + [request(LOW)] * 4 + [request(LOW, "batch", drafts=0)])
+    groups = law.described()["groups"]
+    assert [(item["classes"], item["band"], item["unprobed"], item["decodes"], item["k"]) for item in groups] == [
+        (["default", "batch"], LOW, False, 4, 0),
+        (["default", "batch"], LOW, True, 1, 0),
+        (["chat"], HIGH, False, 3, 4),
+    ]
+    assert [item["position"] for item in groups[0]["positions"]] == [1]
+    assert groups[0]["positions"][0]["worth_tokens"] < groups[0]["positions"][0]["cost_tokens"]
+    assert groups[2]["why"].startswith("position 4 of band 7 is worth 0.")
+    assert groups[2]["positions"][1]["worth_tokens"] > groups[2]["positions"][1]["cost_tokens"], "bounded by the policy"

@@ -10,7 +10,7 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import speculation_control as apply
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import KRange, Schedule, Trial
+from specpilot.policy.types import ClassGuidance, Guidance, KRange, Objective, Schedule, Trial
 
 
 def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
@@ -48,6 +48,31 @@ def test_an_engine_that_adapts_does_so_where_no_schedule_is_valid() -> None:
     assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.ENGINE, Source.ENGINE]
     engine.adapting = None
     assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
+
+
+GUIDANCE = Guidance(Objective.THROUGHPUT, {"default": ClassGuidance(k_max=50)})
+
+
+def test_under_guidance_the_engines_law_chooses_as_soon_as_it_can_and_while_the_schedule_is_held() -> None:
+    engine = control(hold_s=100.0)
+    guided = replace(schedule(valid_for_s=10.0), guidance=GUIDANCE)
+    engine.offer(guided, 0.0)  # a bound above the engine's K_max is no fault
+    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
+    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.EXPIRED]
+    assert [engine.guiding(at) for at in (5.0, 11.0, 111.0)] == [guided, guided, None]
+    engine.adapting = law_table(EngineLaw(7, 3, 32), 0.005)
+    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.ENGINE]
+
+
+def test_a_newer_schedule_of_rows_ends_guidance_at_once_and_a_trial_goes_before_it() -> None:
+    engine = control()
+    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+    tried = Trial("one", 2.0, {"default": (KRange(1, 1, 7),)})
+    engine.offer(replace(schedule(1), guidance=GUIDANCE, trial=tried), 0.0)
+    assert [engine.table(at).source for at in (1.0, 3.0)] == [Source.TRIAL, Source.GUIDANCE]
+    engine.offer(schedule(2), 4.0)
+    assert (engine.table(4.0).source, engine.guiding(4.0)) == (Source.SCHEDULE, None)
 
 
 def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:
