@@ -66,6 +66,8 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
         trial=None,
         guidance=None,
         fleet=None,
+        drawn=(),
+        is_fallen_back=False,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
 

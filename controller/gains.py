@@ -3,6 +3,8 @@
 A window that Redis does not store is lost: the day's figure has one window less.
 """
 
+from collections.abc import Sequence
+
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.policy.gain import DailyGain, LogGain, day_of
 from specpilot.policy.store import Store
@@ -19,15 +21,15 @@ class DailyGains:
         self._metrics = metrics
         self._latest: dict[PoolKey, DailyGain] = {}
 
-    def count(self, key: PoolKey, log_gain: LogGain | None, at: float, lease: Lease) -> None:
-        """Add `log_gain`, the gain of a window compared at `at` (Unix seconds), and show the day so far.
+    def count(self, key: PoolKey, log_gains: Sequence[LogGain], at: float, lease: Lease) -> None:
+        """Add the gains of windows that were compared at `at` (Unix seconds), and show the day so far.
 
-        `None` adds nothing. Calls Redis for the first tick of a pool and for each window. Raises as `Store.add_gain`.
+        Calls Redis for the first tick of a pool and for each window. Raises as `Store.add_gain`.
         """
         today = day_of(at)
-        if log_gain is not None:
+        for log_gain in log_gains:
             self._latest[key] = self._store.add_gain(*key, at, log_gain, lease)
-        elif key not in self._latest:
+        if key not in self._latest:
             found = self._store.daily_gains(*key)
             self._latest[key] = found[0] if found else DailyGain(today)
         if self._latest[key].day == today:

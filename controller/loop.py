@@ -272,6 +272,6 @@ class ControlLoop:
 
     def _act(self, context: PoolContext, result: TickResult, lease: Lease) -> None:
         """Add the compared window to the daily gain, publish and record; runs in a thread."""
-        self._gains.count((context.model, context.pool), result.log_gain, self._clock.now(), lease)
+        self._gains.count((context.model, context.pool), result.log_gains, self._clock.now(), lease)
         if self._publisher.write(context, result, self._shared.state.schedules, lease):
             self._shared.was_written()

@@ -115,4 +115,6 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
         guidance=result.guidance,
         fleet=result.fleet,
+        drawn=result.drawn,
+        is_fallen_back=result.is_fallen_back,
     )

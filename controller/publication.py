@@ -106,7 +106,7 @@ class Publisher:
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(self._schedule(context, result.proposed, result), trial=None, fleet=None),
+                schedule=replace(self._schedule(context, result.proposed, result), trial=None, fleet=None, drawn=()),
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
                 k=result.k(result.applied),
@@ -125,4 +125,7 @@ class Publisher:
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:
     """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
-    return schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio, schedule.guidance
+    return (
+        schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio, schedule.guidance,
+        schedule.drawn, schedule.is_fallen_back,
+    )  # fmt: skip

@@ -121,13 +121,15 @@ class Canary:
 class Gain(NamedTuple):
     """The canary's gain in one block of one pool, as logarithms of ratios: positive is better.
 
-    `busy_s`: the engines' seconds of decode-only steps in the block. `throughput`: canary over present, in tokens per
-    such second. `itl`: present over canary, in mean inter-token latency.
+    `busy_s`: the engines' seconds of steps in the block. `throughput`: canary over present, in tokens per such second.
+    `itl`: present over canary, in mean inter-token latency. `corrected`: as `throughput`, for decodes alone, by the
+    fitted cost; it decides nothing.
     """
 
     busy_s: float
     throughput: float
     itl: float
+    corrected: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,9 @@ class Schedule:
     to its static K. `probe_ratio` (0..1) is about the share of the engine's time for probes; 0 switches them off.
     `trial` are the rows that one engine applies instead. `like_default` are classes without rows of their own, whose
     evidence an engine counts separately. With `guidance` each engine chooses K itself, and `classes` hold only where
-    its law knows nothing yet; `fleet` is the acceptance that its law begins with.
+    its law knows nothing yet; `fleet` is the acceptance that its law begins with. `drawn` are the engines in a window
+    of the control group: while the schedule is valid they follow `classes`. Where the pool `is_fallen_back` to the
+    static K it is the reverse: all others follow `classes`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -296,6 +298,8 @@ class Schedule:
     like_default: tuple[str, ...] = ()
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
+    drawn: tuple[str, ...] = ()
+    is_fallen_back: bool = False
 
     def __post_init__(self) -> None:
         faults = [*model_name_faults("model", self.model), *_name_faults(pool=self.pool)]
@@ -328,6 +332,10 @@ class Schedule:
     def rows_of(self, engine_id: str) -> Mapping[str, tuple[KRange, ...]]:
         """Return the rows that `engine_id` applies: the trial's, if it is the trial's engine, else `classes`."""
         return self.trial.classes if self.trial and self.trial.engine_id == engine_id else self.classes
+
+    def is_guided(self, engine_id: str) -> bool:
+        """Return whether `engine_id` chooses K by the guidance; otherwise it follows rows."""
+        return self.guidance is not None and (engine_id in self.drawn) is self.is_fallen_back
 
     @property
     def deepest_k(self) -> int:

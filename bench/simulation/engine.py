@@ -223,7 +223,7 @@ class Engine:
         self._refresh()
         if self.adapts:
             self._table = law_table(self.law, self.probe_ratio)
-        elif schedule is not None and schedule.guidance is not None:
+        elif schedule is not None and schedule.guidance is not None and schedule.is_guided(self.engine_id):
             self._follow(schedule, schedule.guidance)
         else:
             self._use(schedule)

@@ -147,18 +147,18 @@ class Evidence:
 class Snapshot(NamedTuple):
     """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
-    `busy_s` is the cost of its decodes in seconds: the time of its steps (`cells`), less the time of their prefilled
-    tokens, plus the catch-up of its decodes at K = 0, the last two by the fitted cost.
+    `corrected_s` is the cost of its decodes in seconds: the time of its steps (`cells`), less the time of their
+    prefilled tokens, plus the catch-up of its decodes at K = 0, the last two by the fitted cost.
     """
 
     at: float
     elapsed_s: float
     evidence: Evidence
-    busy_s: float
+    corrected_s: float
 
     @property
     def counted_decodes(self) -> float:
-        """The decodes in steps of `cells`: steps that caught up are left out, as in `busy_s`."""
+        """The decodes in steps of `cells`: steps that caught up are left out, as in `corrected_s`."""
         return sum(cell.decodes for cell in self.evidence.cells.values())
 
 

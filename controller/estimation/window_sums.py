@@ -1,4 +1,4 @@
-"""Two scores of one window of time, with which the control group and canaries compare windows of different K.
+"""Scores of one window of time, with which the control group and canaries compare windows of different K.
 
 With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps and B busy seconds of a
 window,
@@ -6,13 +6,18 @@ window,
     throughput:  sum_c w_c t_c / B          weighted tokens per busy second
     itl:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
 
-In a closed loop, with a given number of running requests, both agree for one class. With open arrivals a faster K
-lowers the number of running requests, and only latency shows it.
+Both are of counters alone: B is the time of all steps, those that prefill or catch up included. In a closed loop, with
+a given number of running requests, both agree for one class. With open arrivals a faster K lowers the number of running
+requests, and only latency shows it.
+
+Beside them stands the throughput of decodes alone, `corrected`: B without the time of prefilling, by the fitted cost,
+and without steps that catch up, whose later cost is charged to the decodes at K = 0. It varies less where prompts do.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specpilot.controller.estimation.observation import Snapshot
 from specpilot.policy.gain import LogGain
@@ -22,28 +27,40 @@ ROUNDING_S = 0.01
 """Tolerance of the begin of a snapshot: one that begins less than this before a window's evidence belongs to it."""
 
 
+class Scores(NamedTuple):
+    """The logarithms of a window's scores: of counters, and of the corrected throughput."""
+
+    counted: LogGain
+    corrected: float
+
+
 @dataclass(slots=True)
 class WindowSums:
-    """Sums over the snapshots of a window. `counted` are the decodes of counted steps; tokens, decodes are by class."""
+    """Sums over the snapshots of a window; `tokens` and `decodes` are by class.
+
+    `busy_s` is the time of all steps. `corrected_s` and `corrected_decodes` are those of the corrected throughput.
+    """
 
     steps: float = 0.0
     busy_s: float = 0.0
-    counted: float = 0.0
+    corrected_s: float = 0.0
+    corrected_decodes: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
     decodes: dict[str, float] = field(default_factory=dict)
 
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot."""
         evidence = snapshot.evidence
-        self.steps += evidence.steps
-        self.busy_s += snapshot.busy_s
-        self.counted += snapshot.counted_decodes
+        self.steps += evidence.steps + evidence.catch_up_steps
+        self.busy_s += evidence.step_seconds
+        self.corrected_s += snapshot.corrected_s
+        self.corrected_decodes += snapshot.counted_decodes
         for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
             for (name, _), count in counts.items():
                 sums[name] = sums.get(name, 0.0) + count
 
-    def log_scores(self, fewest_steps: float, weights: Mapping[str, float] | None = None) -> LogGain | None:
-        """Return the logarithms of both scores; `None` with fewer steps than `fewest_steps`.
+    def log_scores(self, fewest_steps: float, weights: Mapping[str, float] | None = None) -> Scores | None:
+        """Return the logarithms of the scores; `None` with fewer steps than `fewest_steps`.
 
         Classes that are not in `weights` have the weight of `default`; without any all have the same.
         """
@@ -53,13 +70,16 @@ class WindowSums:
             delivered = self.tokens.get(name, 0.0)
             tokens += weight * delivered
             times += weight * decodes * decodes / delivered if delivered else 0.0
-        if self.steps < fewest_steps or min(self.busy_s, self.counted, tokens) <= 0:
+        least = min(self.busy_s, self.corrected_s, self.corrected_decodes, tokens)
+        if self.steps < fewest_steps or least <= 0:
             return None
         whole = sum(self.decodes.values())
-        throughput = tokens * self.counted / whole / self.busy_s
-        return LogGain(math.log(throughput), -math.log(self.busy_s / self.steps * times / whole))
+        counted = LogGain(math.log(tokens / self.busy_s), -math.log(self.busy_s / self.steps * times / whole))
+        return Scores(counted, math.log(tokens * self.corrected_decodes / whole / self.corrected_s))
 
 
-def mean(found: list[LogGain]) -> LogGain:
-    """Return the mean of both logarithms."""
-    return LogGain(*(sum(values) / len(values) for values in zip(*found, strict=True)))
+def mean(found: list[Scores]) -> Scores:
+    """Return the mean of all logarithms."""
+    counted = zip(*(item.counted for item in found), strict=True)
+    corrected = sum(item.corrected for item in found) / len(found)
+    return Scores(LogGain(*(sum(values) / len(values) for values in counted)), corrected)

@@ -19,11 +19,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.observation import Snapshot
-from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
+from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
 from specpilot.controller.experiments.canary import CanaryWindow, window_at
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Block, Experiment, Gain, Lost
-from specpilot.policy.gain import LogGain
 
 GAP_S = 5.0
 """Longest time between two ticks, beyond the loop's interval, for which the schedule in force counts as certain."""
@@ -103,7 +102,7 @@ class BlockSums:
 
     def _gain(self, pool: str, experiment: Experiment) -> Gain | None:
         windows = [window for (name, _), window in self.windows.items() if name == pool]
-        scores: dict[Arm, list[LogGain]] = {arm: [] for arm in Arm}
+        scores: dict[Arm, list[Scores]] = {arm: [] for arm in Arm}
         for window in windows:
             found = window.sums.log_scores(_TUNING.window_steps)
             if found is None:
@@ -112,5 +111,7 @@ class BlockSums:
         if len(windows) < experiment.canary.windows:
             return None
         (canary,), present = scores[Arm.CANARY], mean(scores[Arm.PRESENT])
-        throughput, itl = (round(one - other, 6) for one, other in zip(canary, present, strict=True))
-        return Gain(round(sum(window.sums.busy_s for window in windows), 3), throughput, itl)
+        pairs = zip(canary.counted, present.counted, strict=True)
+        throughput, itl = (round(one - other, 6) for one, other in pairs)
+        corrected = round(canary.corrected - present.corrected, 6)
+        return Gain(round(sum(window.sums.busy_s for window in windows), 3), throughput, itl, corrected)

@@ -68,7 +68,7 @@ def intervals(experiment: Experiment) -> tuple[Interval, Interval] | None:
     """Return the intervals of the log gains in throughput and in latency; `None` while the blocks are too few."""
     if len(experiment.blocks) < FEWEST_BLOCKS:
         return None
-    tail = experiment.canary.error_ratio / (2 * len(checkpoints(experiment.canary)))
+    tail = _tail(experiment.canary)
     return interval(_fleet(experiment, "throughput"), tail), interval(_fleet(experiment, "itl"), tail)
 
 
@@ -94,6 +94,7 @@ def judge(experiment: Experiment, policy_version: int, at: float) -> Outcome | N
 def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
     """Return the experiment's numbers as evidence, ready for JSON; gains as ratios minus 1."""
     canary, found = experiment.canary, intervals(experiment)
+    corrected = interval(_fleet(experiment, "corrected"), _tail(canary)) if found else None
     return {
         "experiment_id": experiment.experiment_id,
         "arm": arm.value if arm else None,
@@ -103,6 +104,7 @@ def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
         "lost_blocks": {cause.value: number for cause, number in experiment.lost.items()},
         "throughput_gain_ratio": _ratios(found[0]) if found else None,
         "itl_gain_ratio": _ratios(found[1]) if found else None,
+        "corrected_gain_ratio": _ratios(corrected) if corrected else None,
     }
 
 
@@ -110,6 +112,11 @@ def ended(experiment: Experiment, outcome: Outcome, at: float) -> Experiment:
     """Return `experiment` ended with `outcome` at `at`, with its numbers as evidence."""
     found = replace(experiment, outcome=outcome, ended_at=at)
     return replace(found, evidence=described(found, None))
+
+
+def _tail(canary: Canary) -> float:
+    """Return the error of one side of an interval, so that all tests of both measures have `error_ratio` together."""
+    return canary.error_ratio / (2 * len(checkpoints(canary)))
 
 
 def _ratios(bounds: Interval) -> Mapping[str, float]:

@@ -89,6 +89,7 @@ class TickResult:
         proposed: the rows that the law chooses.
         publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
             withdraw a schedule of mode `act`).
+        drawn, is_fallen_back: which engines follow `publish` in spite of guidance, as in a `Schedule`.
         fleet: the acceptance that the engines' laws begin with, beside `guidance`.
         guidance: by which the engines choose K themselves; `publish` then holds only where an engine's law knows
             nothing, and `proposed` is the controller's estimate of the K that engines choose. `None`: K is `publish`.
@@ -96,7 +97,7 @@ class TickResult:
             table, in the policy's objective. In mode `advise`, and when an SLO breaks, it is in throughput over the
             engines' present K. `None` when unknown.
         evidence: every number that the decision used, ready for JSON.
-        log_gain: the gain of adaptive K over the static K in a window of the control group, if this tick compared one.
+        log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
         standing: for a freeze of the current K, the baseline schedule: the rows and the probe ratio that were in force
             when the freeze began, outside windows of the control group and of a canary; `None` without any.
     """
@@ -108,10 +109,12 @@ class TickResult:
     gain_ratio: float | None
     evidence: Mapping[str, Any]
     trial: Trial | None = None
-    log_gain: LogGain | None = None
+    log_gains: tuple[LogGain, ...] = ()
     standing: tuple[Ranges, float] | None = None
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
+    drawn: tuple[str, ...] = ()
+    is_fallen_back: bool = False
 
     @property
     def applied(self) -> Ranges | None:

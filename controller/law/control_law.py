@@ -40,6 +40,7 @@ class ControlLaw:
         history: dict[PoolKey, list[dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
         latest: dict[PoolKey, float] = {}
+        times: dict[str, tuple[float, float]] = {}  # of each engine: seconds since its last scrape, and this one's time
         for seen in observations:
             key = (seen.model, seen.pool)
             before = self._last.get(seen.engine_id)
@@ -53,6 +54,7 @@ class ControlLaw:
                 history.setdefault(key, []).append(found)
             else:
                 gained.setdefault(key, {})[seen.engine_id] = found
+                times[seen.engine_id] = seen.at - before.at, seen.at
                 elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
         for key, parts in history.items():
             self._pool(key).cost.learn(evidence_of(parts), 0.0, is_history=True)
@@ -63,7 +65,11 @@ class ControlLaw:
                 engine_id: sum(value for series, value in part.items() if series.metric == RUNNING_DECODES)
                 for engine_id, part in parts_of.items()
             }
-            self._pool(key).take(evidence, running, elapsed_s.get(key, 0.0), at)
+            pool = self._pool(key)
+            pool.take(evidence, running, elapsed_s.get(key, 0.0), at)
+            if pool.is_by_engine:
+                for engine_id, part in parts_of.items():
+                    pool.take_engine(engine_id, evidence_of([part]), *times[engine_id])
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
@@ -71,6 +77,8 @@ class ControlLaw:
         alive, kept = set(engines), set(pools)
         models = {model for model, _ in kept}
         self._last = {name: seen for name, seen in self._last.items() if name in alive}
+        for pool in self._pools.values():
+            pool.engines = {name: seen for name, seen in pool.engines.items() if name in alive}
         self._pools = {key: pool for key, pool in self._pools.items() if key in kept}
         self._models = {name: model for name, model in self._models.items() if name in models}
 

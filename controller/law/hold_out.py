@@ -1,15 +1,16 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-Time is cut into windows of `hold_out_window_s`. In each, with the probability `hold_out_ratio` of the policy, the pool
-runs the static K: the control group. A hash of model, pool and window number makes the draw, so that every controller
-draws the same, and traffic cannot depend on the draw. For each window of the control group, d is the logarithm of the
-ratio of two scores: the mean (of the logarithms) over the adaptive windows near it (up to `hold_out_near` on either
-side, at least one on each) and its own. As the window was drawn at random, d has the mean 0 if adaptive K has no gain,
-for any noise; slow drift and slow changes of traffic cancel. The gain is reported with a 95 % interval (Student's t
-over the newest windows).
+Time is cut into windows of `hold_out_window_s`. In each, with the probability `hold_out_ratio` of the policy, a unit
+runs the static K: the control group. A unit is an engine where engines choose K, otherwise the whole pool, which has
+one schedule. A hash of the unit's name and the window's number makes the draw, so that every controller draws the same,
+and traffic cannot depend on the draw. For each window of the control group, d is the logarithm of a ratio of scores:
+the mean (of the logarithms) over the same unit's adaptive windows near it (up to `hold_out_near` on either side, at
+least one on each) and its own. As the window was drawn at random, d has the mean 0 if adaptive K has no gain, for any
+noise; slow drift and slow changes of traffic cancel. The gain is reported with a 95 % interval (Student's t over the
+newest windows of all units).
 
-There are two scores, throughput and latency (`window_sums`). Both are reported; the one of the policy's objective
-decides (`Comparison.measure`).
+There are two scores of counters alone, throughput and latency (`window_sums`). Both are reported; the one of the
+policy's objective decides (`Comparison.measure`). The corrected throughput is reported beside them and decides nothing.
 
 Limit: when open arrivals of short replies keep an engine busy all the time, tokens per second are the arrival rate,
 whatever K is. Then throughput shows no difference, but latency does.
@@ -35,24 +36,24 @@ than the ticks; a window has room for at least two (`Tuning.for_snapshots`).
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.t_interval import Interval, interval
-from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
+from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
-from specpilot.policy.types import Objective
+from specpilot.policy.types import Law, Objective
 
 _TAIL = 0.025
 
 
-def is_drawn(model: str, pool: str, window: int, ratio: float) -> bool:
-    """Return whether window number `window` is drawn, with probability `ratio`."""
-    drawn = int.from_bytes(sha256(f"{model} {pool} {window}".encode()).digest()[:8])
+def is_drawn(unit: str, window: int, ratio: float) -> bool:
+    """Return whether window number `window` of the unit is drawn, with probability `ratio`."""
+    drawn = int.from_bytes(sha256(f"{unit} {window}".encode()).digest()[:8])
     return drawn < ratio * 2.0**64
 
 
@@ -69,12 +70,14 @@ class Comparison:
     """The comparison of a control group: the static K, and the parts of a policy that the law's choice depends on.
 
     `weights` are the classes'; others have the weight of `default`. `bounds` are the other inputs of the choice.
+    `law` makes it.
     """
 
     static_k: int
     objective: Objective = Objective.THROUGHPUT
     weights: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[object, ...] = ()
+    law: Law = Law.CONTROLLER
 
     @property
     def measure(self) -> str:
@@ -84,8 +87,19 @@ class Comparison:
     @property
     def digest(self) -> str:
         """A short digest, the same in every controller."""
-        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
+        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds, self.law.value)
         return sha256(repr(known).encode()).hexdigest()[:16]
+
+
+class Seen(NamedTuple):
+    """The state of a unit at a tick: its newest snapshot, which ended at `seen_at` (`None` before the first).
+
+    `is_static`: the static K was in force until now. `seen_at` is in Unix seconds.
+    """
+
+    snapshot: Snapshot | None
+    seen_at: float
+    is_static: bool
 
 
 @dataclass(slots=True)
@@ -103,10 +117,18 @@ class _Window:
         self.is_mixed |= self.is_static is not None and self.is_static is not is_static
         self.is_static = is_static
 
-    def log_scores(self, fewest_steps: float, weights: Mapping[str, float]) -> LogGain | None:
-        """Return the logarithms of both scores; `None` with too few steps, or if both K were in force."""
+    def log_scores(self, fewest_steps: float, weights: Mapping[str, float]) -> Scores | None:
+        """Return the logarithms of the scores; `None` with too few steps, or if both K were in force."""
         is_one_k = self.is_static is not None and not self.is_mixed
         return self.sums.log_scores(fewest_steps, weights) if is_one_k else None
+
+
+@dataclass(slots=True)
+class _Unit:
+    """The latest windows of a unit, and the end of its newest snapshot."""
+
+    windows: deque[_Window]
+    seen_at: float = -math.inf
 
 
 class HoldOut:
@@ -115,21 +137,18 @@ class HoldOut:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._near = tuning.hold_out_near
-        self._windows: deque[_Window] = deque(maxlen=2 * self._near + 2)
-        self._gains: deque[LogGain] = deque(maxlen=tuning.hold_out_memory)
+        self._units: dict[str, _Unit] = {}
+        self._gains: deque[Scores] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # compared windows since the last reset
-        self._seen_at = -math.inf
         self._compared: Comparison | None = None
         self._stepped_back_from = ""  # digest of the comparison in which the last leader fell back
         self.is_stepped_back = False
 
-    def is_static_due(self, model: str, pool: str, at: float, ratio: float) -> bool:
-        """Return whether the static K is due at `at`: in a drawn window, or outside of one after a fall back."""
-        if ratio <= 0:
-            return False
-        share = self._tuning.stepped_back_ratio if self.is_stepped_back else ratio
-        return is_drawn(model, pool, self._index(at), share) != self.is_stepped_back
+    def drawn(self, units: Iterable[str], at: float, ratio: float) -> tuple[str, ...]:
+        """Return which of the units are in a drawn window at `at`, in order."""
+        share = self._tuning.stepped_back_ratio if self.is_stepped_back and ratio > 0 else ratio
+        return tuple(unit for unit in sorted(units) if is_drawn(unit, self._index(at), share))
 
     def compare(self, compared: Comparison) -> None:
         """Set the comparison; a change resets the count."""
@@ -150,25 +169,27 @@ class HoldOut:
             self.reset()
             self.is_stepped_back = True
 
-    def take(self, snapshot: Snapshot | None, seen_at: float, at: float, *, is_static: bool) -> LogGain | None:
-        """Add a tick at `at` and the newest snapshot; `is_static`: the static K was in force until now.
+    def take(self, seen: Mapping[str, Seen], at: float) -> list[LogGain]:
+        """Add a tick at `at` of the present units; return d by each score of the windows that it could compare."""
+        self._units = {name: found for name, found in self._units.items() if name in seen}
+        gains = [self._take(name, *found, at) for name, found in seen.items()]
+        return [gain for gain in gains if gain is not None]
 
-        `snapshot` ended at `seen_at`; it is `None` before the first. Both times are Unix seconds. Return d by each
-        score for the window that this tick could compare; `None` without one.
-        """
-        index, compared = self._index(at), None
-        if self._windows and index < self._windows[-1].index:  # the clock was set back
-            self._windows.clear()
-            self._seen_at = -math.inf
-        if not self._windows or self._windows[-1].index != index:
-            self._windows.append(_Window(index, at))
-            compared = self._compare()
+    def _take(self, name: str, snapshot: Snapshot | None, seen_at: float, is_static: bool, at: float) -> LogGain | None:  # noqa: FBT001 - a `Seen`, spread out
+        unit = self._units.setdefault(name, _Unit(deque(maxlen=2 * self._near + 2)))
+        windows, index, compared = unit.windows, self._index(at), None
+        if windows and index < windows[-1].index:  # the clock was set back
+            windows.clear()
+            unit.seen_at = -math.inf
+        if not windows or windows[-1].index != index:
+            windows.append(_Window(index, at))
+            compared = self._compare(windows)
         else:
-            self._windows[-1].note(is_static=is_static)
-        if snapshot is None or seen_at <= self._seen_at:
+            windows[-1].note(is_static=is_static)
+        if snapshot is None or seen_at <= unit.seen_at:
             return compared
-        self._seen_at = seen_at
-        for window in self._windows:
+        unit.seen_at = seen_at
+        for window in windows:
             late_by_s = seen_at - snapshot.elapsed_s - window.begun_at - self._tuning.delivered_s
             if window.index == self._index(seen_at) and late_by_s >= -ROUNDING_S:
                 window.sums.take(snapshot)
@@ -176,7 +197,7 @@ class HoldOut:
 
     def pause(self) -> None:
         """Begin a time without comparison; the gains so far stay."""
-        self._windows.clear()
+        self._units.clear()
 
     def reset(self) -> None:
         """Drop all gains and windows, after a change of the comparison."""
@@ -192,6 +213,7 @@ class HoldOut:
         """
         is_told = len(self._gains) >= self._tuning.hold_out_least
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
+        corrected = interval([gain.corrected for gain in self._gains], _TAIL).ratios() if is_told else None
         return {
             "windows": len(self._gains),
             "is_stepped_back": self.is_stepped_back or bool(self._stepped_back_from),
@@ -199,6 +221,7 @@ class HoldOut:
             "measure": self._measure,
             "gain_ratio": gains[self._measure],
             **{f"{name}_gain_ratio": found for name, found in gains.items()},
+            "corrected_gain_ratio": corrected,
         }
 
     @property
@@ -206,34 +229,35 @@ class HoldOut:
         return (self._compared or Comparison(0)).measure
 
     def _gains_in(self, measure: str) -> list[float]:
-        return [getattr(gain, measure) for gain in self._gains]
+        return [getattr(gain.counted, measure) for gain in self._gains]
 
     def _index(self, at: float) -> int:
         return math.floor(at / self._tuning.hold_out_window_s)
 
-    def _compare(self) -> LogGain | None:
-        """Compare the middle window, if it is of the drawn kind, with those around it; return d.
+    def _compare(self, windows: Sequence[_Window]) -> LogGain | None:
+        """Compare a unit's middle window, if it is of the drawn kind, with those around it; return d.
 
         The newest window has just begun and is not used.
         """
-        if len(self._windows) <= 2 * self._near + 1:
+        if len(windows) <= 2 * self._near + 1:
             return None
-        middle = self._windows[self._near]
+        middle = windows[self._near]
         is_rare_static = not self.is_stepped_back
         if middle.is_static is not is_rare_static:
             return None
         weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.window_steps
         drawn = middle.log_scores(fewest, weights)
-        sides: list[list[LogGain]] = [[], []]
-        for window in self._windows:
+        sides: list[list[Scores]] = [[], []]
+        for window in windows:
             scores, away = window.log_scores(fewest, weights), window.index - middle.index
             if scores is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
                 sides[away > 0].append(scores)
         if drawn is None or not all(sides):
             return None
         around, sign = mean([mean(side) for side in sides]), 1 if is_rare_static else -1
-        gain = LogGain(*(sign * (other - one) for other, one in zip(around, drawn, strict=True)))
-        self._gains.append(gain)
+        pairs = zip(around.counted, drawn.counted, strict=True)
+        gain = LogGain(*(sign * (other - one) for other, one in pairs))
+        self._gains.append(Scores(gain, sign * (around.corrected - drawn.corrected)))
         self._taken += 1
         self._judge()
         return gain

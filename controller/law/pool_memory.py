@@ -39,10 +39,10 @@ class PoolMemory:
 
     `seen_at` is the time of the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with
     decodes, `stalled_since` the first of a series of scrapes in which requests ran but no counter moved. `running` has
-    the running decodes of each engine. `chosen` is the law's last choice: in force, advised, or held by a window of the
-    control group. `tried_at` is the time of the last trial of a depth at an octave of running decodes. `standing` is
-    the baseline schedule with its probe ratio: the one that a window of the control group replaces, or that a freeze of
-    the current K holds.
+    the running decodes of each engine, and `engines` its newest snapshot where the control group `is_by_engine`.
+    `chosen` is the law's last choice: in force, advised, or held by a window of the control group. `tried_at` is the
+    time of the last trial of a depth at an octave of running decodes. `standing` is the baseline schedule with its
+    probe ratio: the one that a window of the control group replaces, or that a freeze of the current K holds.
 
     While a canary runs, each arm continues from its own schedule; both share the estimates of cost and acceptance.
     """
@@ -53,6 +53,8 @@ class PoolMemory:
     load: Load = field(default_factory=Load)
     evidence: Evidence = NO_EVIDENCE
     running: Mapping[str, float] = field(default_factory=dict)
+    engines: dict[str, Snapshot] = field(default_factory=dict)
+    is_by_engine: bool = False
     seen_at: float | None = None
     elapsed_s: float = 0.0
     busy_at: float | None = None
@@ -97,6 +99,10 @@ class PoolMemory:
         """Begin to lead at `at`: drop the decisions of stand-by; the dwell time counts from now."""
         self.changed_at, self.chosen, self.trial, self.standing = at, None, None, None
 
+    def take_engine(self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float) -> None:
+        """Keep the newest snapshot of one engine, for a control group by engine."""
+        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, self._corrected_s(evidence))
+
     def take(self, evidence: Evidence, running: Mapping[str, float], elapsed_s: float, at: float) -> None:
         """Add one snapshot of the whole pool; `running` are its decodes by engine."""
         # If each engine is scraped at its own time, several snapshots share the time of one.
@@ -115,12 +121,14 @@ class PoolMemory:
         """Return the newest snapshot; `None` before the first."""
         if self.seen_at is None:
             return None
-        cost, evidence = self.cost.fit(), self.evidence
-        busy_s = sum(cell.seconds for cell in evidence.cells.values())
+        return Snapshot(self.seen_at, self.elapsed_s, self.evidence, self._corrected_s(self.evidence))
+
+    def _corrected_s(self, evidence: Evidence) -> float:
+        cost, found = self.cost.fit(), sum(cell.seconds for cell in evidence.cells.values())
         if cost is not None:
-            busy_s -= sum(cell.steps * cost.prefill_s(cell.prefill / cell.steps) for cell in evidence.cells.values())
-            busy_s += cost.left_s * evidence.drafted_ratio * evidence.undrafted
-        return Snapshot(self.seen_at, self.elapsed_s, evidence, busy_s)
+            found -= sum(cell.steps * cost.prefill_s(cell.prefill / cell.steps) for cell in evidence.cells.values())
+            found += cost.left_s * evidence.drafted_ratio * evidence.undrafted
+        return found
 
     def is_stale(self, now: float) -> bool:
         """Return whether the evidence is too old: no scrape, or counters that stand still while requests run."""

@@ -15,6 +15,7 @@ running classes, if no SLO is predicted to break, and not twice in `trial_rest_s
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from specpilot.controller.estimation.pool_cost import is_near
 from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.choice import Choice, Yield
 from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.hold_out import Comparison
+from specpilot.controller.law.hold_out import Comparison, Seen
 from specpilot.controller.law.k_table import KTable, Ranges, grid
 from specpilot.controller.law.pool_memory import PoolMemory, RunningTrial
 from specpilot.controller.law.reason import Reason
@@ -36,9 +37,11 @@ from specpilot.policy.bands import row_parts
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import DEFAULT_CLASS, Guidance, Law, Mode, Schedule, Trial
+from specpilot.policy.types import DEFAULT_CLASS, Law, Mode, Schedule, Trial
 
 Vector = NDArray[np.float64]
+_UNKNOWN = (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN)
+"""Nothing can be said of the present load."""
 _SIGNIFICANT_DIGITS = 6
 
 
@@ -57,12 +60,13 @@ class Tick:
         self._at = at
         self._rows = Rows.of(context)
         pool.cost.use(context.graphs)
+        pool.is_by_engine = self._policy.law is Law.ENGINE
         self._snapshot = pool.snapshot()
         steep = cliffs(context.graphs, context.k_max) if context.graphs is not None else ()
         self._n = grid(max(1, context.max_num_seqs), steep)
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
         self._choice: Choice | None = None
-        self._log_gain: LogGain | None = None
+        self._log_gains: list[LogGain] = []
         self._evidence: dict[str, Any] = pool.ages(now)
 
     def result(self) -> TickResult:
@@ -92,6 +96,8 @@ class Tick:
         if mode is Mode.ADVISE:
             return self._answer(reason, chosen, self._withdrawal(static), gain)
         breaks_slo = self._breaks_slo(self._uniform(context.fallback_k), chosen)
+        if self._policy.law is Law.ENGINE:
+            return self._guided(reason, chosen, static_rows, gain, breaks_slo=breaks_slo)
         static_reason = self._static_reason(
             reason, decided, is_static_in_force=is_static_in_force, breaks_slo=breaks_slo
         )
@@ -102,16 +108,35 @@ class Tick:
         if static_reason is not None:  # no trial beside the static K
             pool.trial = None
             return self._answer(static_reason, chosen, publish, gain)
-        if self._policy.law is Law.ENGINE:
-            pool.trial = None
-            pool.standing = baseline, self._probe_ratio(baseline)  # for a freeze: guidance is no K that it could hold
-            is_known = reason not in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN)
-            reported = Reason.ENGINE if is_known else reason
-            return self._answer(reported, chosen, static_rows, gain, guidance=context.guidance())
         trial = self._trial(chosen) if reason in (Reason.OPTIMAL, Reason.DWELL) else None
         if trial is None:
             pool.trial = None
         return self._answer(Reason.TRIAL if trial else reason, chosen, publish, gain, trial)
+
+    def _guided(
+        self, reason: Reason, chosen: KTable, static_rows: Ranges, gain: float | None, *, breaks_slo: bool
+    ) -> TickResult:
+        """Return the result where engines choose K; those in a window of the control group run the static K."""
+        pool, policy = self._pool, self._policy
+        is_known = reason not in _UNKNOWN
+        is_back = self._is_stepped_back and not breaks_slo
+        may_draw = is_known and self._context.arm is None and not breaks_slo
+        drawn = pool.hold_out.drawn(pool.engines, self._at, policy.hold_out_ratio) if may_draw else ()
+        if is_known:
+            is_static = is_back is not (0 < len(drawn) == len(pool.engines))
+            static_reason = Reason.STATIC_BETTER if is_back else Reason.HOLD_OUT
+            reason = static_reason if is_static else Reason.ENGINE
+        baseline = static_rows if is_back else chosen.to_ranges()
+        pool.standing = baseline, self._probe_ratio(baseline)  # for a freeze: guidance is no K that it could hold
+        pool.trial = None
+        return replace(
+            self._answer(reason, chosen, static_rows, gain),
+            probe_ratio=policy.probe_ratio,
+            guidance=self._context.guidance(),
+            fleet=self._model.shared(),
+            drawn=drawn,
+            is_fallen_back=is_back,
+        )
 
     def _is_in_force(self, rows: Ranges) -> bool:
         """Return whether the schedule in force has these rows, and engines follow them."""
@@ -286,7 +311,7 @@ class Tick:
             pool.hold_out.pause()
             return
         required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required))
+        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required, policy.law))
         if context.arm is not None:  # a canary's alternating policies do not reset the count
             pool.hold_out.pause()
         elif policy.hold_out_ratio <= 0:
@@ -294,8 +319,19 @@ class Tick:
         elif policy.mode is not Mode.ACT:
             pool.hold_out.pause()
         elif context.in_force is not None and context.in_force.trial is None:
-            seen_at = self._at if self._snapshot is None else self._at - self._now + self._snapshot.at
-            self._log_gain = pool.hold_out.take(self._snapshot, seen_at, self._at, is_static=is_static_in_force)
+            self._log_gains = pool.hold_out.take(self._units(is_static_in_force=is_static_in_force), self._at)
+
+    def _units(self, *, is_static_in_force: bool) -> dict[str, Seen]:
+        """Return the units of the control group: the engines where they choose K, otherwise the pool."""
+        pool, in_force, ahead_s = self._pool, self._context.in_force, self._at - self._now
+        if self._policy.law is Law.ENGINE:
+            guided = in_force if in_force is not None and in_force.guidance is not None else None
+            static = {
+                name: is_static_in_force if guided is None else not guided.is_guided(name) for name in pool.engines
+            }
+            return {name: Seen(seen, seen.at + ahead_s, static[name]) for name, seen in pool.engines.items()}
+        seen_at = self._at if self._snapshot is None else self._snapshot.at + ahead_s
+        return {f"{self._context.model} {self._context.pool}": Seen(self._snapshot, seen_at, is_static_in_force)}
 
     def _static_reason(
         self, reason: Reason, decided: Reason, *, is_static_in_force: bool, breaks_slo: bool
@@ -305,7 +341,7 @@ class Tick:
         Without fresh evidence a pool that has fallen back keeps it.
         """
         is_stepped_back = self._pool.hold_out.is_stepped_back
-        if decided in (Reason.STALE, Reason.IDLE, Reason.COST_UNKNOWN):
+        if decided in _UNKNOWN:
             return reason if is_stepped_back and is_static_in_force else None
         if breaks_slo or not self._is_static_due():
             return None
@@ -314,8 +350,11 @@ class Tick:
     def _is_static_due(self) -> bool:
         if self._context.arm is not None:  # no window is drawn; windows of the present policy keep the pool's state
             return self._is_stepped_back
-        name = (self._context.model, self._context.pool)
-        return self._pool.hold_out.is_static_due(*name, self._at, self._policy.hold_out_ratio)
+        if self._policy.hold_out_ratio <= 0:
+            return False
+        pool = f"{self._context.model} {self._context.pool}"
+        is_drawn = bool(self._pool.hold_out.drawn([pool], self._at, self._policy.hold_out_ratio))
+        return is_drawn is not self._pool.hold_out.is_stepped_back
 
     def _breaks_slo(self, static: KTable, chosen: KTable) -> bool:
         """Return whether `static` is predicted to break an SLO that `chosen` keeps, at the present load."""
@@ -362,22 +401,16 @@ class Tick:
             scores = sums.log_scores(1.0, self._weights)
         self._evidence["throughput"] = {
             **{f"predicted_{name}": throughput for name, throughput in predicted.items()},
-            "measured": math.exp(scores.throughput) if scores else None,
+            "measured": math.exp(scores.corrected) if scores else None,
         }
         self._evidence["step_s"] = {
             "predicted": times["in_force"],
-            "measured": snapshot.busy_s / evidence.steps if snapshot and evidence.steps else None,
+            "measured": snapshot.corrected_s / evidence.steps if snapshot and evidence.steps else None,
         }
         return predicted
 
-    def _answer(  # noqa: PLR0913, PLR0917 - the parts of a result
-        self,
-        reason: Reason,
-        proposed: KTable,
-        publish: Ranges | None,
-        gain: float | None,
-        trial: Trial | None = None,
-        guidance: Guidance | None = None,
+    def _answer(
+        self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
     ) -> TickResult:
         if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
             found = self._pool.hold_out.described()
@@ -389,14 +422,12 @@ class Tick:
             reason=reason,
             proposed=proposed.to_ranges(),
             publish=publish,
-            probe_ratio=self._policy.probe_ratio if guidance is not None else self._probe_ratio(publish),
+            probe_ratio=self._probe_ratio(publish),
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             trial=trial,
-            log_gain=self._log_gain,
+            log_gains=tuple(self._log_gains),
             standing=self._pool.standing if self._context.hold is Hold.CURRENT else None,
-            guidance=guidance,
-            fleet=self._model.shared() if guidance is not None else None,
         )
 
     def _probe_ratio(self, rows: Ranges | None) -> float:

@@ -14,7 +14,11 @@ LEAST_WINDOWS = 5
 """Fewest windows of a day for an interval."""
 _TAIL = 0.025
 _DAYS_SHOWN = 7
-_LABELS = {"throughput": "throughput", "itl": "inter-token latency"}
+_LABELS = {
+    "throughput": "throughput",
+    "itl": "inter-token latency",
+    "corrected": "throughput of decodes alone",
+}
 
 
 def gain_ratio_of(day: DailyGain, measure: str) -> dict[str, float] | None:

@@ -9,7 +9,8 @@ The table in force, in this order (the code has the same numbers):
 1. calibration: while the engine measures its steps before traffic;
 2. trial: rows that one engine tries, for the trial's `valid_for_s`;
 3. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
-   traffic; for the schedule's `valid_for_s` and `hold_s` more;
+   traffic; for the schedule's `valid_for_s` and `hold_s` more. Not while the control group has the engine follow rows:
+   this ends with the schedule's validity, at the latest;
 4. schedule: its rows, for its `valid_for_s`;
 5. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
 6. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
@@ -126,6 +127,7 @@ class _Applied:
     held: KTable
     trial: KTable | None
     received_at: float
+    is_guided: bool
 
 
 class SpeculationControl:
@@ -188,7 +190,8 @@ class SpeculationControl:
                 )
             table = table_of(schedule, self.max_running)
             tried = table_of(schedule, self.max_running, trial) if trial else None
-            self._applied = _Applied(schedule, table, replace(table, source=Source.HELD), tried, now)
+            held, is_guided = replace(table, source=Source.HELD), schedule.is_guided(self._engine_id)
+            self._applied = _Applied(schedule, table, held, tried, now, is_guided)
 
     def table(self, now: float) -> KTable:  # noqa: PLR0911 - one for each case
         """Return the table in force at monotonic time `now`."""
@@ -201,10 +204,11 @@ class SpeculationControl:
         age_s, schedule = now - applied.received_at, applied.schedule
         if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
             return applied.trial  # 2
-        is_held = age_s <= schedule.valid_for_s + self.hold_s
-        if guided is not None and schedule.guidance is not None and is_held:
+        is_valid, is_held = age_s <= schedule.valid_for_s, age_s <= schedule.valid_for_s + self.hold_s
+        is_window_over = not is_valid and not schedule.is_fallen_back and schedule.guidance is not None
+        if guided is not None and is_held and (applied.is_guided or is_window_over):
             return guided  # 3
-        if age_s <= schedule.valid_for_s:
+        if is_valid:
             return applied.table  # 4
         if adapting is not None:
             return adapting  # 5

@@ -37,7 +37,9 @@ def test_the_static_k_runs_in_the_windows_that_are_drawn_and_in_no_other_second(
     """How many are drawn is tested by itself."""
     run = simulate([Phase(200, [Source("json", 8)])], policy=OFTEN)
     window_s = Tuning().hold_out_window_s
-    drawn = [is_drawn(MODEL, POOL, math.floor(second.at / window_s), OFTEN.hold_out_ratio) for second in run.seconds]
+    drawn = [
+        is_drawn(f"{MODEL} {POOL}", math.floor(second.at / window_s), OFTEN.hold_out_ratio) for second in run.seconds
+    ]
     assert [second.result.reason is Reason.HOLD_OUT for second in run.seconds] == drawn
     assert any(drawn)
 

@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.bench.simulation.engine import MODEL, POOL, Engine
 from specpilot.controller import lease
 from specpilot.controller.app import create_app
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -532,13 +533,44 @@ async def test_an_idle_pool_keeps_its_guidance_and_renews_it(rig: Rig) -> None:
     assert (now.guidance, now.version > before.version) == (before.guidance, True)
 
 
-async def test_the_control_group_takes_the_guidance_away_for_its_windows(rig: Rig) -> None:
+async def test_the_control_group_has_single_engines_follow_the_static_k(rig: Rig) -> None:
+    rig.fleet.engines["two"] = Engine("two", np.random.default_rng(4))
+    rig.store.heartbeat(registered("two"), 5.0)
     rig.store.put_policy(replace(ENGINES_CHOOSE, hold_out_ratio=0.3), None, 0.0)
-    found = set()
-    for _ in range(90):
+    drawn, reasons, mean_k = set(), {}, {}
+    for _ in range(120):
+        before = {name: engine.by_source.sum(axis=0) for name, engine in rig.fleet.engines.items()}
+        in_force = rig.store.published.get((MODEL, POOL))
         await rig.tick()
-        found.add((rig.store.log[-1].reason, rig.store.published[MODEL, POOL].guidance is None))
-    assert {("hold_out", True), ("engine", False)} <= found
-    assert ("hold_out", False) not in found
-    assert ("engine", True) not in found
-    assert rig.store.log[-1].evidence["hold_out"]["windows"] >= 1
+        if in_force is not None:
+            for name, engine in rig.fleet.engines.items():
+                decodes, k = engine.by_source.sum(axis=0) - (before[name] if before[name].any() else 0.0)
+                mean_k.setdefault(name in in_force.drawn, []).append(k / decodes)
+        schedule = rig.store.published[MODEL, POOL]
+        assert schedule.guidance is not None
+        drawn.add(schedule.drawn)
+        reasons.setdefault(rig.store.log[-1].reason, set()).add(schedule.drawn)
+    assert drawn == {(), ("one",), ("two",), ("one", "two")}
+    assert reasons["hold_out"] == {("one", "two")}
+    assert ("one",) in reasons["engine"]
+    assert np.mean(mean_k[True][2:]) == pytest.approx(1.0, abs=0.1)
+    assert np.mean(mean_k[False][5:]) > 4.0
+    found = rig.store.log[-1].evidence["hold_out"]
+    assert found["windows"] >= 5
+    assert found["corrected_gain_ratio"]["mean"] > 0
+    assert "throughput of decodes alone" in text(explain(rig.store.decisions(MODEL, POOL, 1)))
+
+
+async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run_their_law(rig: Rig) -> None:
+    rig.store.put_policy(replace(ENGINES_CHOOSE, hold_out_ratio=0.3), None, 0.0)
+    await rig.tick(10)
+    hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
+    hold_out._tuning = replace(hold_out._tuning, stepped_back_ratio=0.4)
+    hold_out.is_stepped_back = True
+    found = set()
+    for _ in range(30):
+        await rig.tick()
+        schedule = rig.store.published[MODEL, POOL]
+        assert schedule.is_fallen_back
+        found.add((rig.store.log[-1].reason, schedule.is_guided("one")))
+    assert found == {("static_better", False), ("engine", True)}

@@ -84,13 +84,13 @@ def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_throughput() -
     assert block.pools["p"].itl == pytest.approx(math.log(2.0), abs=1e-6)
 
 
-def test_what_k_0_leaves_counts_as_time_of_the_window_that_leaves_it() -> None:
+def test_what_k_0_leaves_counts_in_the_corrected_throughput_alone() -> None:
     owing = {Arm.PRESENT: evidence(), Arm.CANARY: evidence()}
     found = play(range(41), owing, left_s={Arm.PRESENT: 0.0, Arm.CANARY: 0.1})
     for block in found.blocks:
-        _, throughput, itl = block.pools["p"]
-        assert throughput == pytest.approx(-math.log(1.1), abs=1e-5)
-        assert itl == pytest.approx(-math.log(1.1), abs=1e-5)
+        _, throughput, itl, corrected = block.pools["p"]
+        assert (throughput, itl) == (pytest.approx(0.0), pytest.approx(0.0))
+        assert corrected == pytest.approx(-math.log(1.1), abs=1e-5)
     assert found.blocks
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Snapshot
-from specpilot.controller.law.hold_out import Comparison, HoldOut, is_drawn, judgements
+from specpilot.controller.law.hold_out import Comparison, HoldOut, Seen, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import Objective
+from specpilot.policy.types import Law, Objective
 
 TUNING = Tuning()
 NOISE, MUCH_NOISE = 0.1, 0.15
@@ -48,8 +48,8 @@ class Traffic:
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
             begun_at = self._index * TUNING.hold_out_window_s
             window = snapshot(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
-            self.hold_out.take(None, begun_at, begun_at, is_static=is_static)
-            self.hold_out.take(window, window.at, window.at, is_static=is_static)
+            self.hold_out.take({"p": Seen(None, begun_at, is_static)}, begun_at)
+            self.hold_out.take({"p": Seen(window, window.at, is_static)}, window.at)
             has_stepped_back |= self.hold_out.is_stepped_back
             self._index += 1
         return has_stepped_back
@@ -64,22 +64,25 @@ def measured(
     look_s: float = 0.5,
     late_s: float = 0.0,
     windows: int = 40,
+    corrected: Callable[[bool], float] = lambda _: 1.0,
 ) -> list[LogGain]:
     """Return the gains over `windows` windows; in every fourth the static K comes into force at its first tick.
 
-    Ticks are `tick_s` apart; snapshots end `look_s` apart, and arrive at the first tick at least `late_s` later.
+    `corrected` is the share of the time that counts without prompts. Ticks are `tick_s` apart; snapshots end `look_s`
+    apart, and arrive at the first tick at least `late_s` later.
     """
     gains, in_force, index, at, is_static = [], False, -1, 0.2, False
-    looks: list[tuple[float, dict[str, float]]] = []
+    looks: list[tuple[float, dict[str, float], float]] = []
     shown = look_end = 0.0
     while at < windows * tuning.hold_out_window_s:
         while look_end + look_s <= at - late_s:
             look_end += look_s
-            looks.append((look_end, rates(in_force)))
-        newest = snapshot(looks[-1][0], look_s, looks[-1][1]) if looks else None
+            looks.append((look_end, rates(in_force), corrected(in_force)))
+        newest = None
+        if looks:
+            newest = snapshot(looks[-1][0], look_s, looks[-1][1])._replace(corrected_s=look_s * looks[-1][2])
         shown = newest.at if newest else shown
-        gain = hold_out.take(newest, shown, at, is_static=in_force)
-        gains += [gain] if gain is not None else []
+        gains += hold_out.take({"p": Seen(newest, shown, in_force)}, at)
         if math.floor(at / tuning.hold_out_window_s) != index:
             index = math.floor(at / tuning.hold_out_window_s)
             is_static = index % 4 == 2
@@ -92,7 +95,7 @@ def measured(
 def test_the_share_of_windows_that_is_drawn_is_the_ratio(ratio: float) -> None:
     """Over 9 days; the draws are the same in every run. The tolerance is three standard deviations."""
     count = 200_000
-    drawn = sum(is_drawn("demo", "cpu", index, ratio) for index in range(count))
+    drawn = sum(is_drawn("demo cpu", index, ratio) for index in range(count))
     assert abs(drawn / count - ratio) <= 3 * math.sqrt(ratio * (1 - ratio) / count)
 
 
@@ -221,7 +224,7 @@ def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
 
-    hold_out.take(snapshot(9e9, 0.5, rates(False)), 9e9, 9e9, is_static=False)
+    hold_out.take({"p": Seen(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9)
     assert len(measured(hold_out, TUNING, rates)) >= 8
 
 
@@ -248,3 +251,50 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
     gained.pass_by(TUNING.hold_out_least + 3, math.log(1.3))
     gained.hold_out.resume(digest)
     assert not gained.hold_out.is_stepped_back
+
+
+def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
+    """Two engines of unlike speed: a window is compared with those of its own engine alone."""
+    hold_out, drawn = HoldOut(TUNING), {"one": 4, "two": 6}
+    hold_out.compare(Comparison(7, law=Law.ENGINE))
+    gains = []
+    for index in range(40):
+        begun_at = index * TUNING.hold_out_window_s
+        for at, has_snapshot in ((begun_at, False), (begun_at + 3.0, True)):
+            seen = {}
+            for name, speed in (("one", 1.0), ("two", 3.0)):
+                is_static = index % 8 == drawn[name]
+                rate = speed * (1000.0 if is_static else 1200.0)
+                taken = snapshot(at, 0.5, {"default": rate}) if has_snapshot else None
+                seen[name] = Seen(taken, at, is_static)
+            gains += hold_out.take(seen, at)
+    assert len(gains) >= 8
+    assert all(gain.throughput == pytest.approx(math.log(1.2)) for gain in gains)
+    assert hold_out.described()["windows"] == len(gains)
+    hold_out.take({"one": seen["one"]}, at + 1.0)
+    assert hold_out._units.keys() == {"one"}, "an engine that is gone leaves its windows"
+
+
+def test_engines_are_drawn_independently() -> None:
+    hold_out, count = HoldOut(TUNING), 4000
+    both = [hold_out.drawn(("b", "a"), index * TUNING.hold_out_window_s, 0.3) for index in range(count)]
+    share = {drawn: both.count(drawn) / count for drawn in set(both)}
+    assert share == {
+        (): pytest.approx(0.49, abs=0.03), ("a",): pytest.approx(0.21, abs=0.03),
+        ("b",): pytest.approx(0.21, abs=0.03), ("a", "b"): pytest.approx(0.09, abs=0.03),
+    }  # fmt: skip
+    assert not any(hold_out.drawn(("a", "b"), index * TUNING.hold_out_window_s, 0.0) for index in range(100))
+
+
+def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
+    """Half of the time of each step is a prompt's: without it adaptive K gains more."""
+    hold_out = HoldOut(TUNING)
+    hold_out.compare(Comparison(7))
+
+    def rates(is_static: bool) -> dict[str, float]:
+        return {"default": 1000.0 if is_static else 1200.0}
+
+    measured(hold_out, TUNING, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
+    found = hold_out.described()
+    assert found["gain_ratio"]["mean"] == pytest.approx(0.2)
+    assert found["corrected_gain_ratio"]["mean"] == pytest.approx(1.2 * 0.5 / 0.4 - 1)

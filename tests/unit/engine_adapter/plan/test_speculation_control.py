@@ -75,6 +75,22 @@ def test_a_newer_schedule_of_rows_ends_guidance_at_once_and_a_trial_goes_before_
     assert (engine.table(4.0).source, engine.guiding(4.0)) == (Source.SCHEDULE, None)
 
 
+def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_schedule_is_valid() -> None:
+    engine = control(hold_s=100.0)
+    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+    guided = replace(schedule(valid_for_s=10.0), guidance=GUIDANCE, drawn=("one", "two"))
+    engine.offer(guided, 0.0)
+    assert [engine.table(at).source for at in (5.0, 11.0)] == [Source.SCHEDULE, Source.GUIDANCE]
+    assert engine.guiding(5.0) is guided  # the law keeps its wishes
+    engine.offer(replace(guided, version=2, drawn=("two",)), 20.0)
+    assert engine.table(20.0).source is Source.GUIDANCE
+    for version, drawn, source in ((3, ("two",), Source.SCHEDULE), (4, ("one",), Source.GUIDANCE)):
+        engine.offer(replace(guided, version=version, drawn=drawn, is_fallen_back=True), 20.0)
+        assert engine.table(20.0).source is source
+    engine.offer(replace(guided, version=5, drawn=(), is_fallen_back=True), 20.0)
+    assert engine.table(31.0).source is Source.HELD  # the static K stays, as the law lost
+
+
 def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:
     table = table_of(schedule(default=[(1, 4, 2)], code=[(1, 4, 5)]), 32)
     assert table.k("code", 4, 3) == 5
