@@ -421,7 +421,6 @@ class Policy:
     __pydantic_config__: ClassVar = _STRICT
     model: str
     mode: Mode = Mode.ACT
-    law: Law = Law.CONTROLLER
     objective: Objective = Objective.THROUGHPUT
     static_k: int | None = None
     k_min: int = 0
@@ -432,6 +431,7 @@ class Policy:
     hold_out_ratio: float = 0.01
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
+    law: Law = Law.CONTROLLER
 
     def __post_init__(self) -> None:
         faults = model_name_faults("model", self.model)
