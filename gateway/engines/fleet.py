@@ -21,7 +21,7 @@ from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 from specpilot.gateway.routing.session import hash_of
-from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.request_facts import RequestFacts
 from specpilot.gateway.wire.response_id import tag_in, tag_of
 from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.settings import without_secrets

@@ -18,15 +18,8 @@ from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.telemetry.metrics import Cell
-from specpilot.gateway.wire.body import (
-    REQUEST_ID,
-    RequestFacts,
-    amend,
-    amendments,
-    in_utf_8,
-    may_repeat_model,
-    read_facts,
-)
+from specpilot.gateway.wire.amendments import amend, amendments
+from specpilot.gateway.wire.body_fields import REQUEST_ID
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
@@ -37,6 +30,7 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, header_text
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.request_facts import RequestFacts, in_utf_8, may_repeat_model, read_facts
 from specpilot.gateway.wire.routes import FORMS, RESPONSES, STORED, UNCHARGED
 from specpilot.policy.types import ApiKey
 

@@ -31,6 +31,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+from specpilot.gateway.wire.amendments import with_request_id
+
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
@@ -38,7 +40,6 @@ from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine
 from specpilot.gateway.routing.outlier_detection import Source
 from specpilot.gateway.telemetry.outcome import Outcome
-from specpilot.gateway.wire.body import with_request_id
 from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, STREAM_CONTENT, Overdue
 from specpilot.gateway.wire.errors import (
     BadEngineResponseError,

@@ -3,8 +3,9 @@
 import orjson
 
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.wire.body import PREVIOUS, REQUEST_ID, RequestFacts
+from specpilot.gateway.wire.body_fields import PREVIOUS, REQUEST_ID
 from specpilot.gateway.wire.errors import EngineUnavailableError, InvalidFieldError, ResponseNotFoundError
+from specpilot.gateway.wire.request_facts import RequestFacts
 from specpilot.gateway.wire.response_id import is_of_another
 from specpilot.gateway.wire.routes import asks_stream, response_id
 

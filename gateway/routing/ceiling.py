@@ -7,7 +7,7 @@ the request's K follows the schedule up to it.
 
 from typing import Any, Final
 
-from specpilot.gateway.wire.body import CEILING_FIELD, XARGS
+from specpilot.gateway.wire.body_fields import CEILING_FIELD, XARGS
 from specpilot.gateway.wire.errors import InvalidFieldError
 from specpilot.gateway.wire.heads import K_MAX_HEADER
 from specpilot.policy.types import K_LIMIT

@@ -22,7 +22,7 @@ from math import inf
 from specpilot.gateway.routing.balance import C, bound, is_peer, least, two_choices, usable
 from specpilot.gateway.routing.prefix import Prefixes, points_of
 from specpilot.gateway.routing.session import home, session_of
-from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.request_facts import RequestFacts
 
 
 class Balance(StrEnum):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.request_facts import RequestFacts
 from specpilot.policy.types import DEFAULT_CLASS, ApiKey, MatchRule
 
 OPENAI_TIERS: Final = frozenset(("auto", "default"))

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from specpilot.gateway.wire.body import RequestFacts
+from specpilot.gateway.wire.request_facts import RequestFacts
 
 LEAST_CHARS: Final = 1024
 """Characters of the shortest beginning that is worth a preference: some 250 tokens, some milliseconds of prefill."""

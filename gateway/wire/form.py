@@ -2,7 +2,7 @@
 
 The gateway needs only the fields; the bytes go to the engine unchanged. A file is searched for the end of its part and
 not stored a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is read by the same
-rules as any other body (`gateway.wire.body.read_facts`).
+rules as any other body (`gateway.wire.request_facts.read_facts`).
 
 | state | `_is_head` | `_is_over` | expects | next state |
 |---|---|---|---|---|
@@ -26,7 +26,7 @@ from typing import Final
 
 import orjson
 
-from specpilot.gateway.wire.body import CLASS_FIELD, XARGS
+from specpilot.gateway.wire.body_fields import CLASS_FIELD, XARGS
 from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFormError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.parameters import read_parameters

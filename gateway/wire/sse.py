@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import orjson
 
-from specpilot.gateway.wire.body import CHARS_PER_TOKEN
 from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, says_nothing
+from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
 
 TAIL_BYTES: Final = 16_384
 """Bytes at the end of a JSON body that are kept, where its usage is. They bound the cost of reading it."""

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from specpilot.gateway.wire.body import CHARS_PER_TOKEN
+from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually

@@ -11,7 +11,7 @@ import pytest
 from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.routing import outlier_detection as routing
 from specpilot.gateway.routing.prefix import points_of
-from specpilot.gateway.wire.body import read_facts
+from specpilot.gateway.wire.request_facts import read_facts
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import PATH, STREAM, Client, call, request
 from tests.support.gateway_server import eventually

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 from specpilot.gateway.routing.session import hash_of
-from specpilot.gateway.wire.body import RequestFacts, read_facts
+from specpilot.gateway.wire.request_facts import RequestFacts, read_facts
 
 CHAT = "/v1/chat/completions"
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.gateway.routing.classify import Classified, classify, is_match
-from specpilot.gateway.wire.body import RequestFacts, read_facts
+from specpilot.gateway.wire.request_facts import RequestFacts, read_facts
 from specpilot.policy.types import ApiKey, MatchRule
 
 KNOWN = frozenset({"default", "code", "chat", "batch"})

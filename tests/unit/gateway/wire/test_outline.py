@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.body import amend, amendments, read_facts
+from specpilot.gateway.wire.amendments import amend, amendments
 from specpilot.gateway.wire.errors import BodyTooComplexError
 from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.request_facts import read_facts
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
