@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.prepared_request import PROXIED
 from specpilot.gateway.wire.errors import (
     GatewayError,
     InternalError,
@@ -28,6 +27,7 @@ from specpilot.gateway.wire.errors import (
     body_of,
 )
 from specpilot.gateway.wire.origins import EXPOSED, MAX_AGE_S, METHODS
+from specpilot.gateway.wire.routes import PROXIED
 from specpilot.policy.codec import to_plain
 from specpilot.policy.types import ApiKey
 

@@ -27,6 +27,9 @@ STOOD_STILL_S: Final = 0.25
 class AttemptReader(Reader, Protocol):
     """The request of the attempt."""
 
+    def connecting(self) -> None:
+        """There is no kept connection, so a new one is made."""
+
     def connected(self) -> None:
         """There is a connection: call `send` now."""
 
@@ -61,6 +64,7 @@ class Attempt:
             if self._connection is not None:
                 self._reader.connected()
                 return
+        self._reader.connecting()
         self._task = self._context.spawn(asyncio.get_running_loop().create_task(self._connect()))
 
     def send(self, request: Iterable[bytes | memoryview]) -> None:

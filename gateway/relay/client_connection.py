@@ -46,7 +46,6 @@ from specpilot.gateway.relay.connection_state import (
 )
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
-from specpilot.gateway.relay.prepared_request import PROXIED
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
@@ -57,7 +56,7 @@ from specpilot.gateway.wire.errors import (
     RequestTimeoutError,
 )
 from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
-from specpilot.gateway.wire.routes import RESPONSE, STORED, method_of, stored_route, tidied
+from specpilot.gateway.wire.routes import PROXIED, RESPONSE, STORED, method_of, stored_route, tidied
 
 HEAD_BYTES: Final = 65_536
 """Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
@@ -369,8 +368,7 @@ class ClientConnection(HttpToolsProtocol):
         exchange.start()
 
     def _queue(self, exchange: Exchange) -> None:
-        exchange.limit(PIPELINED_BODY_BYTES)
-        exchange.authenticate()
+        exchange.wait_in_turn(PIPELINED_BODY_BYTES)
         self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
 
     def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
@@ -422,7 +420,7 @@ class ClientConnection(HttpToolsProtocol):
                 cycle.drop()
         self.pipeline.clear()
 
-    # For exchanges: `gateway.relay.exchange.ExchangeConnection`
+    # For exchanges: `gateway.relay.owner.ClientSide`
 
     @property
     def is_stalled(self) -> bool:
@@ -433,10 +431,10 @@ class ClientConnection(HttpToolsProtocol):
         """Close the connection at once, so that the response does not look complete."""
         self.transport.abort()
 
-    def finished(self, exchange: Exchange) -> None:
-        """The response of `exchange` has ended: begin the next, or close."""
-        self._active = None
-        if exchange.disconnected or self.transport.is_closing():
+    def finished(self) -> None:
+        """The response of the active exchange has ended: begin the next, or close."""
+        exchange, self._active = self._active, None
+        if exchange is None or self.transport.is_closing():  # the client has left
             return
         if not exchange.keep_alive:
             self._drop_waiting()

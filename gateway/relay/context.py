@@ -20,7 +20,13 @@ from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.wire.deadlines import Limits
-from specpilot.gateway.wire.errors import GatewayError, InvalidApiKeyError, KeysUnknownError
+from specpilot.gateway.wire.errors import (
+    DrainingError,
+    GatewayError,
+    InternalError,
+    InvalidApiKeyError,
+    KeysUnknownError,
+)
 from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.clock import Clock
 from specpilot.policy.types import OTHER, ApiKey, ClassPolicy, MatchRule
@@ -218,6 +224,19 @@ class GatewayContext:
         if secret is None:
             raise InvalidApiKeyError("no API key was sent; send the header `Authorization: Bearer <key>`")
         raise InvalidApiKeyError("the API key is not known here; check it, or ask your administrator for one")
+
+    def admit(self, secret: bytes | None) -> ApiKey | None:
+        """Return the API key of a request that begins now, as `key_of`. Raises `DrainingError` after the drain."""
+        if self.is_refusing:
+            raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
+        return self.key_of(secret)
+
+    def reply_to(self, error: Exception) -> GatewayError:
+        """Return the client's form of `error`, and log a fault of the gateway. On the loop only."""
+        if isinstance(error, GatewayError):
+            return error
+        asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
+        return InternalError("the gateway failed; its log says why")
 
     def new_request_id(self) -> bytes:
         """Return a unique identifier."""

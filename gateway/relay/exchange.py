@@ -16,49 +16,27 @@ queue and closes the engine's connection at once, so that the engine aborts.
 """
 
 import asyncio
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar
 
 from specpilot.gateway.engines.fleet import Engine
-from specpilot.gateway.limits.admission import Admission, Place
+from specpilot.gateway.limits.admission import Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
 from specpilot.gateway.relay import exchange_state, relay
-from specpilot.gateway.relay.charge import charge, used_by
-from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.owner import ResponseSink
-from specpilot.gateway.relay.prepared_request import PreparedRequest, pick_engine, prepare
+from specpilot.gateway.relay.accounting import charge, record_end
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.engine_choice import first_engine
+from specpilot.gateway.relay.owner import ClientSide
+from specpilot.gateway.relay.preparation import prepare
+from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.request_body import RequestBody
+from specpilot.gateway.relay.waiting import join_queue, leave_queue, queue_timeout
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
-from specpilot.gateway.wire.content_coding import codings_of, decoded
 from specpilot.gateway.wire.deadlines import overdue
-from specpilot.gateway.wire.errors import (
-    DrainingError,
-    EngineUnavailableError,
-    GatewayError,
-    InternalError,
-    QueueTimeoutError,
-    RequestTimeoutError,
-    UnsupportedCodingError,
-)
+from specpilot.gateway.wire.errors import GatewayError, RequestTimeoutError
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import FORMS, STORED
 from specpilot.policy.types import ApiKey
-
-DECODING_TURN_S: Final = 0.001
-"""Seconds of decoding one body before other requests are served."""
-
-UNREAD_BYTES: Final = 64 * 1024 * 1024
-"""Bytes up to which a rejected body is read and dropped, to keep the connection. A longer one ends it."""
-
-
-class ExchangeConnection(ResponseSink, Protocol):
-    """The client's connection."""
-
-    def reset(self) -> None:
-        """Close the client's connection at once, so that the response does not look complete."""
-
-    def finished(self, exchange: "Exchange") -> None:
-        """The response of `exchange` has ended."""
 
 
 class _NeverAwaited:
@@ -76,7 +54,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body", "_codings", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path",
+        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path",
         "_place", "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_state", "_status",
         "_waited_s", "disconnected", "is_received", "keep_alive", "refusal", "response_complete",
     )  # fmt: skip
@@ -84,7 +62,7 @@ class Exchange:
     message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
 
     def __init__(
-        self, context: GatewayContext, connection: ExchangeConnection, method: bytes, path: str, request: RequestHead
+        self, context: GatewayContext, connection: ClientSide, method: bytes, path: str, request: RequestHead
     ) -> None:
         """`request` is the parsed head, `path` the route."""
         self._context = context
@@ -96,9 +74,9 @@ class Exchange:
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
         self._state: str = exchange_state.PENDING
-        self.refusal: GatewayError | None = None
-        self._codings = self._read_coding(request.coding)
-        self._body = RequestBody(context, request.forwarded, is_form=path in FORMS, is_encoded=bool(self._codings))
+        self._body = RequestBody(context, request, is_form=path in FORMS)
+        # A coding that cannot be decoded is rejected before the body arrives.
+        self.refusal: GatewayError | None = self._body.read_codings() if request.coding else None
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
         self._place: Place | None = None
@@ -112,19 +90,6 @@ class Exchange:
         self.response_complete = False
         self.disconnected = False
 
-    def _read_coding(self, stated: str) -> tuple[str, ...]:
-        """Return the codings of the body. One that cannot be decoded is rejected before the body arrives."""
-        if not stated:
-            return ()
-        try:
-            codings = codings_of(stated)
-        except UnsupportedCodingError as error:
-            self.refusal = error
-            return ()
-        if codings and not self._context.decodes_bodies:
-            self.refusal = UnsupportedCodingError(stated[:64], decoded="")
-        return codings
-
     @property
     def phase(self) -> str:
         """The phase of the request, for time-outs and the access log."""
@@ -134,12 +99,12 @@ class Exchange:
 
     # The client's side
 
-    def limit(self, limit_bytes: int) -> None:
-        """Limit the body to `limit_bytes`: the request waits behind another."""
-        self._body.limit_bytes = min(self._body.limit_bytes, limit_bytes)
+    def wait_in_turn(self, limit_bytes: int) -> None:
+        """Stay in `PENDING`: the request waits behind another.
 
-    def authenticate(self) -> None:
-        """Check the key in `PENDING`, so that no body without a known key is kept until the request starts."""
+        Until it starts, its body is kept: at most `limit_bytes` of it, and none of one whose key is not known.
+        """
+        self._body.limit_bytes = min(self._body.limit_bytes, limit_bytes)
         try:
             self._context.key_of(self._request.api_key)
         except GatewayError as error:
@@ -150,8 +115,7 @@ class Exchange:
         self._state = exchange_state.after(self._state, exchange_state.TURN)
         context, length = self._context, self._request.length
         context.exchanges.add(self)
-        self._last_at = context.monotonic()
-        self._received_at = self._last_at  # the wait behind another response does not count
+        self._received_at = self._last_at = context.monotonic()  # the wait behind another response does not count
         self._span = context.recorder.begin_span(self._method, self._path, self._request)
         if self.refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
             self.local_reply(self.refusal)
@@ -159,9 +123,7 @@ class Exchange:
         try:
             if context.is_leaving:
                 self.keep_alive = False
-            if context.is_refusing:
-                raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
-            self._key = context.key_of(self._request.api_key)
+            self._key = context.admit(self._request.api_key)
             if length is not None and length > self._body.limit_bytes:
                 raise self._body.too_large()
         except GatewayError as error:
@@ -226,17 +188,12 @@ class Exchange:
 
     def local_reply(self, error: GatewayError) -> None:
         """Answer with `error`. Nothing has been sent to the client before."""
-        request = self._request
-        if not self.is_received and (
-            request.is_chunked or request.is_expecting or (request.length or 0) > UNREAD_BYTES
-        ):
-            self.keep_alive = False  # the rest of the body is unbounded, too long to drop, or may never come
-        self._status = error.status
-        self._error = error.code
+        if not self.is_received and self._body.has_endless_rest:
+            self.keep_alive = False
+        self._status, self._error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
-        is_head = self._method == b"HEAD"
-        lines = self.own_lines()
+        lines, is_head = self.own_lines(), self._method == b"HEAD"
         self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=self._path))
         self.finish()
 
@@ -256,14 +213,12 @@ class Exchange:
             return
         if trip is not None:
             trip.overdue(expired, now)
-            return
-        if self._place is not None:
+        elif self._place is not None:
             self._waited_s = now - self._place.since
-            message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
-            self.local_reply(QueueTimeoutError(message, retry_after_s=self._waited_s))
-            return
-        self.keep_alive = False
-        self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
+            self.local_reply(queue_timeout(self._place, expired, now))
+        else:
+            self.keep_alive = False
+            self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
 
     def own_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
@@ -278,37 +233,25 @@ class Exchange:
 
     # To the engine
 
-    async def _decode(self, parts: tuple[bytes, ...], codings: tuple[str, ...]) -> None:
-        """Decode the body, with pauses for other requests, and continue with it."""
-        context = self._context
+    async def _decode(self, parts: tuple[bytes, ...]) -> None:
+        """Decode the body and continue with it, unless the request has ended in a pause."""
         try:
-            turn_began_at = context.monotonic()
-            for piece in decoded(parts, codings, self._body.limit_bytes):
-                error = self._body.feed(piece) if piece else None
-                if error is not None:
-                    self.local_reply(error)
-                    return
-                if context.monotonic() - turn_began_at > DECODING_TURN_S:
-                    await asyncio.sleep(0)
-                    turn_began_at = context.monotonic()
-                if self.response_complete:  # the client left, or a time-out ended the request, during the pause
-                    return
+            await self._body.decode(parts)
         except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self.fail(error)
             return
-        self._dispatch()
+        if not self.response_complete:
+            self._dispatch()
 
     def _dispatch(self) -> None:
+        """Decide on the whole request, and send it or let it wait. A compressed body is decoded first."""
         context = self._context
-        if self._codings:
-            codings, self._codings = self._codings, ()
-            task = self._decode(self._body.finish_encoded(), codings)
-            context.spawn(asyncio.get_running_loop().create_task(task))
+        if self._body.is_encoded:
+            context.spawn(asyncio.get_running_loop().create_task(self._decode(self._body.finish_encoded())))
             return
         body, outline = self._body.finish()
         try:
-            prepared = prepare(context, self._path, self._request, self._key, body, outline)
-            self._prepared = prepared
+            prepared = self._prepared = prepare(context, self._path, self._request, self._key, body, outline)
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
                 self._is_charged = charge(context, self._key, prepared, self._received_at)
@@ -317,27 +260,14 @@ class Exchange:
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
-                self._wait(prepared, admission)
+                self._place = join_queue(context, admission, self, prepared, self._received_at)
+                self._state = exchange_state.after(self._state, exchange_state.QUEUE)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Answer with the client's form of `error`, and log a fault of the gateway."""
-        if isinstance(error, GatewayError):
-            self.end_with(error)
-            return
-        asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
-        self.end_with(InternalError("the gateway failed; its log says why"))
-
-    def _wait(self, prepared: PreparedRequest, admission: Admission[Engine]) -> None:
-        """Wait for an engine with room."""
-        policy = self._context.class_policy(prepared.model, prepared.traffic_class)
-        place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
-        admission.join(place, policy.weight, policy.priority)
-        self._place = place
-        self._state = exchange_state.after(self._state, exchange_state.QUEUE)
-        prepared.facts = None  # the parsed body is large; it is parsed again for the choice of an engine
-        prepared.cell.queued += 1
+        self.end_with(self._context.reply_to(error))
 
     def proceed(self, now: float) -> None:
         """An engine has room: leave the queue and send the request."""
@@ -351,25 +281,15 @@ class Exchange:
             self.fail(error)
 
     def _leave_queue(self, now: float) -> None:
-        place, prepared, admission = self._place, self._prepared, self._context.admission
-        if place is None or prepared is None or admission is None:
-            return
-        self._place = None
-        admission.leave(place)
-        self._waited_s = max(0.0, now - place.since)
-        prepared.cell.queued -= 1
-        prepared.cell.queue.observe(self._waited_s)
+        place, self._place = self._place, None
+        if place is not None and self._prepared is not None:
+            self._waited_s = leave_queue(self._context, place, self._prepared, now)
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""
-        context = self._context
-        avoided = () if context.admission is None else context.admission.full_engines(prepared.model)
-        engine = pick_engine(context, prepared, self._request.session, avoided)
-        if engine is None:
-            message = f"no engine of `{prepared.model}` takes requests now; try again"
-            raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
+        engine = first_engine(self._context, prepared, self._request.session)
         self._relay = relay.Relay(
-            context,
+            self._context,
             self,
             self._connection,
             prepared,
@@ -404,15 +324,21 @@ class Exchange:
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
-        outcome = self._outcome()  # before the state changes: the phase depends on it
+        outcome = Outcome(
+            request_id=self._request_id,
+            method=self._method,
+            path=self._path,
+            status=self._status or (0 if trip is None else trip.status),
+            received_at=self._received_at,
+            ended_at=context.monotonic(),
+            phase=self.phase,  # before the state changes
+            error=self._error or (None if trip is None else trip.error),
+        )
         self._state = exchange_state.after(self._state, exchange_state.END)
-        if self._place is not None:
-            self._leave_queue(outcome.ended_at)
+        self._leave_queue(outcome.ended_at)
+        outcome.client_host = self._connection.client_host
         outcome.waited_s = self._waited_s
-        context.recorder.record(outcome, None if prepared is None else prepared.cell, self._span)
-        if self._is_charged and self._key is not None and prepared is not None:
-            used = used_by(trip, self._path, prepared, outcome.status)
-            context.rates.settle(self._key.key_id, prepared.charged_tokens, used, outcome.ended_at)
+        record_end(context, outcome, self._key, prepared, trip, self._span, is_charged=self._is_charged)
         if trip is not None:
             trip.drop()
         self._relay = None
@@ -420,30 +346,4 @@ class Exchange:
         self._body.drop()  # the connection still holds its last exchange, so release an incomplete body
         if is_reset:
             self._connection.reset()
-        self._connection.finished(self)
-
-    def _outcome(self) -> Outcome:
-        """Return the outcome of the request, without the time in the queue."""
-        trip, prepared = self._relay, self._prepared
-        outcome = Outcome(
-            request_id=self._request_id,
-            method=self._method,
-            path=self._path,
-            status=self._status or (0 if trip is None else trip.status),
-            received_at=self._received_at,
-            ended_at=self._context.monotonic(),
-            phase=self.phase,
-            error=self._error or (None if trip is None else trip.error),
-        )
-        outcome.client_host = self._connection.client_host
-        if self._key is not None:
-            outcome.key_id = self._key.key_id
-        if prepared is not None:
-            outcome.model = prepared.model
-            outcome.requested_model = prepared.requested_model
-            outcome.traffic_class = prepared.traffic_class
-            outcome.is_stream = prepared.is_stream
-            outcome.max_tokens = prepared.max_tokens
-        if trip is not None:
-            trip.describe(outcome)
-        return outcome
+        self._connection.finished()

@@ -1,4 +1,4 @@
-"""The interfaces of a relay to its request and to the client's connection."""
+"""The interfaces of a relay to its request, and of both to the client's connection."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -20,6 +20,16 @@ class ResponseSink(Protocol):
     @property
     def write(self) -> Callable[[bytes], None]:
         """Sends bytes to the client."""
+
+
+class ClientSide(ResponseSink, Protocol):
+    """The client's connection, as the request whose turn it is sees it."""
+
+    def reset(self) -> None:
+        """Close the client's connection at once, so that the response does not look complete."""
+
+    def finished(self) -> None:
+        """The response has ended."""
 
 
 class RelayOwner(Protocol):

@@ -1,20 +1,24 @@
-"""The body of one request as it arrives: kept in parts, bounded, and counted against the bytes of all bodies.
+"""The body of one request as it arrives: kept in parts, bounded, decoded, counted against the bytes of all bodies.
 
 A large body stays in the parts in which it came, except that small parts are joined. Joining all of it would block
-every other request for that time.
+every other request for that time. For the same reason a compressed body is decoded with pauses, once it is whole.
 """
 
+import asyncio
 from typing import Final
 
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
+from specpilot.gateway.wire.content_coding import codings_of, decoded
 from specpilot.gateway.wire.errors import (
     BodiesFullError,
     BodyTooComplexError,
     BodyTooLargeError,
     GatewayError,
     InvalidFormError,
+    UnsupportedCodingError,
 )
 from specpilot.gateway.wire.form import FormOutline
+from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
 
 PART_BYTES: Final = 4096
@@ -23,29 +27,55 @@ PART_BYTES: Final = 4096
 BLOCK_BYTES: Final = 65_536
 """Bytes of joined parts that make one part. Fewer make more parts; more take longer to copy."""
 
+DECODING_TURN_S: Final = 0.001
+"""Seconds of decoding one body before other requests are served."""
+
+UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""Bytes up to which a rejected body is read and dropped, to keep the connection. A longer one ends it."""
+
 
 class RequestBody:
-    """The bytes so far of a body of at most `limit_bytes`. `head` are the request's header lines.
+    """The bytes so far of a body of at most `limit_bytes`. `request` is the head before it.
 
-    `is_encoded`: the body is compressed, and is examined after it is decoded (`finish_encoded`).
+    `is_encoded`: the body is compressed, and is examined after it is decoded (`finish_encoded`, then `decode`).
     """
 
     __slots__ = (
-        "_context", "_counted_bytes", "_head", "_is_encoded", "_is_form", "_outline", "_parts", "_size", "_tail",
-        "limit_bytes",
+        "_codings", "_context", "_counted_bytes", "_is_dropped", "_is_form", "_outline", "_parts", "_request", "_size",
+        "_tail", "is_encoded", "limit_bytes",
     )  # fmt: skip
 
-    def __init__(self, context: GatewayContext, head: bytes, *, is_form: bool, is_encoded: bool = False) -> None:
+    def __init__(self, context: GatewayContext, request: RequestHead, *, is_form: bool) -> None:
         self.limit_bytes = context.limits.max_body_bytes
         self._context = context
-        self._head = head
-        self._is_encoded = is_encoded
+        self._request = request
+        self._codings: tuple[str, ...] = ()
+        self._is_dropped = False
+        self.is_encoded = False
         self._is_form = is_form
         self._parts: list[bytes] = []
         self._tail: bytearray | None = None  # later bytes, which came in small parts
         self._outline: BodyOutline | None = None  # of a large body or a form
         self._size = 0
         self._counted_bytes = 0
+
+    def read_codings(self) -> GatewayError | None:
+        """Read the codings that the head states; return an error if they cannot be decoded here."""
+        stated = self._request.coding
+        try:
+            self._codings = codings_of(stated)
+        except UnsupportedCodingError as error:
+            return error
+        self.is_encoded = bool(self._codings)
+        if self.is_encoded and not self._context.decodes_bodies:
+            return UnsupportedCodingError(stated[:64], decoded="")
+        return None
+
+    @property
+    def has_endless_rest(self) -> bool:
+        """Whether what has yet to arrive is unbounded, too long to drop, or may never come."""
+        request = self._request
+        return request.is_chunked or request.is_expecting or (request.length or 0) > UNREAD_BYTES
 
     def feed(self, data: bytes) -> GatewayError | None:
         """Add the next part; return an error if the body is rejected."""
@@ -76,16 +106,35 @@ class RequestBody:
         return (b"".join(parts),), None
 
     def finish_encoded(self) -> tuple[bytes, ...]:
-        """Return the whole compressed body; its decoded form is fed next. Both forms count until the answer begins."""
+        """Return the whole compressed body, for `decode`. Both forms count until the answer begins."""
         if self._tail is not None:
             self._seal()
         parts, self._parts = self._parts, []
-        self._is_encoded = False
+        self.is_encoded = False
         self._size = 0
         return tuple(parts)
 
+    async def decode(self, parts: tuple[bytes, ...]) -> None:
+        """Decode `parts`, with pauses for other requests. Raises a `GatewayError` if the decoded body is rejected.
+
+        The client may leave in a pause, or a time-out may end the request. Either drops the body, which ends this
+        coroutine early. Nothing cancels it.
+        """
+        monotonic = self._context.monotonic
+        turn_began_at = monotonic()
+        for piece in decoded(parts, self._codings, self.limit_bytes):
+            if self._is_dropped:
+                return
+            error = self.feed(piece) if piece else None
+            if error is not None:
+                raise error
+            if monotonic() - turn_began_at > DECODING_TURN_S:
+                await asyncio.sleep(0)
+                turn_began_at = monotonic()
+
     def drop(self) -> None:
-        """Release everything."""
+        """Release everything, and end the decoding."""
+        self._is_dropped = True
         self._parts.clear()
         self._tail = self._outline = None
         self.release()
@@ -120,11 +169,11 @@ class RequestBody:
             )
         context.body_bytes += len(data)
         self._counted_bytes += len(data)
-        if self._is_encoded or (self._size <= OUTLINED_BYTES and not self._is_form):
+        if self.is_encoded or (self._size <= OUTLINED_BYTES and not self._is_form):
             return None
         try:
             if self._outline is None:
-                self._outline = FormOutline(self._head) if self._is_form else BodyOutline()
+                self._outline = FormOutline(self._request.forwarded) if self._is_form else BodyOutline()
                 self._outline.feed(b"".join((*self._parts, self._tail or b"")))
             self._outline.feed(data)
         except (BodyTooComplexError, InvalidFormError) as error:

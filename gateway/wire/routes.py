@@ -1,4 +1,4 @@
-"""Relayed routes that differ from the others in more than their name. Pure."""
+"""The relayed routes, and those that differ from the others in more than their name. Pure."""
 
 import re
 from typing import Final
@@ -18,6 +18,22 @@ FORMS: Final = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
 
 ANTHROPIC: Final = frozenset(("/v1/messages", "/v1/messages/count_tokens"))
 """Routes of Anthropic's API, whose errors have their own shape."""
+
+MARKED: Final = frozenset(("/v1/chat/completions", "/v1/completions", RESPONSES, "/v1/messages", INVOCATIONS))
+"""The routes whose bodies may carry `vllm_xargs` in vLLM. SageMaker's `/invocations` takes a chat or a completion."""
+
+PROXIED: Final = MARKED | {
+    "/v1/embeddings",
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/tokenize", "/detokenize"),
+    *("/classify", "/pooling", "/v1/messages/count_tokens"),
+    *FORMS,
+    *STORED,
+}
+"""Every relayed route. No other path reaches an engine."""
+
+STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", INVOCATIONS))
+"""The routes whose streams state their usage only if `stream_options.include_usage` requests it."""
 
 _STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
 _SLASHES: Final = re.compile(rb"//+")

@@ -20,6 +20,9 @@ class AttemptReader:
     def __init__(self) -> None:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
 
+    def connecting(self) -> None:
+        pass
+
     def connected(self) -> None:
         self.heard.put_nowait("connected")
 

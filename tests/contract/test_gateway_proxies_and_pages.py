@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.gateway.relay.prepared_request import PROXIED
-from specpilot.gateway.wire.routes import FORMS, STORED
+from specpilot.gateway.wire.routes import FORMS, PROXIED, STORED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread

@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 from specpilot.gateway.relay.client_connection import PIPELINED
-from specpilot.gateway.relay.prepared_request import MARKED, PROXIED
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.amendments import amend, amendments
@@ -21,6 +20,7 @@ from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError
 from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.request_facts import read_facts
+from specpilot.gateway.wire.routes import MARKED, PROXIED
 from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
 from specpilot.policy.types import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway

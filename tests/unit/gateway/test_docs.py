@@ -3,13 +3,12 @@
 import re
 from pathlib import Path
 
-from specpilot.gateway.relay.prepared_request import PROXIED
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
 from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import all_errors
-from specpilot.gateway.wire.routes import method_of
+from specpilot.gateway.wire.routes import PROXIED, method_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = "".join(page.read_text() for page in (ROOT / "docs" / "reference" / "gateway").glob("*.md"))
@@ -62,7 +61,9 @@ def test_routes() -> None:
 
 
 def test_headers() -> None:
-    source = "".join(source_of(name) for name in ("wire/heads", "relay/exchange", "relay/relay"))
+    source = "".join(
+        source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
+    )
     known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id|x-ratelimit-[a-z]+-(?:requests|tokens)"
     named = set(re.findall(known, source))
     assert named == {row[0].strip("`") for row in rows("Headers")}

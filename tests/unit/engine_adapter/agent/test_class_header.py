@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from specpilot.engine_adapter.agent.class_header import PATHS, ClassHeaderMiddleware, marked
 from specpilot.engine_adapter.agent.route_path import route_path
-from specpilot.gateway.relay.prepared_request import MARKED
+from specpilot.gateway.wire.routes import MARKED
 
 CHAT = "/v1/chat/completions"
 

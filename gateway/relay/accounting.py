@@ -1,9 +1,15 @@
-"""The charge of a request against the limits of its API key: an estimate before it is sent, its usage afterwards."""
+"""What a request counts towards: the limits of its API key, the metrics of its class, the access log, its trace.
+
+Its key is charged an estimate before the request is sent. When the request has ended, everything is recorded once, and
+the charge becomes what was used.
+"""
 
 from specpilot.gateway.limits.rate_limit import used_tokens
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.relay import Relay
+from specpilot.gateway.telemetry.outcome import Outcome
+from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.errors import RateLimitError
 from specpilot.gateway.wire.heads import rate_lines
 from specpilot.gateway.wire.routes import UNCHARGED
@@ -26,7 +32,37 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
     return True
 
 
-def used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
+def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
+    context: GatewayContext,
+    outcome: Outcome,
+    key: ApiKey | None,
+    prepared: PreparedRequest | None,
+    trip: Relay | None,
+    span: Span | None,
+    *,
+    is_charged: bool,
+) -> None:
+    """Complete `outcome` and record it. `trip` is the request's relay, `span` its trace.
+
+    `prepared` is `None` for a request that was rejected before it was decided on. `is_charged`: `charge` succeeded.
+    """
+    if key is not None:
+        outcome.key_id = key.key_id
+    if prepared is not None:
+        outcome.model = prepared.model
+        outcome.requested_model = prepared.requested_model
+        outcome.traffic_class = prepared.traffic_class
+        outcome.is_stream = prepared.is_stream
+        outcome.max_tokens = prepared.max_tokens
+    if trip is not None:
+        trip.describe(outcome)
+    context.recorder.record(outcome, None if prepared is None else prepared.cell, span)
+    if is_charged and key is not None and prepared is not None:
+        used = _used_by(trip, outcome.path, prepared, outcome.status)
+        context.rates.settle(key.key_id, prepared.charged_tokens, used, outcome.ended_at)
+
+
+def _used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
     """Return the tokens to charge for a request that has ended; `trip` is its relay."""
     if trip is None or not trip.sent_at or path in UNCHARGED:
         return 0

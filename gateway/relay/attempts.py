@@ -1,0 +1,200 @@
+"""The attempts of one request: the engines that it is tried at, and what each attempt shows about its engine.
+
+A request is tried at one engine, and after a failure before any content at another one, once, within the retry budget.
+`gateway.relay.relay` has the failures. One failure says little: the engine may be broken, or the request may fail
+everywhere. So the second engine decides what the failure counts against.
+
+| the first engine      | the second engine | counts                                        |
+|-----------------------|-------------------|-----------------------------------------------|
+| failed                | answers           | against the first, certainly its fault        |
+| failed                | fails             | against neither: the request is at fault      |
+| failed                | is not tried      | against the first, with the request as source |
+| unreachable or silent | fails             | against the second, as above                  |
+
+That an engine is unreachable or silent counts against it at once. An answer for another model, to which a model route
+fell back, proves nothing about the first engine. `gateway.routing.outlier_detection` has what a source means.
+"""
+
+from typing import Final
+
+from specpilot.gateway.engines.fleet import Engine
+from specpilot.gateway.relay.attempt import Attempt, AttemptReader
+from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.engine_choice import another_engine
+from specpilot.gateway.relay.owner import ResponseSink
+from specpilot.gateway.relay.prepared_request import PreparedRequest
+from specpilot.gateway.routing.outlier_detection import Source
+from specpilot.gateway.wire.deadlines import STREAM_CONTENT
+from specpilot.gateway.wire.response import Delivery
+
+SERVER_ERROR: Final = 500
+"""The least status that says that the server failed."""
+
+REFUSED_CREDENTIALS: Final[tuple[int, ...]] = (401, 403)
+"""The operator's fault, never the client's: the gateway sends its own credentials."""
+
+RETRIED_STATUS: Final[tuple[int, ...]] = (500, 502, 503, 504)
+"""Statuses after which the second engine decides whose fault it is."""
+
+_NOT_IMPLEMENTED: Final = 501
+"""vLLM's answer when the model lacks the API. The client asked for it, so the engine has not failed."""
+
+
+def is_failure(status: int) -> bool:
+    """Whether `status` is a failure of the engine or its operator, and not the answer to the client's request."""
+    return (status >= SERVER_ERROR and status != _NOT_IMPLEMENTED) or status in REFUSED_CREDENTIALS
+
+
+class Blamed:
+    """An engine that failed the request, until a second engine shows whether the request is at fault."""
+
+    __slots__ = ("engine", "model", "source")
+
+    def __init__(self, engine: Engine, model: str, source: Source) -> None:
+        self.engine = engine
+        self.model = model
+        self.source = source
+
+
+class Attempts:
+    """The attempts of one request: at most two. `current` is the latest one, `None` before the first and after `drop`.
+
+    `sink` is the client's connection, `session` the value of the session header. The methods that may begin an attempt
+    take its reader, the request. They return whether the request is taken care of: another engine is tried, or a fault
+    of the gateway was answered with an error.
+    """
+
+    __slots__ = ("_blamed", "_context", "_prepared", "_session", "_sink", "current", "is_second")
+
+    def __init__(
+        self, context: GatewayContext, prepared: PreparedRequest, session: str | None, sink: ResponseSink
+    ) -> None:
+        self._context = context
+        self._prepared = prepared
+        self._session = session
+        self._sink = sink
+        self._blamed: Blamed | None = None
+        self.current: Attempt | None = None
+        self.is_second = False
+
+    # Beginning and end
+
+    def begin(self, engine: Engine, reader: AttemptReader, *, is_fresh: bool = False) -> None:
+        """Try `engine`; on a new connection if `is_fresh`."""
+        self.current = Attempt(self._context, engine, self._prepared.work_tokens, reader)
+        self.current.begin(is_fresh=is_fresh)
+
+    def repeat(self, reader: AttemptReader) -> None:
+        """Try the same engine on a new connection: the kept one was stale."""
+        assert self.current is not None
+        self._replace(self.current.engine, reader)
+
+    def retry(self, reader: AttemptReader) -> bool:
+        """Try another engine, if that is allowed and there is one. The caller has counted the failure."""
+        try:
+            if self.current is None or self.is_second:
+                return False
+            engine = another_engine(self._context, self._prepared, self._session, (self.current.engine,))
+            if engine is None:
+                return False
+            self.is_second = True
+            self._replace(engine, reader)
+        except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
+            reader.failed(error)
+        return True
+
+    def _replace(self, engine: Engine, reader: AttemptReader) -> None:
+        """Begin at `engine` before the old attempt is dropped: otherwise a waiting request could take both places."""
+        old = self.current
+        assert old is not None
+        self._context.metrics.retries += 1
+        try:
+            self.begin(engine, reader, is_fresh=engine is old.engine)
+        finally:
+            old.drop()
+
+    def drop(self) -> None:
+        """End the attempt, so that no reference cycle remains. No second engine has answered."""
+        attempt, self.current = self.current, None
+        if attempt is not None:
+            attempt.drop()
+        if self._blamed is not None:
+            self._judge(is_engines=False)
+
+    # What an attempt shows about its engine
+
+    def answer(self, now: float) -> None:
+        """A good answer has begun."""
+        assert self.current is not None
+        self.current.engine.outlier_detection.begin_answer(now)
+        if self._blamed is not None:
+            self._judge(is_engines=self._blamed.model == self._prepared.model)
+
+    def complete(self, delivery: Delivery, now: float) -> None:
+        """A response is whole, though it may have failed within."""
+        assert self.current is not None
+        outlier_detection = self.current.engine.outlier_detection
+        if not delivery.has_failed:
+            if delivery.has_content:
+                outlier_detection.complete_stream()
+                if delivery.is_stream:
+                    outlier_detection.begin_answer(now)  # its openings may have been too long to hold, see `_is_open`
+        elif not delivery.has_failed_first:
+            outlier_detection.fail_stream(now, self._source())
+
+    def fail_stream(self, now: float) -> None:
+        """The engine broke off within its answer."""
+        assert self.current is not None
+        self.current.engine.outlier_detection.fail_stream(now, self._source())
+
+    def fail(self, now: float, reader: AttemptReader) -> bool:
+        """The engine failed before its answer."""
+        assert self.current is not None
+        engine = self.current.engine
+        if self.is_second:
+            if self._blamed is None:  # the first was unreachable or silent, so it does not show the request's fault
+                engine.outlier_detection.fail(now, is_connect=False, source=self._source())
+            self._blamed = None
+            return False
+        self._blamed = Blamed(engine, self._prepared.model, self._source())
+        if self.retry(reader):
+            return True
+        self._judge(is_engines=False)
+        return False
+
+    def fail_status(self, status: int, now: float, reader: AttemptReader) -> bool:
+        """The engine answered with `status`, which `is_failure`."""
+        assert self.current is not None
+        engine = self.current.engine
+        engine.pool.renew()  # the address may lead to another engine now
+        if status in RETRIED_STATUS:
+            return self.fail(now, reader)
+        if status in REFUSED_CREDENTIALS:  # certainly not this client's fault: no source
+            engine.outlier_detection.fail(now, is_connect=False)
+            return self.retry(reader)
+        engine.outlier_detection.fail(now, is_connect=False, source=self._source())
+        return False
+
+    def time_out(self, name: str, sent_at: float, now: float, reader: AttemptReader) -> bool:
+        """There was no content in time. `name` is the time-out's, `sent_at` when the request was sent."""
+        assert self.current is not None
+        engine = self.current.engine
+        # For the content time-out only content counts: a server may send keep-alives while its model hangs.
+        is_silent = (engine.content_at if name == STREAM_CONTENT else engine.heard_at) <= sent_at
+        if not is_silent or self.is_second:  # two silent engines suggest that the request is at fault
+            return self.fail(now, reader)
+        engine.outlier_detection.time_out(now, is_silent=True)
+        is_retried = self.retry(reader)
+        self._context.engine_ejected(engine)  # other requests there need not wait for their time-outs
+        return is_retried
+
+    def _judge(self, *, is_engines: bool) -> None:
+        """Count the failure of the first engine. `is_engines`: the second one answered, for the same model."""
+        blamed, self._blamed = self._blamed, None
+        if blamed is not None:
+            source = None if is_engines else blamed.source
+            blamed.engine.outlier_detection.fail(self._context.monotonic(), is_connect=False, source=source)
+
+    def _source(self) -> Source:
+        """Return the source of a failure: the API key, else the client's address, and a hash of the body."""
+        return self._prepared.key_id or self._sink.client_host or "", self._prepared.mark()

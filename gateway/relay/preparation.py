@@ -1,0 +1,166 @@
+"""From a whole request to the decisions about it: facts, model, class, the bytes for the engine, its metrics.
+
+This module decides and performs nothing; the exchange acts on its results.
+
+A request for a name with a model route is for the model that the route chooses, and class, policy and limits are that
+model's. Its original body is kept until the first byte of an answer, because the request may fall back to the route's
+next model until then (`gateway.relay.engine_choice`), and the body is then amended again.
+"""
+
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
+from specpilot.gateway.relay.prepared_request import PreparedRequest, Source
+from specpilot.gateway.relay.stored_response import check_owner, reference
+from specpilot.gateway.routing.ceiling import ceiling_of
+from specpilot.gateway.routing.classify import classify
+from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
+from specpilot.gateway.routing.session import session_of
+from specpilot.gateway.wire.amendments import amend, amendments
+from specpilot.gateway.wire.errors import (
+    EngineUnavailableError,
+    GatewayError,
+    InvalidFormError,
+    InvalidJsonError,
+    ModelNotAllowedError,
+    ModelNotFoundError,
+)
+from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, header_text
+from specpilot.gateway.wire.outline import BodyOutline
+from specpilot.gateway.wire.request_facts import RequestFacts, in_utf_8, may_repeat_model, read_facts
+from specpilot.gateway.wire.routes import FORMS, MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
+from specpilot.policy.types import ApiKey
+
+
+def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
+    context: GatewayContext,
+    path: str,
+    head: RequestHead,
+    key: ApiKey | None,
+    body: tuple[bytes, ...],
+    outline: BodyOutline | None,
+) -> PreparedRequest:
+    """Return the decisions about a request. Raises a `GatewayError` when it is rejected.
+
+    `body` is in one part, or has an `outline`.
+    """
+    text = None if outline is None else outline.finish()
+    if head.target:
+        text, body = reference(context, head.target), (b"",)
+    elif path in FORMS and text is None:
+        raise InvalidFormError("the form is empty; send it in the body")
+    facts, body = _read(path, body, text)
+    asked = facts.model
+    if key is not None and (path == RESPONSES or head.target):
+        check_owner(facts, key.key_id)
+    if key is not None and not head.target and not key.may_use(asked):
+        raise ModelNotAllowedError(
+            f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
+            param="model",
+        )
+    routes = context.snapshot.model_routes
+    # A form is sent unchanged, so its model cannot be replaced; and a stored response has its model already.
+    route = routes.get(asked) if routes and not head.target and path not in FORMS else None
+    if route is None:
+        if asked not in context.fleet.by_model:
+            raise _no_model(context, asked)
+        prepared = for_model(context, facts, head, key, body, outline)
+        prepared.outline = text
+        return prepared
+    fleet = context.fleet
+    models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
+    previous = facts.previous_response
+    maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
+    if maker is not None:  # the conversation stays with the model that began it
+        models = tuple(sorted(models_of(asked, route) & maker.models)) or models
+    index = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
+    if models[index] not in fleet.by_model:
+        named = " or ".join(f"`{model}`" for model in models)
+        message = f"no engine serves {named}, to which `{asked}` is routed; try again"
+        raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
+    facts.model = models[index]
+    prepared = for_model(context, facts, head, key, body, outline, asked)
+    prepared.outline = text
+    if models[index + 1 :]:
+        prepared.source = Source(head, key, body, outline, models[index + 1 :])
+    context.metrics.count_route(asked, models[index], (RouteRule.FALLBACK if index else RouteRule.SPLIT).value)
+    return prepared
+
+
+def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
+    context: GatewayContext,
+    facts: RequestFacts,
+    head: RequestHead,
+    key: ApiKey | None,
+    body: tuple[bytes, ...],
+    outline: BodyOutline | None,
+    asked: str | None = None,
+) -> PreparedRequest:
+    """Prepare a request for the model of `facts`, which is in the fleet. `asked` is the name with a route, if any."""
+    path, model = facts.path, facts.model
+    rules, version = context.terms(model)
+    classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
+    if classified.has_unknown:
+        context.metrics.unknown_class += 1
+    asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
+    is_marked = path in MARKED
+    k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
+    named = None if asked is None or asked == model else model
+    if key is not None and key.allowed_models is not None and named is None:
+        # An engine that uses the first of two `model` members could serve one that the key does not allow.
+        named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
+    wanted = amendments(
+        classified.traffic_class if context.marks_class and is_marked else None,
+        -context.class_policy(model, classified.traffic_class).priority if context.sends_priority else None,
+        asks_usage,
+        k_max,
+        named,
+    )
+    own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
+        classified.traffic_class.encode(),
+        version,
+    )
+    if k_max is not None:
+        own += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
+    if asked is not None:
+        own += b"x-specpilot-model: %s\r\n" % header_text(model)
+    prepared = PreparedRequest(
+        facts,
+        classified.traffic_class,
+        own,
+        context.metrics.cell(model, classified.traffic_class),
+        amend(body, facts, wanted, outline),
+    )
+    prepared.key_id = None if key is None else key.key_id
+    prepared.requested_model = asked
+    prepared.strips_usage = asks_usage and not facts.asks_usage
+    longest = context.fleet.longest.get(model)
+    if path in UNCHARGED:
+        prepared.charged_tokens = 0
+    elif longest is not None:
+        prepared.charged_tokens = longest if facts.is_endless else min(facts.charged_tokens, longest)
+    return prepared
+
+
+def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
+    """Return the facts of a body. `text` stands for a body that is large, a form, or absent."""
+    if text is None:
+        return read_facts(path, body[0])
+    # The bytes of a form's file are no measure of the prompt.
+    return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
+
+
+def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
+    """Return the facts of a body as `facts_of` does, and the body in UTF-8, because amendments are in UTF-8."""
+    try:
+        return facts_of(path, body, text), body
+    except InvalidJsonError:
+        again = in_utf_8(body[0]) if text is None else None
+        if again is None:
+            raise
+        return facts_of(path, (again,), None), (again,)
+
+
+def _no_model(context: GatewayContext, model: str) -> GatewayError:
+    if not context.fleet.by_model:
+        return EngineUnavailableError("no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
+    message = f"the model `{model[:128]}` does not exist here; GET /v1/models lists those that do"
+    return ModelNotFoundError(message, param="model")
