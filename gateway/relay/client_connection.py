@@ -1,25 +1,22 @@
 """The client's side of a connection: uvicorn's HTTP protocol, from which relayed routes are taken out before ASGI.
 
 One strict parser parses every request. A relayed route becomes an `Exchange`, which relays bytes. Every other route
-becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds wait in uvicorn's one queue, so the requests of a
-connection are answered in order.
+becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds are answered in order.
 
-`gateway.relay.connection_state` has the states of a connection and their transitions.
+`gateway.relay.connection_state` has the states of a connection and their transitions. This file has the reading side,
+`gateway.relay.answer_queue` the writing side.
 
 - Reading continues whatever is under way, so a client that leaves is noticed in every phase. It pauses only for a pass
-  of the event loop. So the requests that a client may send ahead are bounded instead: after `PIPELINED` of them the
-  rest of the connection is ignored, and it is closed after the answers.
+  of the event loop (`gateway.relay.read_turns`). So the requests that a client may send ahead are bounded instead:
+  after `PIPELINED` of them the rest of the connection is ignored, and it is closed after the answers.
 - A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
   coding besides chunked, ...) gets a 400 and the connection ends, on every route.
-- Each request, header and chunk takes at least one line, so the cost of a read is bounded by its lines: a read of many
-  lines is parsed `LINES_A_TURN` at a time, and other connections are served in between.
 - Only public attributes and methods of uvicorn's protocol are used. They are the same in every version that the
   distribution allows, which a test checks.
 """
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -28,74 +25,37 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from specpilot.gateway.relay.connection_state import (
-    BEGIN,
-    CLOSE,
-    DONE,
-    HEAD,
-    HEAD_END,
-    HELD,
-    HOLD,
-    IDLE,
-    IGNORED,
-    REQUEST_END,
-    START,
-    STOP,
-    UPGRADE_ASKED,
-    ConnectionState,
-)
+from specpilot.gateway.relay import connection_state
+from specpilot.gateway.relay.answer_queue import PIPELINED, AnswerQueue
+from specpilot.gateway.relay.connection_state import HEAD, IDLE, IGNORED, STOP, ConnectionState
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
+from specpilot.gateway.relay.read_turns import PIECE_BYTES, ReadTurns, end_of_turn, has_many_lines
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
     GatewayError,
-    HeadTooLargeError,
     InternalError,
     MethodNotAllowedError,
     RequestTimeoutError,
 )
-from specpilot.gateway.wire.heads import RequestHead, error_reply, read_request_head
-from specpilot.gateway.wire.routes import PROXIED, RESPONSE, STORED, method_of, stored_route, tidied
-
-HEAD_BYTES: Final = 65_536
-"""Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
-
-HEADERS_MAX: Final = 129
-"""One more than the headers of a request. Each costs 0.7 us here, and more at the engine."""
-
-PIPELINED: Final = 16
-"""Requests that may wait behind another on one connection. After them, the rest of the connection is ignored."""
-
-PIPELINED_BODY_BYTES: Final = 1_048_576
-"""Bytes of body of such a request, which is held for as long as the request before it takes."""
-
-LARGE_READ_BYTES: Final = 65_536
-"""Bytes from which a read counts as large. uvloop reads up to 256,000 bytes at once, 32 times in a row."""
-
-GIVE_WAY_BYTES: Final = 500_000
-"""Bytes of large reads after which a client pauses for one pass of the loop: two reads of up to 1.5 ms each."""
-
-PIECE_BYTES: Final = 2048
-"""Bytes up to which a read is parsed at once: 80 requests at most, some 3 ms when nothing is compiled."""
-
-LINES_A_TURN: Final = 128
-"""Lines of a longer read that are parsed in one pass of the loop.
-
-64 requests without headers, or 64 chunks of one byte, take some 3 ms. It is also the most headers of one request.
-"""
-
-LINGER_S: Final = 5.0
-"""Seconds that a client has to read the last answer before its connection is closed."""
+from specpilot.gateway.wire.heads import (
+    HEAD_BYTES,
+    HEADERS_MAX,
+    RequestHead,
+    error_reply,
+    head_fault,
+    head_too_large,
+    read_request_head,
+    without_upgrade,
+)
+from specpilot.gateway.wire.request_target import ROUTES, origin_form, read_route
+from specpilot.gateway.wire.routes import RESPONSE, method_of, tidied
 
 DRAINING_IDLE_S: Final = 1.0
 """Seconds after which an idle connection is closed during a drain."""
 
-_ROUTES: Final = {path.encode(): path for path in PROXIED - STORED}
-_STORED: Final = b"/v1/responses/"
-_VERSIONS: Final[tuple[str, ...]] = ("1.1", "1.0")
 _USUAL_LINE_END: Final = b" HTTP/1.1\r\n"
-_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _log = logging.getLogger(__name__)
 
 
@@ -112,16 +72,9 @@ class ClientConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._context = context
-        self._active: Exchange | None = None
-        self._idle_since: float | None = context.monotonic()
         self._state = ConnectionState()
         self._head_bytes = 0  # bytes since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
-        self._read_bytes = 0  # bytes of large reads since the last pause
-        self._unread = b""  # bytes that were read and not parsed yet
-        self._is_waiting = False  # reading is paused until the next pass of the loop
-        self._stuck_since: float | None = None
-        self._last_reply: bytes | None = None  # a local reply that waits for the answers before it
         # Stand in for uvicorn's `url` and `headers`: compiled, a field of an uncompiled base costs a dict access.
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
@@ -129,7 +82,10 @@ class ClientConnection(HttpToolsProtocol):
         self._is_usual_line = False
         self.client_host: str | None = None
         """The address of the client, or of the proxy before it."""
+        # From `connection_made` on:
         self.write: Callable[[bytes], None]  # the transport's own
+        self._answers: AnswerQueue
+        self._turns: ReadTurns
 
     # Transport
 
@@ -137,43 +93,56 @@ class ClientConnection(HttpToolsProtocol):
         """A client connected."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.write = self.transport.write
+        self._answers = AnswerQueue(self._context, self, self._state)
+        self._turns = ReadTurns(self.transport, self.loop)
         self.client_host = self.client[0] if self.client else None
         if len(self._context.connections) >= self._context.limits.max_connections:
             self._context.metrics.count_refusal("connections")
-            self._refuse_rest(
-                ConnectionsFullError("too many connections (--max-connections); try again", retry_after_s=1.0)
-            )
+            message = "too many connections (--max-connections); try again"
+            self._refuse_rest(ConnectionsFullError(message, retry_after_s=1.0))
         self._context.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: end the current request and drop the waiting ones."""
         self._context.connections.discard(self)
         self._state.read(STOP)
-        self._unread = b""
-        active, self._active = self._active, None
-        self._drop_waiting()
-        if active is not None:
-            active.client_left()
+        self._turns.unread = b""
+        self._answers.client_left()
         super().connection_lost(exc)
-        self.cycle = cast(
-            "Any", None
-        )  # it refers back here; without the cycle both are freed now, not by the collector
+        # It refers back here. Without the cycle both are freed now, not by the collector.
+        self.cycle = cast("Any", None)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the client. The parser calls `on_url` and the other callbacks."""
         if self._state.reading == IGNORED:
             return
-        size = len(data)
-        if size > PIECE_BYTES or self._unread:
-            if self._unread:
-                self._unread += data
+        turns = self._turns
+        if len(data) > PIECE_BYTES or turns.unread:
+            if turns.unread:
+                turns.unread += data
                 return
-            if _has_many_returns(data) and data.count(b"\r\n") > LINES_A_TURN:
-                self._parse_piece(data)
+            if has_many_lines(data):
+                self._parse_lines(data)
                 return
-            if size >= LARGE_READ_BYTES:
-                self._give_way(size)
+            if turns.is_over(len(data)):
+                turns.wait(self._read_on)
         self._parse(data)
+
+    def _read_on(self) -> None:
+        """Parse the next lines of what was read before."""
+        unread = self._turns.begin()
+        if unread:
+            self._parse_lines(unread)
+        self._turns.end()
+
+    def _parse_lines(self, data: bytes) -> None:
+        """Parse the first lines of `data` now, and the rest in later passes of the loop."""
+        end = end_of_turn(data)
+        self._parse(data[:end])
+        if self._state.reading != IGNORED:
+            self._turns.unread = data[end:]
+            if self._turns.unread:
+                self._turns.wait(self._read_on)
 
     def _parse(self, data: bytes) -> None:
         is_whole = False
@@ -185,10 +154,10 @@ class ClientConnection(HttpToolsProtocol):
             is_whole = True
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as stop:
+            except httptools.HttpParserUpgrade as stop:  # the parser stopped after this head, at the offset in `stop`
                 data = self._without_upgrade() + data[stop.args[0] :]
                 is_whole = False
-            except httptools.HttpParserCallbackError as error:
+            except httptools.HttpParserCallbackError as error:  # uvicorn parses the targets that are not relayed
                 if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
                     self._refuse_rest(BadHeadError("the request target is not a path"))
                 else:
@@ -197,59 +166,20 @@ class ClientConnection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
             else:
-                if self._idle_since is not None:  # blank lines, part of a head, the rest of a rejected request
-                    self._idle_since = self._context.monotonic()
+                if self._answers.idle_since is not None:  # blank lines, part of a head, the rest of a rejected request
+                    self._answers.idle_since = self._context.monotonic()
                 if self._head_bytes > HEAD_BYTES:
-                    self._refuse_rest(_head_too_large())
-
-    def _parse_piece(self, data: bytes) -> None:
-        """Parse the first lines of `data` now, and the rest in later passes of the loop."""
-        end = 0
-        for _ in range(LINES_A_TURN):
-            end = data.find(b"\r\n", end) + 2
-            if end < 2:  # noqa: PLR2004 - there is no further one
-                end = len(data)
-                break
-        self._parse(data[:end])
-        if self._state.reading != IGNORED:
-            self._unread = data[end:]
-            if self._unread:
-                self._wait_for_turn()
-
-    def _give_way(self, size: int) -> None:
-        """Pause for one pass of the loop after some large reads. libuv would continue here for up to 32 of them."""
-        self._read_bytes += size
-        if self._read_bytes >= GIVE_WAY_BYTES:
-            self._read_bytes = 0
-            self._wait_for_turn()
-
-    def _wait_for_turn(self) -> None:
-        if not self._is_waiting and not self.transport.is_closing():
-            self._is_waiting = True
-            self.transport.pause_reading()
-            self.loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        self._is_waiting = False
-        unread, self._unread = self._unread, b""
-        if unread and not self.transport.is_closing():
-            self._parse_piece(unread)
-        if not self._unread and not self.transport.is_closing():
-            self.transport.resume_reading()
+                    self._refuse_rest(head_too_large())
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the gateway writes."""
         super().pause_writing()
-        if self._active is not None:
-            self._active.pause()
+        self._answers.pause()
 
     def resume_writing(self) -> None:
         """The client has caught up: continue its response, or begin the next."""
         super().resume_writing()
-        if self._active is not None:
-            self._active.resume()
-        elif self._state.writing == HELD:
-            self._begin_next()
+        self._answers.resume()
 
     # Parser
 
@@ -257,7 +187,7 @@ class ClientConnection(HttpToolsProtocol):
         """A request begins. uvicorn's own preparation is left out: only requests for the app need it."""
         self._target = b""
         self._fields = []
-        self._state.read(BEGIN)
+        self._state.read(connection_state.BEGIN)
         self._head_since = self._context.monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -271,25 +201,20 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole: take the request, or leave it to uvicorn."""
-        self._state.read(HEAD_END)
+        self._state.read(connection_state.HEAD_END)
         self._head_bytes = 0
         if self._state.reading == IGNORED:
             return
         parser = self.parser
         version = "1.1" if self._is_usual_line else parser.get_http_version()
         self._is_usual_line = False
-        if version not in _VERSIONS:
-            self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}"))
-            return
         headers = self._fields
-        size = len(self._target)
-        for name, value in headers:  # `sum` would make a generator, for every request
-            size += len(name) + len(value)
-        if size > HEAD_BYTES or len(headers) >= HEADERS_MAX:
-            self._refuse_rest(_head_too_large())
+        fault = head_fault(version, self._target, headers)
+        if fault is not None:
+            self._refuse_rest(fault)
             return
         if parser.should_upgrade():  # checked after the count of headers: the head is rebuilt from all of them
-            self._state.read(UPGRADE_ASKED)
+            self._state.read(connection_state.UPGRADE_ASKED)
             return
         if len(self.pipeline) >= PIPELINED:
             self._state.read(STOP)
@@ -299,23 +224,17 @@ class ClientConnection(HttpToolsProtocol):
         except BadHeadError as error:
             self._refuse_rest(error)
             return
-        self._idle_since = None
+        self._answers.idle_since = None
         if self._target[:1] != b"/":
-            self._target = _origin_form(self._target)
-        path = _ROUTES.get(self._target) or self._other_route(head)
+            self._target = origin_form(self._target)
+        path = ROUTES.get(self._target)
+        if path is None:
+            self._target = tidied(self._target)
+            path = read_route(self._target, head)
         if path is None or (head.origin is not None and self._is_preflight()):
             self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
             self._take(path, head)
-
-    def _other_route(self, head: RequestHead) -> str | None:
-        """Return the relayed route of a target that is not a plain route; `None` when it is not relayed."""
-        self._target = tidied(self._target)
-        path = _ROUTES.get(self._target.partition(b"?")[0])
-        if path is None and self._target.startswith(_STORED):
-            path = stored_route(self._target)
-            head.target = "" if path is None else self._target.decode()
-        return path
 
     def _is_preflight(self) -> bool:
         """Whether this is a browser's preflight, which the app answers."""
@@ -331,7 +250,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole."""
         self._head_bytes = 0
-        self._state.read(REQUEST_END)
+        self._state.read(connection_state.REQUEST_END)
         if self._state.reading != IDLE:
             return
         cycle: object = self.cycle
@@ -340,9 +259,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         cycle.received()
         if cycle.response_complete and not self.pipeline:
-            self._idle_since = self._context.monotonic()
+            self._answers.idle_since = self._context.monotonic()
 
-    # Order on the connection
+    # Requests of both kinds
 
     def _take(self, path: str, head: RequestHead) -> None:
         parser = self.parser
@@ -354,22 +273,7 @@ class ClientConnection(HttpToolsProtocol):
             exchange.refusal = MethodNotAllowedError(f"{path} takes {wanted}", wanted)
         previous: RequestResponseCycle | None = self.cycle
         self.cycle = cast("RequestResponseCycle", exchange)
-        if previous is not None and not previous.response_complete:
-            self._queue(exchange)
-        elif self.flow.write_paused:
-            self._state.write(HOLD)
-            self._queue(exchange)
-        else:
-            self._start(exchange)
-
-    def _start(self, exchange: Exchange) -> None:
-        self._state.write(START)
-        self._active = exchange
-        exchange.start()
-
-    def _queue(self, exchange: Exchange) -> None:
-        exchange.wait_in_turn(PIPELINED_BODY_BYTES)
-        self.pipeline.appendleft((cast("RequestResponseCycle", exchange), cast("Any", None)))
+        self._answers.add(exchange, is_next=previous is None or previous.response_complete)
 
     def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
         previous: RequestResponseCycle | None = self.cycle
@@ -378,47 +282,13 @@ class ClientConnection(HttpToolsProtocol):
         self.headers.extend(self._fields)
         self.expect_100_continue = is_expecting
         if previous is None or previous.response_complete:
-            self._state.write(START)
+            self._state.write(connection_state.START)
         super().on_headers_complete()
         self.flow.resume_reading()  # uvicorn pauses while a request waits, and would not notice a client that leaves
 
     def on_response_complete(self) -> None:
-        """A response of either kind has ended: begin the next."""
-        self.server_state.total_requests += 1
-        self._state.write(DONE)
-        if self.transport.is_closing():
-            return
-        if self.pipeline:
-            if self.flow.write_paused:
-                self._state.write(HOLD)
-            else:
-                self._begin_next()
-        elif self._last_reply is not None:
-            self.transport.write(self._last_reply)
-            self._close_gently()
-        elif self._state.reading == IGNORED:
-            self._close_gently()
-        else:
-            self._idle_since = self._context.monotonic()
-
-    def _begin_next(self) -> None:
-        if self.pipeline and not self.transport.is_closing():
-            cycle, app = self.pipeline.pop()
-            if isinstance(cycle, Exchange):
-                self._start(cycle)
-                return
-            self._state.write(START)
-            task = self.loop.create_task(cycle.run_asgi(app))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-
-    def _drop_waiting(self) -> None:
-        """Release the waiting requests, which will get no answer."""
-        for waiting, _ in self.pipeline:
-            cycle: object = waiting
-            if isinstance(cycle, Exchange):
-                cycle.drop()
-        self.pipeline.clear()
+        """A response of the app has ended: begin the next."""
+        self._answers.end_answer()
 
     # For exchanges: `gateway.relay.owner.ClientSide`
 
@@ -432,21 +302,8 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def finished(self) -> None:
-        """The response of the active exchange has ended: begin the next, or close."""
-        exchange, self._active = self._active, None
-        if exchange is None or self.transport.is_closing():  # the client has left
-            return
-        if not exchange.keep_alive:
-            self._drop_waiting()
-            self.server_state.total_requests += 1
-            self._state.read(STOP)
-            self._state.write(CLOSE)
-            if exchange.is_received:
-                self.transport.close()
-            else:
-                self._close_gently()
-            return
-        self.on_response_complete()
+        """The response of an exchange has ended: begin the next, or close."""
+        self._answers.end_active()
 
     # Ends
 
@@ -455,15 +312,14 @@ class ClientConnection(HttpToolsProtocol):
         context, limits = self._context, self._context.limits
         is_in_grace = context.is_draining and not context.is_refusing  # close before requests here would be rejected
         keep_alive_s = min(DRAINING_IDLE_S, limits.keep_alive_s) if is_in_grace else limits.keep_alive_s
-        is_stuck = self._active is None and (self.flow.write_paused or self.transport.is_closing())
-        self._stuck_since = (self._stuck_since or now) if is_stuck else None
-        if self._stuck_since is not None and now - self._stuck_since > limits.idle_timeout_s:
-            self.transport.abort()  # the client does not read the end of the answer, so `close` would wait for ever
+        idle_since = self._answers.idle_since
+        if self._answers.is_stuck(now):
+            self.transport.abort()
         elif self._state.reading == HEAD:
             if now - self._head_since > limits.request_timeout_s:
                 message = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
                 self._refuse_rest(RequestTimeoutError(message))
-        elif self._idle_since is not None and now - self._idle_since > keep_alive_s:
+        elif idle_since is not None and now - idle_since > keep_alive_s:
             self.transport.close()
 
     def _refuse_rest(self, error: GatewayError) -> None:
@@ -481,54 +337,13 @@ class ClientConnection(HttpToolsProtocol):
         self._context.recorder.record_unread(request_id, error, began_at, self.client_host)
         reply = error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False)
         cycle: RequestResponseCycle | None = self.cycle
-        if (cycle is None or cycle.response_complete) and not self.pipeline:
-            self.transport.write(reply)
-            self._close_gently()
-        else:
-            self._last_reply = reply
-
-    def _close_gently(self) -> None:
-        """Half-close now, and close after `LINGER_S`.
-
-        Closing with unread bytes would reset the connection before the client has read the answer.
-        """
-        self._state.read(STOP)
-        self._state.write(CLOSE)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._answers.add_last(reply, is_next=cycle is None or cycle.response_complete)
 
     def _without_upgrade(self) -> bytes:
-        """Return the request's head without its upgrade, to be parsed again. A server may ignore an upgrade."""
-        version = self.parser.get_http_version().encode()
-        lines = [self.parser.get_method() + b" " + self._target + b" HTTP/" + version]
-        lines += [b": ".join(item) for item in self._fields if item[0] != b"upgrade"]
+        """Return the request's head without its upgrade, for a new parser: the old one expects another protocol."""
+        method = self.parser.get_method()
+        head = without_upgrade(method, self._target, self.parser.get_http_version(), self._fields)
         self.parser = httptools.HttpRequestParser(self)
-        if lines[0].startswith(b"CONNECT "):
+        if method == b"CONNECT":
             self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
-        return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _has_many_returns(data: bytes) -> bool:
-    """Whether `data` has more than `LINES_A_TURN` carriage returns. A JSON body has few or none.
-
-    Searching one byte takes a hundredth of counting pairs: 2 of 246 us for 256 KB.
-    """
-    at = 0
-    for _ in range(LINES_A_TURN + 1):
-        at = data.find(b"\r", at) + 1
-        if not at:
-            return False
-    return True
-
-
-def _origin_form(target: bytes) -> bytes:
-    """Return path and query of a target in absolute form, which clients send to proxies."""
-    found = _AUTHORITY.match(target)
-    rest = target if found is None else target[found.end() :]
-    return rest if rest.startswith(b"/") else b"/" + rest
-
-
-def _head_too_large() -> HeadTooLargeError:
-    fault = f"the request's line and headers are larger than {HEAD_BYTES} bytes, or more than {HEADERS_MAX - 1}"
-    return HeadTooLargeError(f"{fault}; send fewer")
+        return head

@@ -16,15 +16,23 @@ from urllib.parse import quote
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     GatewayError,
+    HeadTooLargeError,
     MethodNotAllowedError,
     UnsupportedCodingError,
     body_of,
 )
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead, decimal
 
+HEAD_BYTES: Final = 65_536
+"""Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
+
+HEADERS_MAX: Final = 129
+"""One more than the headers of a request. Each costs 0.7 us here, and more at the engine."""
+
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
 """The ceiling on K: in a request the client's, in a response the one in force."""
 
+_VERSIONS: Final[tuple[str, ...]] = ("1.1", "1.0")
 _READ: Final = frozenset(
     (
         b"host",
@@ -177,6 +185,29 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
         kept = [part for at in range(0, len(kept), 4) if kept[at] not in dropped for part in kept[at : at + 4]]
     head.forwarded = b"".join(kept)
     return head
+
+
+def head_fault(version: str, target: bytes, headers: list[tuple[bytes, bytes]]) -> GatewayError | None:
+    """Return the error for a request of an unknown HTTP `version`, or with too many headers or bytes of them."""
+    if version not in _VERSIONS:
+        return BadHeadError(f"the request is not HTTP/1.1 but HTTP/{version}")
+    size = len(target)
+    for name, value in headers:  # `sum` would make a generator, for every request
+        size += len(name) + len(value)
+    return head_too_large() if size > HEAD_BYTES or len(headers) >= HEADERS_MAX else None
+
+
+def head_too_large() -> HeadTooLargeError:
+    """Return the error for a request with too many headers, or too many bytes of them."""
+    fault = f"the request's line and headers are larger than {HEAD_BYTES} bytes, or more than {HEADERS_MAX - 1}"
+    return HeadTooLargeError(f"{fault}; send fewer")
+
+
+def without_upgrade(method: bytes, target: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the head of a request without its upgrade, to be parsed again. A server may ignore an upgrade."""
+    lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
+    lines += [b": ".join(item) for item in headers if item[0] != b"upgrade"]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def client_head(  # noqa: PLR0913 - independent properties of a head

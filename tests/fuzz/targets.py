@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from specpilot.gateway.relay.client_connection import PIPELINED
+from specpilot.gateway.relay.answer_queue import PIPELINED
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.amendments import amend, amendments

@@ -48,5 +48,7 @@ def test_nothing_private_of_uvicorns_protocol_is_used_or_replaced() -> None:
     private = {name for name in vars(HttpToolsProtocol) if name.startswith("_") and not name.startswith("__")}
     assert private  # it has some, and their names change from version to version
     assert private.isdisjoint(vars(ClientConnection))
-    source = (Path(__file__).parents[4] / "gateway" / "relay" / "client_connection.py").read_text()
-    assert not {name for name in private if f".{name}" in source}
+    folder = Path(__file__).parents[4] / "gateway" / "relay"
+    for module in ("answer_queue", "client_connection"):
+        source = (folder / f"{module}.py").read_text()
+        assert not {name for name in private if f".{name}" in source}
