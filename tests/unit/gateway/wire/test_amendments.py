@@ -109,7 +109,8 @@ json_values = st.recursive(
 def test_marking_changes_the_class_and_nothing_else(
     fields: dict[str, Any], xargs: dict[str, Any] | None, indent: int | None, is_ascii: bool, place: int
 ) -> None:
-    items = [(key, value) for key, value in fields.items() if key not in ("vllm_xargs", "model", "stream")]
+    set_by_gateway = ("vllm_xargs", "model", "stream", "priority")
+    items = [(key, value) for key, value in fields.items() if key not in set_by_gateway]
     items.insert(place, ("model", "m"))
     if xargs is not None:
         items.insert(place, ("vllm_xargs", xargs))
