@@ -40,10 +40,20 @@ SCHEDULE_VERSION = PREFIX + "schedule_version"  # gauge
 SCHEDULE_AGE_SECONDS = PREFIX + "schedule_age_seconds"  # gauge
 BACKLOG_TOKENS = PREFIX + "backlog_tokens"  # gauge: decoded positions that the drafter has not seen yet
 
+PRICE_SECONDS = PREFIX + "price_seconds"  # gauge, part; this one and the next six are `policy.prices.PriceList`
+TOKEN_PRICE_SECONDS = PREFIX + "token_price_seconds"  # gauge, tokens: the price of one from so many in a step on
+LEFT_OUT_SECONDS = PREFIX + "left_out_seconds"  # gauge
+SLOWDOWN_RATIO = PREFIX + "slowdown_ratio"  # gauge
+PREFILL_STEP_RATIO = PREFIX + "prefill_step_ratio"  # gauge
+PREFILL_STEP_TOKENS = PREFIX + "prefill_step_tokens"  # gauge
+CONTEXT_TOKENS = PREFIX + "context_tokens"  # gauge
+
 LABEL_MODEL = "model_name"
 LABEL_CLASS = "traffic_class"
 LABEL_BAND = "band"
 LABEL_POSITION = "position"
 LABEL_K = "k"
+LABEL_PART = "part"
+LABEL_TOKENS = "tokens"
 CELL_LABELS = ("decodes", "verified", "slots", "prefill")
 CATCH_UP_LABELS = ("decodes", "verified", "slots")

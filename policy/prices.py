@@ -63,6 +63,23 @@ class Coefficients:
     slopes: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """What an engine has learned of its steps, as it exports it: `Prices` without what its record has.
+
+    `slowdown` is how many times as long a step takes now. `left_s` is as in `Prices`.
+    """
+
+    coefficients: Coefficients
+    load: Load = Load()  # noqa: RUF009 - frozen
+    left_s: float = 0.0
+    slowdown: float = 1.0
+
+    def prices(self, most: int, graphs: Graphs | None) -> "Prices":
+        """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
+        return Prices(self.coefficients, most, graphs, self.load, self.left_s)
+
+
 class Prices:
     """T by `coefficients` under a `load`, for steps of at most `most` tokens to verify.
 

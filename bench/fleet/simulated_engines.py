@@ -9,6 +9,7 @@ a fleet for its gateways, controllers and Redis, not speculation.
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BANDS
+from specpilot.policy.prices import KNOTS, PARTS
 
 CLASSES = ("default", "chat", "code", "json")
 K, K_MAX = 3, 7
@@ -64,6 +66,8 @@ def page(model: str, seconds: float) -> str:
         line(names.PROBES, drafts * 0.01, traffic_class=traffic_class)
         line(names.RUNNING_DECODES, RUNNING / len(CLASSES), traffic_class=traffic_class)
     fixed_s, token_s, prefill_s = STEP_S
+    for name, value, labels in _prices():
+        line(name, value, **labels)
     for cell in CELLS:
         decodes, verified, slots, prefill = cell
         count, labels = steps / len(CELLS), dict(zip(names.CELL_LABELS, cell, strict=True))
@@ -75,6 +79,21 @@ def page(model: str, seconds: float) -> str:
         ):
             line(name, count * value, **labels)
     return "\n".join(lines) + "\n"
+
+
+def _prices() -> list[tuple[str, float, Mapping[str, object]]]:
+    """Return the gauges of what an engine's law chooses K by: name, value, labels."""
+    fixed_s, token_s, prefill_s = STEP_S
+    parts = {"base": fixed_s, "prefill": 32 * prefill_s}
+    return [
+        *((names.PRICE_SECONDS, parts.get(part, 0.0), {names.LABEL_PART: part}) for part in PARTS),
+        *((names.TOKEN_PRICE_SECONDS, token_s, {names.LABEL_TOKENS: int(knot)}) for knot in KNOTS),
+        (names.LEFT_OUT_SECONDS, 0.0, {}),
+        (names.SLOWDOWN_RATIO, 1.0, {}),
+        (names.PREFILL_STEP_RATIO, 0.1, {}),
+        (names.PREFILL_STEP_TOKENS, 32.0, {}),
+        (names.CONTEXT_TOKENS, 300.0, {}),
+    ]
 
 
 @lru_cache(maxsize=4096)

@@ -248,6 +248,7 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
+        self._exporter.show_prices(self.law.price_list)
         return self._exporter.text()
 
     @property

@@ -63,6 +63,18 @@ _CATCH_UP_METRICS = {
     names.CATCH_UP_STEP_CONTEXT: "context", names.CATCH_UP_STEP_READ: "read",
 }  # fmt: skip
 _TABLE_METRICS = _CELL_METRICS | _CATCH_UP_METRICS
+_GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
+    names.RUNNING_DECODES: _CLASS,
+    names.PRICE_SECONDS: (names.LABEL_PART,),
+    names.TOKEN_PRICE_SECONDS: (names.LABEL_TOKENS,),
+    **dict.fromkeys(
+        (
+            names.LEFT_OUT_SECONDS, names.SLOWDOWN_RATIO, names.PREFILL_STEP_RATIO, names.PREFILL_STEP_TOKENS,
+            names.CONTEXT_TOKENS,
+        ),
+        (),
+    ),
+}  # fmt: skip
 LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
     names.ACCEPTS: _POSITION,
@@ -71,11 +83,9 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.COLD_DECODES: (names.LABEL_CLASS, names.LABEL_BAND),
     **dict.fromkeys(_CELL_METRICS, names.CELL_LABELS),
     **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
-    names.RUNNING_DECODES: _CLASS,
+    **_GAUGE_METRICS,
 }
 """The metrics that the law reads, and the labels of their series."""
-
-_GAUGES = frozenset({names.RUNNING_DECODES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +197,7 @@ def compare(before: Observation | None, after: Observation) -> Compared:
     gained: dict[Series, float] = {}
     for series, value in after.values.items():
         old = earlier.get(series, 0.0)
-        if series.metric in _GAUGES:
+        if series.metric in _GAUGE_METRICS:
             gained[series] = value
         elif value > old:
             gained[series] = value - old
@@ -195,7 +205,7 @@ def compare(before: Observation | None, after: Observation) -> Compared:
             return compare(replace(before, values={}), after)
     if earlier.keys() <= after.values.keys():
         return Compared(gained, after)
-    vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGES}
+    vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGE_METRICS}
     return Compared(gained, replace(after, values={**vanished, **after.values}))
 
 

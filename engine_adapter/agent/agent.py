@@ -111,6 +111,7 @@ class Agent:
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
+        self._exporter.show_prices(scheduler.law.price_list)
         self._exporter.write()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.prices import KNOTS, PARTS, PriceList
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder; vLLM's processes share their own metrics there."""
@@ -86,6 +87,20 @@ class MetricsExporter:
         self._version = self._gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
         self._age = self._gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
         self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
+        self._priced: PriceList | None = None
+        self._parts = self._gauge(names.PRICE_SECONDS, "Fitted price of each part of a step", names.LABEL_PART)
+        self._tokens = self._gauge(
+            names.TOKEN_PRICE_SECONDS, "Fitted price of a token from so many in a step on", names.LABEL_TOKENS
+        )
+        self._left_out = self._gauge(
+            names.LEFT_OUT_SECONDS, "What a decode that a step leaves out costs later if all others are drafted for"
+        )
+        self._slowdown = self._gauge(names.SLOWDOWN_RATIO, "Duration of a step now over its usual one")
+        self._load = (
+            self._gauge(names.PREFILL_STEP_RATIO, "Mean share of the steps that prefill"),
+            self._gauge(names.PREFILL_STEP_TOKENS, "Mean prefilled tokens of those steps"),
+            self._gauge(names.CONTEXT_TOKENS, "Mean length of a running request's sequence"),
+        )
 
     def add(self, evidence: Evidence) -> None:
         """Add the counts of `evidence` to the counters."""
@@ -114,6 +129,22 @@ class MetricsExporter:
             self._backlog.set(backlog, model)
             self._version.set(version, model)
             self._age.set(-1.0 if age_s is None else age_s, model)
+
+    def show_prices(self, found: PriceList | None) -> None:
+        """Set the gauges of what the law chooses by; `None`: it has fitted no prices yet."""
+        if found is None or found is self._priced:
+            return
+        model = self._model
+        with self._lock:
+            self._priced = found
+            for part, price_s in zip(PARTS, found.coefficients.parts, strict=True):
+                self._parts.set(price_s, model, part)
+            for knot, price_s in zip(KNOTS, found.coefficients.slopes, strict=True):
+                self._tokens.set(price_s, model, f"{knot:g}")
+            self._left_out.set(found.left_s, model)
+            self._slowdown.set(found.slowdown, model)
+            for gauge, value in zip(self._load, found.load, strict=True):
+                gauge.set(value, model)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age is new."""

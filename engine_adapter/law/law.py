@@ -41,7 +41,7 @@ from specpilot.engine_adapter.law.tuning import (
 from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Group, Worth, choose, worth_of
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import Load, Prices
+from specpilot.policy.prices import Load, PriceList, Prices
 from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
 
 Vector = NDArray[np.float64]
@@ -115,6 +115,7 @@ class EngineLaw:
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
         self.state: State | None = None
+        self.price_list: PriceList | None = None  # replaced whole, also before traffic was seen
         self.probe_prices: ProbePrices | None = None
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
@@ -205,11 +206,12 @@ class EngineLaw:
         if coefficients is None:
             return
         left_s = self._left_s / self._left if self._left >= 1 else 0.0
-        prices = Prices(coefficients, self._most, self._graphs, self._load, left_s)
+        self.price_list = found = PriceList(coefficients, self._load, left_s, self.cost.slowdown)
+        prices = found.prices(self._most, self._graphs)
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes
         if self._has_traffic or self.acceptance.has_prior:
-            state, (groups, requests) = State(self.acceptance.lengths(), prices, self.cost.slowdown), self._latest
+            state, (groups, requests) = State(self.acceptance.lengths(), prices, found.slowdown), self._latest
             if groups:
                 self._choice = _chosen(state, self.wishes, Counter(groups), _backlogs_of(groups, requests))
             self.state = state

@@ -66,6 +66,14 @@ def test_counters_give_differences_and_gauges_their_value() -> None:
     assert changes(before, seen({TRIAL: 15.0, RUNNING: 2.0, STEP: 3.0}, 1.0)) == {TRIAL: 5.0, RUNNING: 2.0, STEP: 3.0}
 
 
+def test_a_price_that_fell_is_no_restart_and_one_that_vanished_is_gone() -> None:
+    price, slowdown = Series(names.PRICE_SECONDS, ("base",)), Series(names.SLOWDOWN_RATIO, ())
+    before = seen({TRIAL: 10.0, price: 0.2, slowdown: 1.5})
+    found = compare(before, seen({TRIAL: 15.0, price: 0.1}, 1.0))
+    assert found.gained == {TRIAL: 5.0, price: 0.1}
+    assert found.kept.values == {TRIAL: 15.0, price: 0.1}
+
+
 def test_a_repeated_scrape_gives_nothing() -> None:
     assert changes(seen({TRIAL: 10.0}), seen({TRIAL: 10.0}, 1.0)) == {}
 

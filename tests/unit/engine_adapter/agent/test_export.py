@@ -11,6 +11,7 @@ from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, PriceList
 
 
 @pytest.fixture
@@ -41,6 +42,21 @@ def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: 
     exporter.write()
     assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 0.0}
     assert classes_of(page(tmp_path), names.ACTIVE_K) == {"chat": 2.0}
+
+
+def test_prices_are_shown_as_soon_as_there_are_any_and_replaced(exporter: MetricsExporter) -> None:
+    exporter.show({"chat": 0}, {"chat": 2.0}, 0, 1, 0.5)
+    exporter.show_prices(None)
+    assert "price" not in exporter.text()
+    for base_s in (0.25, 0.5):
+        parts = (base_s, *([0.0] * (len(PARTS) - 1)))
+        exporter.show_prices(PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), Load(0.1, 30.0, 200.0), 1e-4, 1.5))
+        lines = exporter.text().splitlines()
+        assert f'{names.PRICE_SECONDS}{{model_name="m",part="base"}} {base_s}' in lines
+        assert f'{names.TOKEN_PRICE_SECONDS}{{model_name="m",tokens="4096"}} 1e-05' in lines
+        assert f'{names.SLOWDOWN_RATIO}{{model_name="m"}} 1.5' in lines
+        assert f'{names.PREFILL_STEP_TOKENS}{{model_name="m"}} 30.0' in lines
+        assert sum(line.startswith(names.PRICE_SECONDS) for line in lines) == len(PARTS)
 
 
 def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter, tmp_path: Path) -> None:
