@@ -139,6 +139,12 @@ def rate_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequen
     return least.value / least.seconds / sum(group.decodes * group.weight for group in groups)
 
 
+def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> tuple[float, float]:
+    """Return the weighted tokens that a step of these K by group yields, and its seconds."""
+    least = _least_of(groups, lengths, prices, ks)
+    return least.value, least.seconds
+
+
 class Worth(NamedTuple):
     """A draft position of one group: its worth, and its cost, in weighted tokens a decode."""
 

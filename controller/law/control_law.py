@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
+from specpilot.controller.estimation.engine_prices import price_list_of
 from specpilot.controller.estimation.observation import (
     Observation,
     Series,
@@ -69,7 +70,8 @@ class ControlLaw:
             pool.take(evidence, running, elapsed_s.get(key, 0.0), at)
             if pool.is_by_engine:
                 for engine_id, part in parts_of.items():
-                    pool.take_engine(engine_id, evidence_of([part]), *times[engine_id])
+                    prices = price_list_of(self._last[engine_id].values)
+                    pool.take_engine(engine_id, evidence_of([part]), *times[engine_id], prices)
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
@@ -78,7 +80,7 @@ class ControlLaw:
         models = {model for model, _ in kept}
         self._last = {name: seen for name, seen in self._last.items() if name in alive}
         for pool in self._pools.values():
-            pool.engines = {name: seen for name, seen in pool.engines.items() if name in alive}
+            pool.forget_all_but(alive)
         self._pools = {key: pool for key, pool in self._pools.items() if key in kept}
         self._models = {name: model for name, model in self._models.items() if name in models}
 

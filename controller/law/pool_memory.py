@@ -1,17 +1,19 @@
 """The law's state of one pool between ticks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence, Snapshot
 from specpilot.controller.estimation.pool_cost import PoolCost
+from specpilot.controller.law.estimate import Mix
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.law.k_table import KTable, Ranges
 from specpilot.controller.law.load import Load
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
+from specpilot.policy.prices import PriceList
 from specpilot.policy.types import Schedule
 
 
@@ -39,7 +41,8 @@ class PoolMemory:
 
     `seen_at` is the time of the latest scrape, `elapsed_s` the time since the one before, `busy_at` the latest one with
     decodes, `stalled_since` the first of a series of scrapes in which requests ran but no counter moved. `running` has
-    the running decodes of each engine, and `engines` its newest snapshot where the control group `is_by_engine`.
+    the running decodes of each engine. Where engines choose K (`is_by_engine`), `engines` has the newest snapshot of
+    each and `mixes` what it runs.
     `chosen` is the law's last choice: in force, advised, or held by a window of the control group. `tried_at` is the
     time of the last trial of a depth at an octave of running decodes. `standing` is the baseline schedule with its
     probe ratio: the one that a window of the control group replaces, or that a freeze of the current K holds.
@@ -54,6 +57,7 @@ class PoolMemory:
     evidence: Evidence = NO_EVIDENCE
     running: Mapping[str, float] = field(default_factory=dict)
     engines: dict[str, Snapshot] = field(default_factory=dict)
+    mixes: dict[str, Mix] = field(default_factory=dict)
     is_by_engine: bool = False
     seen_at: float | None = None
     elapsed_s: float = 0.0
@@ -99,9 +103,17 @@ class PoolMemory:
         """Begin to lead at `at`: drop the decisions of stand-by; the dwell time counts from now."""
         self.changed_at, self.chosen, self.trial, self.standing = at, None, None, None
 
-    def take_engine(self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float) -> None:
-        """Keep the newest snapshot of one engine, for a control group by engine."""
+    def take_engine(
+        self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, prices: PriceList | None
+    ) -> None:
+        """Add one snapshot of an engine that chooses K: for the control group, and for the estimate of its choice."""
         self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, self._corrected_s(evidence))
+        self.mixes.setdefault(engine_id, Mix()).take(evidence, elapsed_s, prices)
+
+    def forget_all_but(self, engines: Container[str]) -> None:
+        """Drop the snapshots of engines that are gone."""
+        self.engines = {name: found for name, found in self.engines.items() if name in engines}
+        self.mixes = {name: found for name, found in self.mixes.items() if name in engines}
 
     def take(self, evidence: Evidence, running: Mapping[str, float], elapsed_s: float, at: float) -> None:
         """Add one snapshot of the whole pool; `running` are its decodes by engine."""

@@ -27,6 +27,7 @@ from specpilot.controller.estimation.pool_cost import is_near
 from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.choice import Choice, Yield
 from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.estimate import Estimate, representative
 from specpilot.controller.law.hold_out import Comparison, Seen
 from specpilot.controller.law.k_table import KTable, Ranges, grid
 from specpilot.controller.law.pool_memory import PoolMemory, RunningTrial
@@ -66,6 +67,7 @@ class Tick:
         self._n = grid(max(1, context.max_num_seqs), steep)
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
         self._choice: Choice | None = None
+        self._estimated: Estimate | None = None
         self._log_gains: list[LogGain] = []
         self._evidence: dict[str, Any] = pool.ages(now)
 
@@ -87,7 +89,8 @@ class Tick:
         if last is not None and not last.same_as(before):  # it was not published: no dwell time
             pool.changed_at = -math.inf
         inside = before.clipped(self._rows.low, self._rows.high)
-        chosen, decided, gain = self._decide(inside)
+        decide = self._estimate if self._policy.law is Law.ENGINE else self._decide
+        chosen, decided, gain = decide(inside)
         is_moved = not inside.same_as(before) and decided is not Reason.GAIN
         reason = Reason.BOUNDS if is_moved else decided
         pool.chosen = chosen
@@ -227,8 +230,7 @@ class Tick:
         if now_gain < 0:  # the loss of smoothing, or of the rule that K rises with the band, at the present load
             best, now_gain = _with_rows(best, before, present), 0.0
         static = self._uniform(self._context.fallback_k)
-        in_force = before if self._is_guided else self._in_force()
-        predicted = self._describe_throughput({"in_force": in_force, "best": best, "static": static})
+        predicted = self._describe_throughput({"in_force": self._in_force(), "best": best, "static": static})
         gain = predicted["best"] / predicted["in_force"] - 1
         if self._policy.mode is Mode.ACT and (self._yield(before, pool.load.points).score > 0).all():
             gain = now_gain  # no SLO breaks, so the gain is in the objective
@@ -246,6 +248,26 @@ class Tick:
             return before, Reason.DWELL, gain
         pool.changed_at = now
         return best, Reason.GAIN, gain
+
+    def _estimate(self, before: KTable) -> tuple[KTable, Reason, float | None]:
+        """Return the estimated choice of the engines, the reason, and the gain, as `_decide`."""
+        pool, context = self._pool, self._context
+        if pool.is_stale(self._now):
+            return before, Reason.STALE, None
+        if pool.is_idle:
+            return before, Reason.IDLE, None
+        self._describe()
+        mix = representative(pool.mixes)
+        if mix is None:
+            return before, Reason.COST_UNKNOWN, None
+        estimate = self._estimated = Estimate(context, mix, self._model.lengths(context.k_max))
+        chosen = estimate.table(self._n)
+        in_force = chosen if self._is_guided else self._in_force()
+        tables = {"in_force": in_force, "best": chosen, "static": self._uniform(context.fallback_k)}
+        predicted = {name: estimate.throughput(table.to_ranges()) for name, table in tables.items()}
+        throughput = {name: found for name, (found, _) in predicted.items()}
+        self._put_throughput(throughput, predicted["in_force"][1])
+        return chosen, Reason.ENGINE, throughput["best"] / throughput["in_force"] - 1
 
     def _gains(self, best: KTable, before: KTable, decodes: Vector) -> Vector:
         """Return the gains in score of `best` over `before` at `decodes`, as ratios; infinite if an SLO is now kept.
@@ -358,6 +380,9 @@ class Tick:
 
     def _breaks_slo(self, static: KTable, chosen: KTable) -> bool:
         """Return whether `static` is predicted to break an SLO that `chosen` keeps, at the present load."""
+        if self._estimated is not None:
+            static_rows, chosen_rows = static.to_ranges(), chosen.to_ranges()
+            return self._estimated.keeps_slos(chosen_rows) and not self._estimated.keeps_slos(static_rows)
         if self._choice is None:
             return False
         points = self._pool.load.points
@@ -387,14 +412,19 @@ class Tick:
 
     def _describe_throughput(self, tables: Mapping[str, KTable]) -> dict[str, float]:
         """Return the predicted throughput of each of `tables` at the present load, and put it into the evidence."""
-        load, evidence, snapshot = self._pool.load, self._pool.evidence, self._snapshot
+        load = self._pool.load
         found = {name: self._yield(table, load.points) for name, table in tables.items()}
         times = {name: float((load.weights * item.step_s).sum()) for name, item in found.items()}
         # All tables have the present table's time at each number of decodes. With the shares of steps as weights, a
         # table with longer steps at few decodes would spend more time there and seem worse than it is.
         time_of = load.weights * found["in_force"].step_s / times["in_force"]
         predicted = {name: float((time_of * item.throughput).sum()) for name, item in found.items()}
-        scores = None
+        self._put_throughput(predicted, times["in_force"])
+        return predicted
+
+    def _put_throughput(self, predicted: Mapping[str, float], step_s: float) -> None:
+        """Put predicted throughputs and the predicted step into the evidence, beside the measured ones."""
+        evidence, snapshot, scores = self._pool.evidence, self._snapshot, None
         if snapshot is not None:
             sums = WindowSums()
             sums.take(snapshot)
@@ -404,10 +434,9 @@ class Tick:
             "measured": math.exp(scores.corrected) if scores else None,
         }
         self._evidence["step_s"] = {
-            "predicted": times["in_force"],
+            "predicted": step_s,
             "measured": snapshot.corrected_s / evidence.steps if snapshot and evidence.steps else None,
         }
-        return predicted
 
     def _answer(
         self, reason: Reason, proposed: KTable, publish: Ranges | None, gain: float | None, trial: Trial | None = None
