@@ -4,24 +4,15 @@ The engine fits them to its own steps (`engine_adapter.law`); CUDA graphs and th
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from specpilot.controller.estimation.observation import Series
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, PriceList, Prices
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, PriceList
 
 _PARTS = [Series(names.PRICE_SECONDS, (part,)) for part in PARTS]
 _SLOPES = [Series(names.TOKEN_PRICE_SECONDS, (f"{knot:g}",)) for knot in KNOTS]
 _LOAD = [Series(name, ()) for name in (names.PREFILL_STEP_RATIO, names.PREFILL_STEP_TOKENS, names.CONTEXT_TOKENS)]
 _LEFT, _SLOWDOWN = Series(names.LEFT_OUT_SECONDS, ()), Series(names.SLOWDOWN_RATIO, ())
-
-
-class EnginePrices(NamedTuple):
-    """The prices of an engine's steps, and how many times as long its steps take now."""
-
-    prices: Prices
-    slowdown: float
 
 
 def price_list_of(values: Mapping[Series, float]) -> PriceList | None:
@@ -31,11 +22,3 @@ def price_list_of(values: Mapping[Series, float]) -> PriceList | None:
         return PriceList(Coefficients(parts, slopes), Load(*load), values[_LEFT], values[_SLOWDOWN])
     except KeyError:
         return None
-
-
-def prices_of(values: Mapping[Series, float], engine: EngineRecord) -> EnginePrices | None:
-    """Return the prices that an engine with this record exports among its `values`; `None` if it exports none."""
-    found = price_list_of(values)
-    if found is None:
-        return None
-    return EnginePrices(found.prices(engine.max_num_seqs * (1 + engine.k_max), engine.graphs), found.slowdown)

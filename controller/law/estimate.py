@@ -96,13 +96,11 @@ class Estimate:
 
     def table(self, n: Vector) -> KTable:
         """Return K by row at each of the loads `n`, for the present mix."""
-        k = np.zeros((len(n), len(self._rows.names)), dtype=np.int64)
-        near: int | None = None
-        for at, decodes in enumerate(n.astype(int).tolist()):
-            ks = choose(self._groups(decodes), self._lengths, self._prices, self._objective, near)
-            near = max(ks) or None
-            k[at] = self._by_row(ks)
-        return KTable(self._rows.names, n, k)
+        k = [
+            self._by_row(choose(self._groups(decodes), self._lengths, self._prices, self._objective))
+            for decodes in n.astype(int).tolist()
+        ]
+        return KTable(self._rows.names, n, np.array(k))
 
     def throughput(self, rows: Ranges) -> tuple[float, float]:
         """Return the weighted tokens per second of the engine with K of these rows, and the seconds of its step."""

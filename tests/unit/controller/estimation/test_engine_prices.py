@@ -4,14 +4,13 @@ import random
 
 import pytest
 
-from specpilot.controller.estimation.engine_prices import prices_of
+from specpilot.controller.estimation.engine_prices import price_list_of
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import EngineRecord
 
 K_MAX, RUNNING = 7, 32
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -38,24 +37,17 @@ def learned(graphs: Graphs | None, rng: random.Random) -> EngineLaw:
     return law
 
 
-def record(graphs: Graphs | None) -> EngineRecord:
-    return EngineRecord(
-        engine_id="one", url="http://e", model="m", pool="p", k_max=K_MAX, static_k=3, max_num_seqs=RUNNING, method="x",
-        vllm_version="1", adapter_version="1", started_at=1.0, heartbeat_at=1.0, graphs=graphs,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("graphs", [None, GRAPHS])
 def test_the_prices_on_an_engines_page_are_those_that_its_law_chooses_by(graphs: Graphs | None) -> None:
     rng = random.Random(3)
     law, exporter, reader = learned(graphs, rng), MetricsExporter("m"), PageReader()
     exporter.show_prices(law.price_list)
-    found = prices_of(reader.read(exporter.text()), record(graphs))
+    found = price_list_of(reader.read(exporter.text()))
     assert found is not None
     assert law.state is not None
     assert found.slowdown == pytest.approx(law.state.slowdown, rel=1e-9)
     assert found.slowdown != 1.0
-    own, read = law.state.prices, found.prices
+    own, read = law.state.prices, found.prices(RUNNING * (1 + K_MAX), graphs)
     assert read.left_s == pytest.approx(own.left_s, rel=1e-9)
     assert read.left_s > 0
     for _ in range(300):
@@ -70,10 +62,10 @@ def test_the_prices_on_an_engines_page_are_those_that_its_law_chooses_by(graphs:
 def test_an_engine_without_prices_and_one_that_exports_a_part_of_them_has_none() -> None:
     exporter = MetricsExporter("m")
     exporter.show({"default": 1}, {"default": 3.0}, 0, 1, None)
-    assert prices_of(PageReader().read(exporter.text()), record(None)) is None
+    assert price_list_of(PageReader().read(exporter.text())) is None
     exporter.show_prices(learned(None, random.Random(1)).price_list)
     values = PageReader().read(exporter.text())
-    assert prices_of(values, record(None)) is not None
+    assert price_list_of(values) is not None
     for name in (names.PRICE_SECONDS, names.SLOWDOWN_RATIO, names.CONTEXT_TOKENS):
         part = {series: value for series, value in values.items() if series.metric != name}
-        assert prices_of(part, record(None)) is None
+        assert price_list_of(part) is None

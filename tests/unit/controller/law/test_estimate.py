@@ -1,0 +1,34 @@
+"""The estimate's K at every load, whatever the K of the load before."""
+
+import numpy as np
+
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.estimate import Estimate, Mix
+from specpilot.policy.bands import BANDS
+from specpilot.policy.choice import Group, rate_of
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
+from specpilot.policy.types import Policy
+
+K_MAX, RUNNING = 7, 32
+PRICES = {"base": 5e-3, "drafter": 2e-3, "slot": 5e-5, "piecewise": 8e-3, "graphless": 9e-3}
+"""Seconds. A step without a FULL graph takes almost twice as long."""
+GRAPHS = Graphs(
+    "FULL_AND_PIECEWISE", (1, 2, 4, 8, 16, 32), {2: tuple(range(2, 65, 2)), 8: tuple(range(8, 49, 8))}, ()
+)
+"""K = 7 has its graph up to 6 decodes, and K = 1 at every load."""
+
+
+def test_with_graphs_the_estimate_compares_all_widths_at_each_load() -> None:
+    price_list = PriceList(Coefficients(tuple(PRICES.get(part, 0.0) for part in PARTS), (2e-5,) * len(KNOTS)))
+    mix = Mix({("default", 0): 80.0}, 10.0, price_list)
+    lengths = np.array([[sum(0.8**k for k in range(depth + 1)) for depth in range(K_MAX + 1)]] * BANDS)
+    context = PoolContext("m", "p", Policy("m"), K_MAX, 3, RUNNING, None, graphs=GRAPHS)
+    n = np.arange(1.0, RUNNING + 1)
+    table = Estimate(context, mix, lengths).table(n)
+    prices = price_list.prices(RUNNING * (1 + K_MAX), GRAPHS)
+    groups = [[Group(int(decodes), 0, 1.0, 0, K_MAX)] for decodes in n]
+    rates = np.array([[rate_of(group, lengths, prices, [k]) for k in range(K_MAX + 1)] for group in groups])
+    best = rates.argmax(axis=1)
+    assert {best[5], best[6]} == {7, 1}  # the best width jumps
+    assert (table.k[:, 0] == best).all()
