@@ -3,7 +3,8 @@
 The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
 (`bench.ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
 where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
-pays. An idea that is worth nothing on any trace has no place in the law.
+pays. An idea that is worth nothing on any trace has no place in the law. A second table has the phase of each trace in
+which least is left: a mean over a trace may hide it.
 """
 
 import json
@@ -42,8 +43,16 @@ class AblateSettings(ProgramSettings):
     ideas: str = Field(default=",".join(_IDEAS), description="which are switched off, one at a time, by commas")
     traces: str = Field(default=",".join(traces()), description="what is played, comma separated")
     seeds: int = Field(default=5, ge=2, le=100, description="plays of each, whose requests differ")
+    first_seed: int = Field(default=0, ge=0, description="seed of the first play; the others have the next ones")
     processes: int = Field(default=2, ge=1, le=256, description="plays at a time")
     out: Path = Field(default=Path(".specpilot/bench-ablate"), description="folder for the table, ablations.md")
+
+
+class WorstPhase(NamedTuple):
+    """The phase of a trace in which least is left, counted from 1, and the logarithm of what is left there."""
+
+    number: int
+    left: Interval
 
 
 class _Play(NamedTuple):
@@ -59,10 +68,12 @@ def main(arguments: Sequence[str]) -> None:
     settings = load(AblateSettings, PROGRAM, arguments)
     ideas = chosen(PROGRAM, "--ideas", settings.ideas, _IDEAS)
     names = chosen(PROGRAM, "--traces", settings.traces, tuple(traces()))
-    plays = [_Play(name, idea, seed) for seed in range(settings.seeds) for name in names for idea in (_WHOLE, *ideas)]
+    seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
+    plays = [_Play(name, idea, seed) for seed in seeds for name in names for idea in (_WHOLE, *ideas)]
     rates = dict(_played(plays, settings.processes))
-    found = {idea: {name: _left(rates, name, idea, settings.seeds) for name in names} for idea in ideas}
-    text = table({name: traces()[name] for name in names}, found, settings.seeds)
+    found = {idea: {name: _left(rates, name, idea, seeds) for name in names} for idea in ideas}
+    lowest = {idea: {name: _worst(rates, name, idea, seeds) for name in names} for idea in ideas}
+    text = table({name: traces()[name] for name in names}, found, lowest, seeds)
     settings.out.mkdir(parents=True, exist_ok=True)
     path = settings.out / "ablations.md"
     path.write_text(text)
@@ -70,11 +81,17 @@ def main(arguments: Sequence[str]) -> None:
     say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in found.items()}))
 
 
-def table(played: Mapping[str, Trace], left: Mapping[str, Mapping[str, Interval]], seeds: int) -> str:
+def table(
+    played: Mapping[str, Trace],
+    left: Mapping[str, Mapping[str, Interval]],
+    worst: Mapping[str, Mapping[str, WorstPhase]],
+    seeds: range,
+) -> str:
     """Return, as Markdown, what is left of the rate without each idea on each trace; `left` are logarithms."""
     lines = [
         "# What each idea of the control law is worth: SIMULATION\n",
-        f"Tokens per second without the idea over those with all, {seeds} seeds, 95 % interval: below 1 it pays.\n",
+        "Tokens per second without the idea over those with all, 95 % interval: below 1 it pays.",
+        f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]}).\n",
         *(f"- {name}: {trace.about}" for name, trace in played.items()),
         "",
     ]
@@ -82,7 +99,12 @@ def table(played: Mapping[str, Trace], left: Mapping[str, Mapping[str, Interval]
     for idea, row in left.items():
         mean = math.exp(sum(item.mean for item in row.values()) / len(row))
         rows.append([idea, *(_text(row[name]) for name in played), f"{mean:.3f}"])
-    return "\n".join([*lines, *markdown.table(["without", *played, "all, equally"], rows)]) + "\n"
+    lines += markdown.table(["without", *played, "all, equally"], rows)
+    lines += ["", "The phase with the least, in the mean of the seeds, and its number, from 1:\n"]
+    phases = [
+        [idea, *(f"{_text(row[name].left)} ({row[name].number})" for name in played)] for idea, row in worst.items()
+    ]
+    return "\n".join([*lines, *markdown.table(["without", *played], phases)]) + "\n"
 
 
 def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, list[float]]]:
@@ -106,14 +128,31 @@ def _rates(play: _Play) -> list[float]:
     return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
 
 
-def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: int) -> Interval:
+def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> Interval:
     """Return the logarithm of what is left without `idea`, averaged over the time of a trace, over its seeds."""
     seconds = [phase.seconds for phase in traces()[name].phases]
-    logs = []
-    for seed in range(seeds):
-        pairs = zip(rates[_Play(name, idea, seed)], rates[_Play(name, _WHOLE, seed)], seconds, strict=True)
-        logs.append(sum((own - whole) * length for own, whole, length in pairs) / sum(seconds))
+    by_phase = _differences(rates, name, idea, seeds)
+    logs = [
+        math.fsum(own * length for own, length in zip(row, seconds, strict=True)) / sum(seconds) for row in by_phase
+    ]
     return interval(logs, _TAIL)
+
+
+def _worst(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> WorstPhase:
+    """Return the phase of a trace in which least is left without `idea`, in the mean of the seeds."""
+    by_phase = [interval(logs, _TAIL) for logs in zip(*_differences(rates, name, idea, seeds), strict=True)]
+    return min((WorstPhase(*item) for item in enumerate(by_phase, start=1)), key=lambda phase: phase.left.mean)
+
+
+def _differences(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> list[list[float]]:
+    """Return the logarithms of what is left without `idea`, by seed and phase: both laws play the same requests."""
+    return [
+        [
+            own - whole
+            for own, whole in zip(rates[_Play(name, idea, seed)], rates[_Play(name, _WHOLE, seed)], strict=True)
+        ]
+        for seed in seeds
+    ]
 
 
 def _text(left: Interval) -> str:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,30 @@ def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(
     assert left["low"] < left["mean"] < left["high"]
     assert left["mean"] < -0.03  # bands pay there
     assert re.search(rf"\| bands \| {1 + left['mean']:.3f} ± [0-9.]+ \| {1 + left['mean']:.3f} \|", text)
+    assert "2 seeds (0 to 1)" in text
+    worst = re.findall(r"^\| bands \| ([0-9.]+) ± [0-9.]+ \(([123])\) \|$", text, re.MULTILINE)
+    assert len(worst) == 1
+    assert float(worst[0][0]) <= 1 + left["mean"]
+
+
+def test_seeds_count_from_the_first_and_pair_the_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seed has another rate, so only plays of one seed beside each other give an interval of no width."""
+    seen: list[tuple[str, int]] = []
+
+    def rates_of(plays: Sequence[Any], _: int) -> Iterator[tuple[Any, list[float]]]:
+        for play in plays:
+            seen.append((play.idea, play.seed))
+            gains = (0.0, -0.1, 0.0) if play.idea else (0.0, 0.0, 0.0)
+            yield play, [play.seed + gain for gain in gains]
+
+    monkeypatch.setattr(ablate, "_played", rates_of)
+    flags = ["--ideas", "controller", "--traces", "uncalibrated", "--first-seed", "201", "--seeds", "3"]
+    ablate.main([*flags, "--out", str(tmp_path)])
+    assert seen == [(idea, seed) for seed in (201, 202, 203) for idea in ("", "controller")]
+    text = (tmp_path / "ablations.md").read_text()
+    assert "3 seeds (201 to 203)" in text
+    assert "| controller | 0.970 ± 0.000 | 0.970 |" in text  # exp(-0.1 * 15 s / 50 s)
+    assert "| controller | 0.905 ± 0.000 (2) |" in text
 
 
 @pytest.mark.parametrize(
@@ -32,6 +58,7 @@ def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(
         (["--ideas", "luck"], f"--ideas: 'luck' is none of {', '.join(IDEAS)}"),
         (["--traces", "moon"], f"--traces: 'moon' is none of {', '.join(traces())}"),
         (["--seeds", "1"], "--seeds"),
+        (["--first-seed", "-1"], "--first-seed"),
     ],
 )
 def test_what_is_not_known_is_named(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
