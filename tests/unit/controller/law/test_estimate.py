@@ -13,9 +13,7 @@ from specpilot.policy.types import Policy
 K_MAX, RUNNING = 7, 32
 PRICES = {"base": 5e-3, "drafter": 2e-3, "slot": 5e-5, "piecewise": 8e-3, "graphless": 9e-3}
 """Seconds. A step without a FULL graph takes almost twice as long."""
-GRAPHS = Graphs(
-    "FULL_AND_PIECEWISE", (1, 2, 4, 8, 16, 32), {2: tuple(range(2, 65, 2)), 8: tuple(range(8, 49, 8))}, ()
-)
+GRAPHS = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16, 32), {2: tuple(range(2, 65, 2)), 8: tuple(range(8, 49, 8))}, ())
 """K = 7 has its graph up to 6 decodes, and K = 1 at every load."""
 
 
