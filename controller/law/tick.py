@@ -74,9 +74,9 @@ class Tick:
     def result(self) -> TickResult:
         """Return the decision and its reason."""
         context, pool, mode = self._context, self._pool, self._policy.mode
-        pool.standing = (pool.standing or self._in_force_rows()) if context.hold is Hold.CURRENT else None
         static = KTable.uniform((DEFAULT_CLASS,), self._n, context.fallback_k)
         if context.k_max == 0:
+            self._set_standing(None)
             is_steered = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, static, static.to_ranges() if is_steered else None, None)
         static_rows = self._bounded_static().to_ranges()
@@ -94,6 +94,7 @@ class Tick:
         is_moved = not inside.same_as(before) and decided is not Reason.GAIN
         reason = Reason.BOUNDS if is_moved else decided
         pool.chosen = chosen
+        self._set_standing(chosen)
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static.to_ranges(), gain)
         if mode is Mode.ADVISE:
@@ -151,10 +152,22 @@ class Tick:
         """Return whether the engines choose K, by the guidance in force."""
         return self._followed is not None and self._followed.guidance is not None
 
-    def _in_force_rows(self) -> tuple[Ranges, float] | None:
-        """Return the rows in force and their probe ratio; after a canary those of the remaining arm."""
-        in_force = self._context.in_force
-        return None if in_force is None else (in_force.classes, in_force.probe_ratio)
+    def _set_standing(self, chosen: KTable | None) -> None:
+        """Keep the rows that a freeze of the current K holds, and their probe ratio; without such a freeze drop them.
+
+        They are those of the last tick, else the rows in force (after a canary, of the remaining arm). Where engines
+        choose K they are `chosen`, since the rows in force then have the static K.
+        """
+        pool, in_force = self._pool, self._context.in_force
+        if self._context.hold is not Hold.CURRENT:
+            pool.standing = None
+        elif pool.standing is None and in_force is not None:
+            is_guided = in_force.guidance is not None and not in_force.is_fallen_back
+            if is_guided and chosen is not None:
+                rows = chosen.to_ranges()
+                pool.standing = rows, self._probe_ratio(rows)
+            else:
+                pool.standing = in_force.classes, in_force.probe_ratio
 
     @property
     def _is_stepped_back(self) -> bool:

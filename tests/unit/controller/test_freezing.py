@@ -140,6 +140,18 @@ def test_where_engines_choose_k_the_controllers_estimate_of_it_is_held_as_rows()
     assert rig.store.published[MODEL, POOL].guidance is not None
 
 
+def test_in_a_canarys_window_the_estimate_of_the_present_policys_k_is_held_where_engines_choose() -> None:
+    rig = settled()
+    present = Policy(MODEL, static_k=1, hold_out_ratio=0.0, law=Law.ENGINE)
+    rig.store.put_policy(present, None, 0.0)
+    asyncio.run(rig.tick(10))
+    canary = Canary(replace(present, k_max=2), window_s=5.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    tick_until(rig, lambda decision: decision.evidence["canary"]["arm"] == "present")
+    tick_until(rig, lambda decision: decision.evidence["canary"]["arm"] == "canary")
+    assert k_of(held_under_a_freeze(rig).classes) == 7
+
+
 def test_a_new_leader_holds_what_is_in_force() -> None:
     rig = settled()
     rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.3), None, 0.0)
