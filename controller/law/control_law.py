@@ -79,8 +79,8 @@ class ControlLaw:
         alive, kept = set(engines), set(pools)
         models = {model for model, _ in kept}
         self._last = {name: seen for name, seen in self._last.items() if name in alive}
-        for pool in self._pools.values():
-            pool.forget_all_but(alive)
+        for key, pool in self._pools.items():  # an engine may have been started anew for another pool
+            pool.forget_all_but({name for name, seen in self._last.items() if (seen.model, seen.pool) == key})
         self._pools = {key: pool for key, pool in self._pools.items() if key in kept}
         self._models = {name: model for name, model in self._models.items() if name in models}
 

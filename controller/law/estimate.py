@@ -17,12 +17,14 @@ from specpilot.controller.law.k_table import KTable, Ranges
 from specpilot.controller.law.rows import Rows
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.choice import Group, choose, step_of
-from specpilot.policy.prices import PriceList, Prices
+from specpilot.policy.prices import PriceList
 from specpilot.policy.types import DEFAULT_CLASS
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MIX_HALF_LIFE_S = 2.0
+_QUIET_S = 5 * MIX_HALF_LIFE_S
+"""Seconds without a decode after which an engine runs nothing: its sums only lose weight, so their ratio would stay."""
 _MS = 1000.0
 
 
@@ -30,12 +32,13 @@ _MS = 1000.0
 class Mix:
     """The decodes of one engine by (class, band), and its steps: sums that lose half of their weight in some seconds.
 
-    `prices` is the list that it exported last.
+    `prices` is the list that it exported last, `quiet_s` the time since its last decode.
     """
 
     decodes: dict[tuple[str, int], float] = field(default_factory=dict)
     steps: float = 0.0
     prices: PriceList | None = None
+    quiet_s: float = 0.0
 
     def take(self, evidence: Evidence, elapsed_s: float, prices: PriceList | None) -> None:
         """Add the evidence of one scrape."""
@@ -44,12 +47,13 @@ class Mix:
         self.decodes = {key: count * keep for key, count in self.decodes.items()}
         for key, count in evidence.drafts_of.items():
             self.decodes[key] = self.decodes.get(key, 0.0) + count
+        self.quiet_s = 0.0 if evidence.drafts else self.quiet_s + elapsed_s
         self.prices = prices
 
     @property
     def running(self) -> float:
-        """The decodes of a step in the mean; 0 without steps."""
-        return sum(self.decodes.values()) / self.steps if self.steps else 0.0
+        """The decodes of a step in the mean; 0 without steps, or without a decode for `_QUIET_S`."""
+        return sum(self.decodes.values()) / self.steps if self.steps and self.quiet_s < _QUIET_S else 0.0
 
 
 def representative(mixes: Mapping[str, Mix]) -> Mix | None:
@@ -70,9 +74,9 @@ class Estimate:
         self._rows = Rows.of(context)
         self._lengths = lengths
         self._slowdown = mix.prices.slowdown
-        self._prices: Prices = mix.prices.prices(max(1, context.max_num_seqs) * (1 + context.k_max), context.graphs)
+        self._prices = mix.prices.prices(max(1, context.max_num_seqs) * (1 + context.k_max), context.graphs)
         self._objective = context.policy.objective
-        self.running = max(1, min(round(mix.running), context.max_num_seqs))
+        self._running = max(1, min(round(mix.running), context.max_num_seqs))
         places = {name: at for at, name in enumerate(self._rows.names)}
         known = set(context.policy.class_names)
         whole = sum(mix.decodes.values())
@@ -80,7 +84,6 @@ class Estimate:
         for (name, band), count in mix.decodes.items():
             owner = name if name in known else DEFAULT_CLASS
             shares[owner, band] = shares.get((owner, band), 0.0) + count / whole
-        self.shares = shares
         self._of_row: list[int] = []  # of each group
         self._share: list[float] = []
         self._group: list[Group] = []
@@ -104,12 +107,12 @@ class Estimate:
 
     def throughput(self, rows: Ranges) -> tuple[float, float]:
         """Return the weighted tokens per second of the engine with K of these rows, and the seconds of its step."""
-        tokens, seconds = step_of(self._groups(self.running), self._lengths, self._prices, self._ks(rows))
+        tokens, seconds = step_of(self._groups(self._running), self._lengths, self._prices, self._ks(rows))
         return tokens / seconds / self._slowdown, seconds * self._slowdown
 
     def keeps_slos(self, rows: Ranges) -> bool:
         """Return whether these rows are predicted to keep every SLO of the present load."""
-        groups, ks = self._groups(self.running), self._ks(rows)
+        groups, ks = self._groups(self._running), self._ks(rows)
         _, seconds = step_of(groups, self._lengths, self._prices, ks)
         return all(
             seconds <= group.itl_slo_s * self._lengths[group.band, k]
@@ -126,7 +129,7 @@ class Estimate:
         return [group._replace(decodes=count) for group, count in zip(self._group, counts.tolist(), strict=True)]
 
     def _ks(self, rows: Ranges) -> list[int]:
-        table = KTable.of_ranges(rows, self._rows.names, np.array([float(self.running)]))
+        table = KTable.of_ranges(rows, self._rows.names, np.array([float(self._running)]))
         k_max = self._lengths.shape[1] - 1
         return [min(int(table.k[0, row]), k_max) for row in self._of_row]
 

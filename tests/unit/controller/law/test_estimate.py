@@ -1,9 +1,10 @@
-"""The estimate's K at every load, whatever the K of the load before."""
+"""The estimate's K at every load, and which engine stands for its pool."""
 
 import numpy as np
 
+from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence
 from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.estimate import Estimate, Mix
+from specpilot.controller.law.estimate import Estimate, Mix, representative
 from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Group, rate_of
 from specpilot.policy.graphs import Graphs
@@ -30,3 +31,14 @@ def test_with_graphs_the_estimate_compares_all_widths_at_each_load() -> None:
     best = rates.argmax(axis=1)
     assert {best[5], best[6]} == {7, 1}  # the best width jumps
     assert (table.k[:, 0] == best).all()
+
+
+def test_an_engine_that_runs_nothing_any_more_does_not_stand_for_its_pool() -> None:
+    price_list = PriceList(Coefficients((0.0,) * len(PARTS), (2e-5,) * len(KNOTS)))
+    mixes = {"idle": Mix({("default", 0): 80.0}, 10.0, price_list), "busy": Mix({("default", 0): 10.0}, 10.0)}
+    assert representative(mixes) is mixes["idle"]
+    for _ in range(20):
+        mixes["idle"].take(NO_EVIDENCE, 1.0, price_list)
+        mixes["busy"].take(Evidence(drafts={("default", 0, 3): 10.0}), 1.0, price_list)
+    assert representative(mixes) is mixes["busy"]
+    assert mixes["idle"].running == 0.0

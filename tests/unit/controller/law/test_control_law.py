@@ -1,0 +1,28 @@
+"""Which engines the law remembers in each pool."""
+
+from specpilot.controller.estimation.observation import Observation, Series
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.policy import engine_metrics as names
+
+
+def seen(engine_id: str, pool: str, at: float) -> Observation:
+    return Observation(engine_id, "m", pool, at, 0.0, {Series(names.DRAFTS, ("default", "7", "3")): 8 * at})
+
+
+def engines_of(law: ControlLaw, pool: str) -> set[str]:
+    memory = law._pool(("m", pool))
+    assert memory.engines.keys() == memory.mixes.keys()
+    return set(memory.engines)
+
+
+def test_an_engine_that_is_gone_or_in_another_pool_leaves_its_pool() -> None:
+    law, pools = ControlLaw(), [("m", "a"), ("m", "b")]
+    for key in pools:
+        law._pool(key).is_by_engine = True
+    for at in (1.0, 2.0):
+        law.observe([seen("one", "a", at), seen("two", "a", at), seen("three", "a", at)])
+    assert engines_of(law, "a") == {"one", "two", "three"}
+    for at in (3.0, 4.0):
+        law.observe([seen("one", "a", at), seen("two", "b", at)])
+        law.forget_all_but(["one", "two"], pools)
+    assert (engines_of(law, "a"), engines_of(law, "b")) == ({"one"}, {"two"})
