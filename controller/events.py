@@ -1,6 +1,5 @@
 """Audit entries of the controller's own actions: a canary or freeze ended, a pool fell back to the static K."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from specpilot.policy.audit import CONTROLLER, AuditEntry, Result, bounded
@@ -8,9 +7,7 @@ from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import differences
-from specpilot.policy.types import KRange, Schedule
-
-Classes = Mapping[str, tuple[KRange, ...]]
+from specpilot.policy.types import Schedule
 
 
 def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
@@ -56,4 +53,8 @@ def stepped_back(before: Schedule | None, after: Schedule, at: float) -> AuditEn
 
 
 def _plain(schedule: Schedule | None) -> dict[str, Any]:
-    return {} if schedule is None else dict(to_plain(schedule)["classes"])
+    """Return the parts of a schedule that a fall back changes."""
+    if schedule is None:
+        return {}
+    plain = to_plain(schedule)
+    return {"is_fallen_back": plain["is_fallen_back"], "classes": plain["classes"]}

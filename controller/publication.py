@@ -83,7 +83,8 @@ class Publisher:
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
                 self.store.publish_schedule(schedule, lease)
-                if is_new and result.reason is Reason.STATIC_BETTER and not written.is_step_back_audited:
+                is_back = result.is_fallen_back or result.reason is Reason.STATIC_BETTER
+                if is_new and is_back and not written.is_step_back_audited:
                     self.audit(stepped_back(old, schedule, self.clock.now()))
                     written.is_step_back_audited = True
                 written.published_at = now

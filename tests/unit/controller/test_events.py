@@ -11,7 +11,7 @@ from specpilot.controller.law.hold_out import HoldOut
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.types import Policy
+from specpilot.policy.types import Law, Policy
 from tests.support.loop_rig import Rig
 
 
@@ -29,7 +29,18 @@ def test_a_step_back_to_the_static_k_is_an_entry() -> None:
     now = rig.store.published[MODEL, POOL].classes
     assert now == {"default": ((1, 64, 1),)} != before
     changed = {item.field for item in entry.changes}
-    assert changed == {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    assert changed == {f"classes.{name}" for name in {*before, *now} if before.get(name) != now.get(name)}
+
+
+def test_where_engines_choose_k_the_entry_says_that_the_pool_fell_back_though_no_row_changed() -> None:
+    rig = Rig.new()
+    rig.store.put_policy(Policy(MODEL, static_k=1, law=Law.ENGINE), 0, 0.0)
+    asyncio.run(rig.tick(40))
+    step_back(rig)
+    asyncio.run(rig.tick())  # also in a window that runs adaptive K
+    [entry] = rig.store.audited
+    assert rig.store.published[MODEL, POOL].is_fallen_back
+    assert [tuple(item) for item in entry.changes] == [("is_fallen_back", False, True)]
 
 
 @pytest.fixture
