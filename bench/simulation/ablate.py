@@ -3,8 +3,8 @@
 The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
 (`bench.ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
 where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
-pays. An idea that is worth nothing on any trace has no place in the law. A second table has the phase of each trace in
-which least is left: a mean over a trace may hide it.
+pays. An idea that is worth nothing on any trace has no place in the law. A second table has the phase of each trace
+with the lowest ratio: a mean over a trace may hide it.
 """
 
 import json
@@ -49,7 +49,7 @@ class AblateSettings(ProgramSettings):
 
 
 class WorstPhase(NamedTuple):
-    """The phase of a trace in which least is left, counted from 1, and the logarithm of what is left there."""
+    """The phase of a trace with the lowest ratio: its number, from 1, and the logarithm of the ratio."""
 
     number: int
     left: Interval
@@ -100,7 +100,7 @@ def table(
         mean = math.exp(sum(item.mean for item in row.values()) / len(row))
         rows.append([idea, *(_text(row[name]) for name in played), f"{mean:.3f}"])
     lines += markdown.table(["without", *played, "all, equally"], rows)
-    lines += ["", "The phase with the least, in the mean of the seeds, and its number, from 1:\n"]
+    lines += ["", "The phase with the lowest ratio, in the mean of the seeds, and its number, from 1:\n"]
     phases = [
         [idea, *(f"{_text(row[name].left)} ({row[name].number})" for name in played)] for idea, row in worst.items()
     ]
@@ -139,13 +139,16 @@ def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: r
 
 
 def _worst(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> WorstPhase:
-    """Return the phase of a trace in which least is left without `idea`, in the mean of the seeds."""
+    """Return the phase of a trace with the lowest ratio without `idea`, in the mean of the seeds."""
     by_phase = [interval(logs, _TAIL) for logs in zip(*_differences(rates, name, idea, seeds), strict=True)]
     return min((WorstPhase(*item) for item in enumerate(by_phase, start=1)), key=lambda phase: phase.left.mean)
 
 
 def _differences(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> list[list[float]]:
-    """Return the logarithms of what is left without `idea`, by seed and phase: both laws play the same requests."""
+    """Return the logarithms of the ratio of the rates without `idea` and with it, by seed and phase.
+
+    Both laws play the same requests.
+    """
     return [
         [
             own - whole
