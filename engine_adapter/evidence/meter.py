@@ -45,7 +45,8 @@ class Group(NamedTuple):
 class Draft(NamedTuple):
     """One draft of `k` verified tokens, the first `accepted` of which passed. `is_refused`: a grammar cut it after `k`.
 
-    `band` is the one in which its K was chosen.
+    `band` is the one in which its K was chosen. `is_first`: before that no draft of the request was
+    verified.
     """
 
     traffic_class: str
@@ -54,6 +55,7 @@ class Draft(NamedTuple):
     accepted: int
     is_probe: bool = False
     is_refused: bool = False
+    is_first: bool = False
 
 
 @dataclass(slots=True)
@@ -134,10 +136,16 @@ class CellSums:
 
 @dataclass(slots=True)
 class Evidence:
-    """Counts since the last `Meter.take`. `catch_ups` are decode-only steps that also caught up; `cells` lacks them."""
+    """Counts since the last `Meter.take`. `catch_ups` are decode-only steps that also caught up; `cells` lacks them.
+
+    `first_trials` and `first_accepts` are the part of `trials` and `accepts` from first drafts. These lie in the band
+    in which requests of a kind start, whatever they are like.
+    """
 
     trials: Counter[tuple[int, int]] = field(default_factory=Counter)  # by band and position
     accepts: Counter[tuple[int, int]] = field(default_factory=Counter)
+    first_trials: Counter[tuple[int, int]] = field(default_factory=Counter)
+    first_accepts: Counter[tuple[int, int]] = field(default_factory=Counter)
     drafts: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # by class, band and K
     probes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[tuple[str, int]] = field(default_factory=Counter)  # by class and band
@@ -165,13 +173,17 @@ class Evidence:
 
     def add_drafts(self, draft: Draft, count: int) -> None:
         """Add `count` verified drafts of the same outcome."""
-        traffic_class, band, k, accepted, is_probe, is_refused = draft
+        traffic_class, band, k, accepted, is_probe, is_refused, is_first = draft
         self.drafts[traffic_class, band, k] += count
         self.probes[traffic_class] += is_probe * count
         for position in range(1, trials(k, accepted, is_refused=is_refused) + 1):
             self.trials[band, position] += count
+            if is_first:
+                self.first_trials[band, position] += count
         for position in range(1, accepted + 1):
             self.accepts[band, position] += count
+            if is_first:
+                self.first_accepts[band, position] += count
 
 
 def octave(count: int) -> int:

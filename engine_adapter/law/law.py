@@ -9,9 +9,10 @@ for all bands of the wishes that are there, so a decode in a band that was empty
 agent's thread chooses, among all widths of the drafter; when many of the decodes changed their group (`MOVED_RATIO`)
 the scheduler's does, near the last width.
 
-Requests without a verified draft lie in the band in which their kind begins. Where they are most of the decodes, the
-bands of the others say nothing of the whole: then each known request gets K as if all were like it, so that one that
-drafts well is drafted for, and with it all others once.
+Requests without a verified draft lie in the band in which their kind begins. Their first drafts do not count for this
+band: they are drafts of a mixture, and would hide that the requests which were found in the band draft well. Where they
+are most of the decodes, the bands of the others say nothing of the whole: then each known request gets K as if all were
+like it, so that one that drafts well is drafted for, and with it all others once.
 
 Until steps were measured and traffic was seen for a second the static K holds: at K = 0 from the start nothing would be
 learned of the first requests. With the acceptance of a fleet the law begins as soon as steps were measured.
@@ -196,7 +197,8 @@ class EngineLaw:
         if evidence is not None:
             self._has_traffic |= bool(evidence.drafts)
             ran = {band for _, band, _ in evidence.drafts}
-            self.acceptance.learn(evidence.trials, evidence.accepts, ran, elapsed_s)
+            trials, accepts = evidence.trials - evidence.first_trials, evidence.accepts - evidence.first_accepts
+            self.acceptance.learn(trials, accepts, ran, elapsed_s)
 
     def refresh(self) -> None:
         """Set prices and acceptance by what was learned; some milliseconds."""

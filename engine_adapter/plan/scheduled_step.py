@@ -8,10 +8,11 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepS
 
 
 class ScheduledDraft(NamedTuple):
-    """The scheduled K of a draft, and the band by which it was chosen."""
+    """The scheduled K of a draft, the band by which it was chosen, and whether no draft of the request was verified."""
 
     k: int
     band: int
+    is_first: bool
 
 
 @dataclass(slots=True)

@@ -104,7 +104,7 @@ class Steps:
                 verified += scheduled
                 lengths.add(scheduled)
                 if drafted:
-                    drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band)
+                    drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.acceptance.drafts == 0)
                 else:
                     plain[request_id] = self._group(state)
                 if state.grammar_allows == drafted:
@@ -178,7 +178,7 @@ class Steps:
             k = min(allowed, prefix)
             self._cut += drafted - prefix
             is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
-            draft = Draft(state.label, planned.band, k, accepted, k > planned.k, is_refused)
+            draft = Draft(state.label, planned.band, k, accepted, k > planned.k, is_refused, planned.is_first)
             self._drafts[request_id] = draft
             if k or is_refused:
                 self._learn(state, draft)

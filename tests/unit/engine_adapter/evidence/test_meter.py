@@ -152,3 +152,13 @@ def test_the_grid_rounds_down_by_less_than_a_fifth(count: int) -> None:
 
 def test_the_grid_bounds_the_number_of_series() -> None:
     assert len({rounded(count) for count in range(1, 4097)}) <= 45
+
+
+def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:
+    meter = Meter()
+    drafts = [Draft("code", 5, 3, 1, is_first=True), Draft("code", 5, 3, 3), Draft("code", 5, 2, 2, is_first=True)]
+    meter.commit(StepShape(3, 11, 8), 0.01, 5, Outcome(drafts))
+    evidence = meter.take()
+    assert evidence.trials == {(5, 1): 3, (5, 2): 3, (5, 3): 1}
+    assert evidence.first_trials == {(5, 1): 2, (5, 2): 2}
+    assert evidence.first_accepts == {(5, 1): 2, (5, 2): 1}

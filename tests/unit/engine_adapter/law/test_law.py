@@ -199,3 +199,17 @@ def test_it_says_why_k_is_what_it_is() -> None:
     assert groups[0]["positions"][0]["worth_tokens"] < groups[0]["positions"][0]["cost_tokens"]
     assert groups[2]["why"].startswith("position 4 of band 7 is worth 0.")
     assert groups[2]["positions"][1]["worth_tokens"] > groups[2]["positions"][1]["cost_tokens"], "bounded by the policy"
+
+
+def test_first_drafts_do_not_count_for_the_band_in_which_requests_begin() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    refused = counted(HIGH, 0.0, drafts=3000)
+    refused.first_trials, refused.first_accepts = refused.trials.copy(), refused.accepts.copy()
+    for _ in range(3):
+        law.learn((), refused, 1.0)
+        law.learn((), counted(HIGH, 0.97), 1.0)
+    law.refresh()
+    assert law.k_of([request(HIGH)]) == [K_MAX]
+    law.learn((), counted(HIGH, 0.0, drafts=3000), 1.0)
+    law.refresh()
+    assert law.k_of([request(HIGH)]) == [0]
