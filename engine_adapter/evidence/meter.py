@@ -45,8 +45,8 @@ class Group(NamedTuple):
 class Draft(NamedTuple):
     """One draft of `k` verified tokens, the first `accepted` of which passed. `is_refused`: a grammar cut it after `k`.
 
-    `band` is the one in which its K was chosen. `is_first`: before that no draft of the request was
-    verified.
+    `band` is the one in which its K was chosen. `is_first`: no draft of the request was verified
+    when the step that verifies this one was scheduled.
     """
 
     traffic_class: str

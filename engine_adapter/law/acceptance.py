@@ -7,8 +7,9 @@ and the conditional acceptances multiplied (the product limit of Kaplan and Meie
 
 p is the band's mean over its positions, itself drawn to the middle of the band; w = `PRIOR_TRIALS`. Counts of the whole
 fleet, where a controller sends them, are added as they are: they are few, so that own counts soon outweigh them. Older
-counts lose weight with new trials of the same position. Where requests of a band run and none of their drafts is
-verified, all of the band's counts lose weight with time: K = 0 would be the last that is ever known of it.
+counts lose weight with new trials of the same position. Where requests of a band run and no draft of theirs counts,
+all of the band's counts lose weight with time: K = 0 would be the last that is ever known of it. First drafts do not
+count (`law.law`).
 """
 
 import math

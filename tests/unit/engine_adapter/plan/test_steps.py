@@ -551,6 +551,27 @@ def test_evidence_counts_for_the_band_in_which_k_was_chosen() -> None:
     assert dict(evidence.tokens) == {("default", begins): 2}
 
 
+def test_the_drafts_of_a_request_are_first_until_the_outcome_of_one_is_known() -> None:
+    engine = Engine(table(default=UP))
+    engine.prefill("a")
+    state = engine.steps.states["a"]
+    first = engine.begin(drafted={"a": state.k}, a=1 + state.k)
+    second = engine.begin(drafted={"a": state.k}, a=1 + state.k)
+    for output in (first, second):
+        engine.steps.verified("a", drafted=3, accepted=1, invalid=0)
+        engine.end(output, a=2)
+    evidence = engine.meter.take()
+    assert evidence.first_trials.total() == evidence.trials.total() == 4
+    assert evidence.first_accepts.total() == evidence.accepts.total() == 2
+    third = engine.begin(drafted={"a": 3}, a=4)
+    engine.steps.verified("a", drafted=3, accepted=1, invalid=0)
+    engine.end(third, a=2)
+    evidence = engine.meter.take()
+    assert evidence.trials.total() == 2
+    assert not evidence.first_trials
+    assert not evidence.first_accepts
+
+
 def test_k_never_depends_on_a_draft_whose_outcome_is_not_known() -> None:
     engine, other = Engine(table(default=UP)), Engine(table(default=UP))
     for one, accepted in ((engine, 3), (other, 0)):
