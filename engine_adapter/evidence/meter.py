@@ -45,8 +45,8 @@ class Group(NamedTuple):
 class Draft(NamedTuple):
     """One draft of `k` verified tokens, the first `accepted` of which passed. `is_refused`: a grammar cut it after `k`.
 
-    `band` is the one in which its K was chosen. `is_first`: no draft of the request was verified
-    when the step that verifies this one was scheduled.
+    `band` is the one in which its K was chosen. `is_first`: no draft of the request was verified then. In
+    vLLM's asynchronous loop this holds for the first three drafts of a request.
     """
 
     traffic_class: str

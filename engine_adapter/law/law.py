@@ -9,8 +9,9 @@ for all bands of the wishes that are there, so a decode in a band that was empty
 agent's thread chooses, among all widths of the drafter; when many of the decodes changed their group (`MOVED_RATIO`)
 the scheduler's does, near the last width.
 
-Requests without a verified draft lie in the band in which their kind begins. Their first drafts do not count for this
-band: they are drafts of a mixture, and would hide that the requests which were found in the band draft well. Where they
+Requests without a verified draft lie in the band in which their kind begins. Drafts whose K was chosen there do not
+count for this band: they are drafts of a mixture, and would hide that the requests which were found in the band draft
+well. Where requests without a verified draft
 are most of the decodes, the bands of the others say nothing of the whole: then each known request gets K as if all were
 like it, so that one that drafts well is drafted for, and with it all others once.
 

@@ -12,7 +12,7 @@ class DraftState:
     - `traffic_class`: the class that it states. `label`: the class that its evidence counts for, which is `default`
       where the schedule does not know the stated one.
     - `acceptance`: its moving estimate. `band`: the band in which `k` was chosen; `acceptance.band` may have changed
-      since.
+      since. `is_first`: no draft of it was verified when `k` was chosen.
 
     Limits on K:
     - `stated_ceiling`: the largest K that the request allows. `ceiling`: the same, and no more than the tokens that it
@@ -43,6 +43,7 @@ class DraftState:
         "drafted_at",
         "grammar_allows",
         "held_until",
+        "is_first",
         "is_text_prompt",
         "k",
         "kind",
@@ -87,6 +88,7 @@ class DraftState:
         self.held_until: int | None = None
         self.k = self.scheduled_k = 0
         self.band = self.acceptance.band
+        self.is_first = True
         self.grammar_allows: int | None = None
 
     def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:

@@ -171,6 +171,7 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running:
     k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
     for state in states:
         band = state.band = state.acceptance.band
+        state.is_first = state.acceptance.drafts == 0
         ceiling = state.ceiling
         k = k_of.get((state.traffic_class, band, ceiling))
         if k is None:
@@ -189,6 +190,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
     width = drafted = rows = 0
     for state in states:
         state.band = state.acceptance.band
+        state.is_first = state.acceptance.drafts == 0
     for state, chosen in zip(states, law.k_of(states), strict=True):
         k = state.k = state.scheduled_k = min(state.ceiling, deepest, chosen)
         width = max(width, k)

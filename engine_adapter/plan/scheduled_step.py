@@ -8,7 +8,7 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepS
 
 
 class ScheduledDraft(NamedTuple):
-    """The scheduled K of a draft, the band by which it was chosen, and whether no draft was verified before."""
+    """The scheduled K of a draft, the band by which it was chosen, and whether no draft was verified by then."""
 
     k: int
     band: int

@@ -104,7 +104,7 @@ class Steps:
                 verified += scheduled
                 lengths.add(scheduled)
                 if drafted:
-                    drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.acceptance.drafts == 0)
+                    drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
                 else:
                     plain[request_id] = self._group(state)
                 if state.grammar_allows == drafted:
