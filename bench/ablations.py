@@ -1,60 +1,25 @@
 """The ideas of the control law that a measurement can switch off, in this process.
 
-Most ideas are constants of the law (`CONSTANTS`). The others are code, which `without` replaces while it is entered.
+Most are constants of the engine's law, or a function that `without` replaces while it is entered.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-
-from specpilot.controller.estimation.pool_cost import PoolCost
-from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.hold_out import HoldOut
-from specpilot.controller.law.rows import Rows
-from specpilot.controller.tuning import Tuning
-from specpilot.policy.bands import row_parts
+from specpilot.engine_adapter.evidence import acceptance as request_acceptance
+from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
+from specpilot.engine_adapter.law import acceptance, cost, law
+from specpilot.engine_adapter.law.cost import StepCost
+from specpilot.policy import choice
+from specpilot.policy.prices import Prices
 
-CONSTANTS: dict[str, dict[str, Any]] = {
-    "concurrency": {"answer_ratio": 1.0},
-    "pace": {"slowdown_spread_ratio": 1e-4, "shape_spread_ratio": 1e-4},
-    "trials": {"trial_rest_s": math.inf, "trial_steps": 0.0},
-    "evening": {"even_ratio": 0.0},
-    "cold-start": {"cold_ratio": math.inf},
-    "ended-traffic": {"gone_s": math.inf, "gone_nats": math.inf},
-    "rows-ready": {"urgent_gain_ratio": math.inf},
-    "pauses": {"pause_jump": math.inf},
-}
-LEARNS_FOR_S = 30.0
-"""Seconds of traffic from which the cost of steps is learned without `cost-learning`."""
-
-
-def _by_class() -> Any:
-    """Give each class one row for all bands."""
-    of = Rows.of
-
-    def without_bands(context: PoolContext) -> Rows:
-        classes = tuple(dict.fromkeys(row_parts(name)[0] for name in of(context).names))
-        low, high = np.array([context.bounds(name) for name in classes], dtype=np.int64).T
-        return Rows(classes, low, high, np.full(len(classes), -1))
-
-    return patch.object(Rows, "of", without_bands)
-
-
-def _unguarded() -> Any:
-    """Change a schedule for every predicted gain at once."""
-    decide = ControlLaw.decide
-
-    def at_once(law: ControlLaw, context: PoolContext, *times: float) -> Any:
-        policy = replace(context.policy, minimum_gain_ratio=0.0, dwell_s=0.0)
-        return decide(law, replace(context, policy=policy), *times)
-
-    return patch.object(ControlLaw, "decide", at_once)
+LEARNED_STEPS = 2000
+"""Steps from which the cost of steps is learned without `cost-learning`."""
+_ONE_BAND = 4
 
 
 def never_falls_back() -> Any:
@@ -63,31 +28,44 @@ def never_falls_back() -> Any:
 
 
 def _learned_once() -> Any:
-    """Learn the cost of steps from the first traffic, and keep it."""
-    learn = PoolCost.learn
+    """Learn the cost of steps from the first ones, and keep it."""
+    note = StepCost.note
 
-    def at_first(cost: PoolCost, *look: Any, is_history: bool = False) -> None:
-        if is_history or cost._traffic_s <= LEARNS_FOR_S:  # noqa: SLF001 - an ablation of this class
-            learn(cost, *look, is_history=is_history)
+    def at_first(step_cost: StepCost, shape: StepShape, seconds: float, context: int) -> None:
+        if step_cost.steps < LEARNED_STEPS:
+            note(step_cost, shape, seconds, context)
 
-    return patch.object(PoolCost, "learn", at_first)
+    return patch.object(StepCost, "note", at_first)
 
 
-REPLACED: dict[str, Sequence[Callable[[], Any]]] = {
-    "bands": (_by_class,),
-    "guard": (_unguarded, never_falls_back),
-    "cost-learning": (_learned_once,),
+def _with_first_drafts() -> Any:
+    """Count drafts whose K was chosen before any outcome of their request for its band, like all others."""
+    add = Evidence.add_drafts
+
+    def counted(evidence: Evidence, draft: Draft, count: int) -> None:
+        add(evidence, draft._replace(is_first=False), count)
+
+    return patch.object(Evidence, "add_drafts", counted)
+
+
+IDEAS: Mapping[str, Callable[[], Any]] = {
+    "bands": lambda: patch.object(request_acceptance, "band_of", lambda _: _ONE_BAND),
+    "first-drafts": _with_first_drafts,
+    "cold-start": lambda: patch.object(law, "UNPROBED_RATIO", math.inf),
+    "forgetting": lambda: patch.object(acceptance, "QUIET_S", math.inf),
+    "backlog": lambda: patch.object(choice, "REST_STEPS", math.inf),
+    "left-out": lambda: patch.object(Prices, "left_out_s", lambda *_: 0.0),
+    "cost-learning": _learned_once,
+    "slowdown": lambda: patch.object(cost, "SLOWDOWN_SHARE", 0.0),
+    "pauses": lambda: patch.object(cost, "PAUSE", math.inf),
+    "fall-back": never_falls_back,
 }
-IDEAS = (*REPLACED, *CONSTANTS)
 
 
 @contextmanager
-def without(*ideas: str) -> Iterator[Tuning]:
-    """Switch `ideas` off in this process; yields the law's constants."""
-    tuning = Tuning()
+def without(*ideas: str) -> Iterator[None]:
+    """Switch `ideas` off in this process."""
     with ExitStack() as stack:
         for idea in ideas:
-            tuning = replace(tuning, **CONSTANTS.get(idea, {}))
-            for replaced in REPLACED.get(idea, ()):
-                stack.enter_context(replaced())
-        yield tuning
+            stack.enter_context(IDEAS[idea]())
+        yield

@@ -12,16 +12,16 @@ from typing import Any
 
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.policy.bands import row_parts
 from specpilot.policy.freeze import Hold
+from specpilot.policy.ranges import Ranges
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
 
 _UNKNOWN = {
     Reason.STALE: "the evidence is stale: no engine of the pool was scraped lately",
     Reason.IDLE: "nothing runs: what a schedule would gain depends on the load",
-    Reason.COST_UNKNOWN: "the cost of steps is not known yet",
+    Reason.UNPRICED: "no busy engine has measured enough steps yet",
 }
 
 

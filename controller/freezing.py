@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.ranges import Ranges
 from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode
 
 
@@ -42,8 +42,9 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
     """Return `result` with the schedule that `freeze` publishes; K is at most every engine's K_max.
 
     A freeze of the current K holds the baseline schedule that was in force when it began, not the schedule of a window
-    of the control group or a canary. When no schedule is in force yet, it publishes the static K; in mode `advise` it
-    publishes nothing and the engines keep their own K.
+    of the control group or a canary. Where engines choose K, that is the estimate of their choice; until there is one,
+    it publishes nothing and they go on choosing. When no schedule is in force yet, it publishes the static K; in mode
+    `advise` it publishes nothing and the engines keep their own K.
     """
     if freeze is None:
         return result
@@ -54,7 +55,7 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
             name: tuple(item._replace(k=min(item.k, context.k_max)) for item in ranges)
             for name, ranges in standing[0].items()
         }
-    elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
+    elif freeze.hold is Hold.CURRENT and (_is_unestimated(context, result) or _is_unsteered(context)):
         publish = None
     else:
         publish = _static(context)
@@ -63,7 +64,6 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
         reason=Reason.FROZEN,
         publish=publish,
         probe_ratio=0.0 if standing is None else standing[1],
-        trial=None,
         guidance=None,
         fleet=None,
         drawn=(),
@@ -76,8 +76,19 @@ def _static(context: PoolContext) -> Ranges:
     return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
 
 
+def _is_unestimated(context: PoolContext, result: TickResult) -> bool:
+    """Return whether engines choose K and nothing is known of their choice yet; not if the law failed (`undecided`)."""
+    is_guided = context.in_force is not None and context.in_force.guidance is not None
+    return is_guided and result.reason is not Reason.FROZEN
+
+
+def _is_unsteered(context: PoolContext) -> bool:
+    """Return whether engines run on their own, in mode `advise`."""
+    return context.policy.mode is Mode.ADVISE and not context.engines_version
+
+
 def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
-    """Return the rows and the probe ratio of the baseline schedule; `None` when no schedule is in force."""
-    if result.standing is not None or context.in_force is None:
+    """Return the rows and the probe ratio of the baseline schedule; `None` without a schedule or an estimate."""
+    if result.standing is not None or context.in_force is None or _is_unestimated(context, result):
         return result.standing
     return context.in_force.classes, context.in_force.probe_ratio

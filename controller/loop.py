@@ -149,7 +149,7 @@ class ControlLoop:
         resumed: list[tuple[str, str, str]] = []
         if lease is not None:
             if lease.fence != self._fence:
-                self._begin_to_lead(lease, now)
+                self._begin_to_lead(lease)
             await self._resume(resumed)
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
@@ -185,12 +185,12 @@ class ControlLoop:
             memory=self._shared.memory if is_read else None,
         )
 
-    def _begin_to_lead(self, lease: Lease, now: float) -> None:
+    def _begin_to_lead(self, lease: Lease) -> None:
         """Drop the decisions made in stand-by, which were not published."""
         self._fence = lease.fence
         self._resume_tries.clear()
         self._shared.begin_to_lead()
-        self._law.take_over(now)
+        self._law.take_over()
         self._gains.begin()
         self._publisher.begin_to_lead()
 

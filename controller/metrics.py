@@ -65,7 +65,6 @@ class ControllerMetrics:
         )
         self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
         self._measured_step = gauge("measured_step_seconds", "Measured mean step, without the time of prefill", _POOL)
-        self._surprise = gauge("cost_surprise_ratio", "Relative error of step times before they were learned", _POOL)
         self._gain = gauge(
             "predicted_gain_ratio", "Predicted throughput of the best schedule over the one in force", _POOL
         )
@@ -163,7 +162,6 @@ class ControllerMetrics:
             self._show(self._k, value, model, pool, name, band)
         self._show(self._gain, result.gain_ratio, model, pool)
         evidence = result.evidence
-        self._show(self._surprise, evidence.get("cost_surprise_ratio"), model, pool)
         throughput: dict[str, Any] = evidence.get("throughput", {})
         for schedule in ("in_force", "best", "static"):
             for metric in self._predicted:

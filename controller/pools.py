@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.k_table import Ranges
 from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Arm, Experiment
+from specpilot.policy.ranges import Ranges
 from specpilot.policy.types import CLASS_LIMIT, EngineRecord, Mode, Policy, Schedule
 
 FORGET_S = 600.0
@@ -86,7 +86,7 @@ def in_window(context: PoolContext, experiment: Experiment | None, at: float) ->
     if experiment is None:
         return context
     if experiment.outcome is not None and experiment.outcome.is_promotion:
-        return replace(context, remaining_arm=Arm.CANARY)
+        return context
     now = window_at(experiment, context.pool, at)
     if now is None:
         return context
@@ -100,7 +100,7 @@ def next_version(context: PoolContext) -> int:
 
 
 def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
-    """Return the schedule that has these `rows`, with the probes and the trial of `result`; `at` is Unix seconds."""
+    """Return the schedule that has these `rows`, with the probes and the guidance of `result`; `at` is Unix seconds."""
     own = classes_in(rows)
     others = [name for name in context.policy.class_names if name not in own]
     return Schedule(
@@ -111,7 +111,6 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         valid_for_s=VALID_FOR_S,
         probe_ratio=result.probe_ratio,
         classes=rows,
-        trial=result.trial,
         like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
         guidance=result.guidance,
         fleet=result.fleet,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from specpilot.controller.events import stepped_back
 from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.k_table import Ranges
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import PoolKey, next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
+from specpilot.policy.ranges import Ranges
 from specpilot.policy.store import Store
 from specpilot.policy.types import Decision, Lease, Schedule
 
@@ -107,7 +107,7 @@ class Publisher:
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(self._schedule(context, result.proposed, result), trial=None, fleet=None, drawn=()),
+                schedule=replace(self._schedule(context, result.proposed, result), fleet=None, drawn=()),
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
                 k=result.k(result.applied),
@@ -127,6 +127,6 @@ class Publisher:
 def _applied(schedule: Schedule) -> tuple[object, ...]:
     """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
     return (
-        schedule.classes, schedule.trial, schedule.like_default, schedule.probe_ratio, schedule.guidance,
+        schedule.classes, schedule.like_default, schedule.probe_ratio, schedule.guidance,
         schedule.drawn, schedule.is_fallen_back,
     )  # fmt: skip

@@ -3,11 +3,8 @@
 All are counters except the gauges at the end. Each has the label `model_name`, as vLLM's own metrics have. Positions
 count from 1, bands (`policy.bands`) from 0. A draft counts for the band in which its K was chosen.
 
-*Steps* are counted in cells of (running decodes, verified tokens, drafter slots, prefilled tokens), rounded to a coarse
-grid to bound the number of series; a decode-only step has 0 prefilled tokens. A *slot* is one position that the drafter
-lays out for one request in one step; requests that are left out take none. The sums beside the counts give each cell's
-exact means, so a model that is linear within a cell loses nothing by the rounding. Steps in which the drafter also read
-positions to catch up are counted separately, by powers of two of the decodes, verified tokens and slots.
+*Steps* are counted by kind: steps with prefilled tokens (`prefill`), steps without them in which the drafter also read
+positions to catch up (`catch_up`), and all others (`decode`).
 """
 
 PREFIX = "specpilot_engine_"
@@ -19,20 +16,10 @@ PROBES = PREFIX + "probes_total"  # traffic_class
 DECODE_TOKENS = PREFIX + "decode_tokens_total"  # traffic_class, band: tokens delivered by decodes
 COLD_DECODES = PREFIX + "cold_decodes_total"  # traffic_class, band: at K = 0, to be probed, no draft verified yet
 
-STEPS = PREFIX + "steps_total"  # decodes, verified, slots, prefill; the same labels on each of the sums
-STEP_SECONDS = PREFIX + "step_seconds_total"
-STEP_DECODES = PREFIX + "step_decodes_total"  # sum of running decodes
-STEP_VERIFIED = PREFIX + "step_verified_tokens_total"  # sum of verified tokens
-STEP_SLOTS = PREFIX + "step_slots_total"  # sum of drafter slots
-STEP_PREFILL = PREFIX + "step_prefill_tokens_total"  # sum of prefilled tokens
-STEP_CONTEXT = PREFIX + "step_context_tokens_total"  # sum over the scheduled requests of the length of their sequences
-CATCH_UP_STEPS = PREFIX + "catch_up_steps_total"  # decodes, verified, slots; decode-only steps
-CATCH_UP_STEP_SECONDS = PREFIX + "catch_up_step_seconds_total"
-CATCH_UP_STEP_DECODES = PREFIX + "catch_up_step_decodes_total"
-CATCH_UP_STEP_VERIFIED = PREFIX + "catch_up_step_verified_tokens_total"
-CATCH_UP_STEP_SLOTS = PREFIX + "catch_up_step_slots_total"
-CATCH_UP_STEP_CONTEXT = PREFIX + "catch_up_step_context_tokens_total"
-CATCH_UP_STEP_READ = PREFIX + "catch_up_step_read_tokens_total"  # sum of positions read
+STEPS = PREFIX + "steps_total"  # kind
+STEP_SECONDS = PREFIX + "step_seconds_total"  # kind
+STEP_DECODES = PREFIX + "step_decodes_total"  # kind: sum of running decodes
+DECODE_SECONDS = PREFIX + "decode_seconds_total"  # of steps that do not catch up, without the time of prefilling
 
 RUNNING_DECODES = PREFIX + "running_decodes"  # gauge, traffic_class
 ACTIVE_K = PREFIX + "active_k"  # gauge, traffic_class: mean K of its running decodes, over its bands
@@ -55,5 +42,6 @@ LABEL_POSITION = "position"
 LABEL_K = "k"
 LABEL_PART = "part"
 LABEL_TOKENS = "tokens"
-CELL_LABELS = ("decodes", "verified", "slots", "prefill")
-CATCH_UP_LABELS = ("decodes", "verified", "slots")
+LABEL_KIND = "kind"
+CATCH_UP = "catch_up"
+"""The kind of the steps in which the drafter read positions to catch up; the others are `decode` and `prefill`."""

@@ -78,13 +78,6 @@ class Objective(StrEnum):
         return cls.THROUGHPUT if value == _OLD_THROUGHPUT else None
 
 
-class Law(StrEnum):
-    """Which law chooses K in mode `act`."""
-
-    CONTROLLER = "controller"  # the controller publishes rows of K by class, band and load
-    ENGINE = "engine"  # each engine chooses for the batch that is there, by the guidance that the controller publishes
-
-
 def is_class_name(name: str) -> bool:
     """Whether `name` may name a traffic class: lower case, at most 32 characters."""
     return _CLASS_NAME.fullmatch(name) is not None
@@ -189,18 +182,6 @@ def _row_faults(name: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Rows that one engine of the pool applies instead, to measure their cost; for `valid_for_s` seconds at most.
-
-    A later schedule without a trial ends it. Then the engine applies the schedule's rows.
-    """
-
-    engine_id: str
-    valid_for_s: float
-    classes: Mapping[str, tuple[KRange, ...]]
-
-
-@dataclass(frozen=True, slots=True)
 class ClassGuidance:
     """What a policy asks of an engine's law for one class.
 
@@ -279,11 +260,10 @@ class Schedule:
     publication, and an engine never returns to an older one. `issued_at` is in Unix seconds. `valid_for_s` seconds
     after an engine received it the schedule is stale: the engine holds its rows for a time of its own, then falls back
     to its static K. `probe_ratio` (0..1) is about the share of the engine's time for probes; 0 switches them off.
-    `trial` are the rows that one engine applies instead. `like_default` are classes without rows of their own, whose
-    evidence an engine counts separately. With `guidance` each engine chooses K itself, and `classes` hold only where
-    its law knows nothing yet; `fleet` is the acceptance that its law begins with. `drawn` are the engines in a window
-    of the control group: while the schedule is valid they follow `classes`. Where the pool `is_fallen_back` to the
-    static K it is the reverse: all others follow `classes`.
+    `like_default` are classes without rows of their own, whose evidence an engine counts separately. With `guidance`
+    each engine chooses K itself, and `classes` hold only where its law knows nothing yet; `fleet` is the acceptance
+    that its law begins with. `drawn` are the engines in a window of the control group: while the schedule is valid they
+    follow `classes`. Where the pool `is_fallen_back` to the static K it is the reverse: all others follow `classes`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -294,7 +274,6 @@ class Schedule:
     valid_for_s: float
     probe_ratio: float
     classes: Mapping[str, tuple[KRange, ...]]
-    trial: Trial | None = None
     like_default: tuple[str, ...] = ()
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
@@ -319,19 +298,10 @@ class Schedule:
         )
         if len(named) > CLASS_LIMIT:
             faults.append(f"classes names {len(named)} classes; at most {CLASS_LIMIT}")
-        rows = [*self.classes.items(), *(self.trial.classes.items() if self.trial else ())]
-        for name, ranges in rows:
+        for name, ranges in self.classes.items():
             faults.extend(_row_faults(name))
             faults.extend(f"classes.{name}: {fault}" for fault in range_faults(ranges))
-        if self.trial and DEFAULT_CLASS not in self.trial.classes:
-            faults.append("trial.classes has no 'default'")
-        if self.trial and not 0 < self.trial.valid_for_s <= self.valid_for_s:
-            faults.append(f"trial.valid_for_s is {self.trial.valid_for_s}; it must be above 0, at most valid_for_s")
         _raise(faults)
-
-    def rows_of(self, engine_id: str) -> Mapping[str, tuple[KRange, ...]]:
-        """Return the rows that `engine_id` applies: the trial's, if it is the trial's engine, else `classes`."""
-        return self.trial.classes if self.trial and self.trial.engine_id == engine_id else self.classes
 
     def is_guided(self, engine_id: str) -> bool:
         """Return whether `engine_id` chooses K by the guidance; otherwise it follows rows."""
@@ -412,10 +382,9 @@ class Policy:
 
     `static_k` is the K that the controller publishes in mode `off`, in windows of the control group and where nothing
     is known; `None`: each engine's own static K, at which an engine without a schedule runs in any case.
-    `minimum_gain_ratio` (0..1) is the predicted gain below which a schedule is not changed; `dwell_s` the least time in
-    seconds between two changes. `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio`
-    (0..1) is the share of the time that a pool runs the static K as control group, to measure the law's gain over it; 0
-    switches that off. `law` says where K is chosen in mode `act`.
+    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio` (0..1) is the share of the
+    time that an engine runs the static K as control group, to measure the gain of adaptive K over it; 0 switches that
+    off.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -426,12 +395,9 @@ class Policy:
     k_min: int = 0
     k_max: int | None = None
     probe_ratio: float = 0.005
-    minimum_gain_ratio: float = 0.015
-    dwell_s: float = 2.0
     hold_out_ratio: float = 0.01
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
-    law: Law = Law.CONTROLLER
 
     def __post_init__(self) -> None:
         faults = model_name_faults("model", self.model)
@@ -442,12 +408,8 @@ class Policy:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
         if not 0 <= self.probe_ratio <= 0.5:  # noqa: PLR2004 - more is no probe
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
-        if not 0 <= self.minimum_gain_ratio <= 1:
-            faults.append(f"minimum_gain_ratio is {self.minimum_gain_ratio}; it must be between 0 and 1")
         if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
             faults.append(f"hold_out_ratio is {self.hold_out_ratio}; it must be between 0 and 0.5")
-        if not 0 <= self.dwell_s <= 3600:  # noqa: PLR2004 - an hour
-            faults.append(f"dwell_s is {self.dwell_s}; it must be between 0 and 3600")
         named = set(self.classes) | {DEFAULT_CLASS}
         if len(named) > CLASS_LIMIT:
             faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")

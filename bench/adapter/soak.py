@@ -249,7 +249,7 @@ class Soak:
             "changes_of_k": self.changes,
             "preemptions": found["vllm:num_preemptions_total"] if kept else None,
             "generated_tokens": found["vllm:generation_tokens_total"] if kept else None,
-            "catch_up_steps": found[names.CATCH_UP_STEPS] if kept else None,
+            "catch_up_steps": found[f"{names.STEPS} {names.CATCH_UP}"] if kept else None,
             "memory": {name: self._memory_of(name) for name in self.memory[-1][1]} if self.memory else None,
             "left_over": kept,
             "faults": faults,
@@ -270,13 +270,15 @@ class Soak:
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
-    """Return the engine's metrics by name, summed over their labels."""
+    """Return the engine's metrics by name, summed over their labels; steps also by name and kind."""
     async with session.get("/metrics") as reply:
         text = await reply.text()
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found[sample.name] += sample.value  # type: ignore[assignment]
+            if kind := sample.labels.get(names.LABEL_KIND):
+                found[f"{sample.name} {kind}"] += sample.value  # type: ignore[assignment]
     return found
 
 

@@ -9,17 +9,15 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
   names its class; classes that are not given have K = 0;
 - `adaptive`: a fresh controller, and requests that name no class, like most real ones;
 - `with labels`: the same, and every request names its class;
-- `without ...`: as `adaptive` with one idea switched off: bands, probes, or the subset of requests in the drafter's
-  batch (`without subset`: requests with K = 0 take slots too);
-- `engine alone`: no controller; the engine chooses K itself (`--adapt`);
-- `engine guided`: as `adaptive` with the policy's `law` at `engine`: the engine chooses K by the controller's guidance.
+- `without ...`: as `adaptive` with one idea switched off: probes, or the subset of requests in the drafter's batch
+  (`without subset`: requests with K = 0 take slots too);
+- `engine alone`: as `adaptive` without a controller (`--adapt`).
 
 The arms play each phase one after another, in a rotating order, because the speed of a shared machine changes by a
 tenth or more for minutes: compared figures are measured within a minute, and the report corrects for the rest. Between
-its phases an arm has no traffic, keeps its state and learns nothing; dwell times run on by the clock. Each steered arm
-has an engine, a gateway, a Redis and a controller of its own; the fixed arms share a system without a controller. One
-launch of an engine may be faster than another by some 5 % for its whole life, at any K. So arms with equal engines
-change systems from play to play.
+its phases an arm has no traffic, keeps its state and learns nothing. Each steered arm has an engine, a gateway, a Redis
+and a controller of its own; the fixed arms share a system without a controller. One launch of an engine may be faster
+than another by some 5 % for its whole life, at any K. So arms with equal engines change systems from play to play.
 
 The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
 (`rates.json`, tokens per second by arm, play and phase) and a recording of each controller for `specpilot replay`.
@@ -30,7 +28,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,7 +48,7 @@ from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import DEFAULT_CLASS, Law, Policy
+from specpilot.policy.types import DEFAULT_CLASS, Policy
 
 PROGRAM = "specpilot bench control"
 K_MAX = 7
@@ -68,15 +65,13 @@ PORTS = 10
 """Ports reserved for each system."""
 FIXED = "fixed"
 """The system that the fixed arms share."""
-ABLATIONS = (report.LABELLED, report.NO_BANDS, report.NO_SUBSET, report.NO_PROBES)
-OTHER_ARMS = (*ABLATIONS, report.ALONE, report.GUIDED)
-PARTIAL = "specpilot.bench.control.partial_controller"
+ABLATIONS = (report.LABELLED, report.NO_SUBSET, report.NO_PROBES)
+OTHER_ARMS = (*ABLATIONS, report.ALONE)
 ENGINE_ARGS = {
     report.NO_SUBSET: "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler",
     report.ALONE: "--adapt",
 }
 """Flags of the engines of arms that do not run the usual one; these arms keep their system in every play."""
-_CHANGES = ("gain", "bounds")
 T = TypeVar("T")
 Rows = dict[str, list[list[int]]]
 """K by row of a schedule: `[lo, hi, K]` over running decodes."""
@@ -177,8 +172,6 @@ class _Bench:
         self._trace = trace
         self._prompts = prompts
         self._stages = stages  # one for all fixed arms, and one for each steered arm
-        self._switches = 0
-        self._adaptive_s = 0.0
 
     async def run(self, fixed: dict[str, Rows], by_class: Rows) -> tuple[report.Result, list[list[int]]]:
         """Return the result, and the table tuned by hand."""
@@ -196,14 +189,12 @@ class _Bench:
             with ExitStack() as stack:
                 for arm in [arm for arm in steered if arm != report.ALONE]:
                     stack.enter_context(self._controller(arm, self._stages[arm], repetition))
-                began = time.time()
                 played = await self._take_turns(
                     self._trace, {arm: self._player(arm) for arm in plays}, rows, repetition
                 )
-                await self._count_switches(began)
             for arm, item in played.items():
                 plays[arm].append(item)
-        return report.Result(self._trace, plays, self._switches, self._adaptive_s), table
+        return report.Result(self._trace, plays), table
 
     def _player(self, arm: str) -> Player:
         stage = self._stages.get(arm, self._stages[FIXED])
@@ -223,18 +214,20 @@ class _Bench:
                 await asyncio.sleep(SETTLES_S)
         return {arm: await player.close() for arm, player in players.items()}
 
-    async def _count_switches(self, since: float) -> None:
-        decisions = await asyncio.to_thread(self._stages[report.ADAPTIVE].system.decisions, "demo", since)
-        self._switches += sum(item["reason"] in _CHANGES for item in decisions)
-        self._adaptive_s += sum(phase.seconds for phase in self._trace.phases)
-
     @contextmanager
     def _controller(self, arm: str, stage: _Stage, repetition: int) -> Iterator[None]:
         """Run a controller without any estimates."""
         record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
-        program = (PARTIAL, "bands") if arm == report.NO_BANDS else ("specpilot.cli", "controller")
-        command = [sys.executable, "-m", *program, "--redis-url", stage.redis_url, "--trust-this-machine"]
+        command = [
+            sys.executable,
+            "-m",
+            "specpilot.cli",
+            "controller",
+            "--redis-url",
+            stage.redis_url,
+            "--trust-this-machine",
+        ]
         command += [
             "--record",
             str(record),
@@ -249,8 +242,7 @@ class _Bench:
             wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
             _check_alive(controller, arm, stage)
             ratio = 0.0 if arm == report.NO_PROBES else Policy("demo").probe_ratio
-            law = Law.ENGINE if arm == report.GUIDED else Law.CONTROLLER
-            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio, "law": law.value})
+            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio})
             yield
             _check_alive(controller, arm, stage)
         finally:

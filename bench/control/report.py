@@ -24,11 +24,9 @@ ADAPTIVE = "adaptive"
 TABLE = "table"
 BY_CLASS = "K by class"
 LABELLED = "with labels"
-NO_BANDS = "without bands"
 NO_SUBSET = "without subset"
 NO_PROBES = "without probes"
 ALONE = "engine alone"
-GUIDED = "engine guided"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
 _WINDOW = 2
@@ -40,12 +38,10 @@ _DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Every play of every arm; of the adaptive plays also the number of changes of K and the seconds."""
+    """Every play of every arm."""
 
     trace: Trace
     plays: Mapping[str, Sequence[Played]]
-    switches: int
-    adaptive_s: float
 
     def rates(self, arm: str) -> list[float]:
         """The median rate of each phase."""
@@ -221,10 +217,8 @@ def summary(result: Result) -> dict[str, Any]:
             for figure, arm in (
                 ("unlabelled_over_labelled", LABELLED),
                 ("over_k_by_class", BY_CLASS),
-                ("over_no_bands", NO_BANDS),
                 ("over_no_subset", NO_SUBSET),
                 ("over_engine_alone", ALONE),
-                ("over_engine_guided", GUIDED),
             )
             if arm in result.plays
         },
@@ -243,7 +237,6 @@ def summary(result: Result) -> dict[str, Any]:
         "headroom": result.tokens(oracle) / best - 1,
         "adapt_s": statistics.median(times),
         "adapt_s_of_the_oracles_own_arm": statistics.median(static_times),
-        "switches_per_min": result.switches / result.adaptive_s * 60,
         "itl_p99_ratio": latency_p99(result.plays[ADAPTIVE]) / latency_p99(result.plays[result.best_static]),
         "failed": sum(sum(played.failed.values()) for plays in result.plays.values() for played in plays),
     }

@@ -25,7 +25,8 @@ K, K_MAX = 3, 7
 STEPS_A_SECOND = 50.0
 RUNNING = 16
 PAGE_EVERY_S = 0.25
-CELLS = [(decodes, decodes * (1 + K), decodes * K, prefill) for decodes in (4, 8, 16, 32) for prefill in (0, 64, 512)]
+KINDS = {"decode": 0.85, "prefill": 0.1, names.CATCH_UP: 0.05}
+"""Shares of the steps."""
 STEP_S = (0.006, 0.00006, 0.0000015)
 """Seconds of a step: fixed, for each verified token, and for each 32 prefilled tokens."""
 
@@ -65,19 +66,16 @@ def page(model: str, seconds: float) -> str:
     for traffic_class in CLASSES:
         line(names.PROBES, drafts * 0.01, traffic_class=traffic_class)
         line(names.RUNNING_DECODES, RUNNING / len(CLASSES), traffic_class=traffic_class)
-    fixed_s, token_s, prefill_s = STEP_S
+    fixed_s, token_s, _ = STEP_S
     for name, value, labels in _prices():
         line(name, value, **labels)
-    for cell in CELLS:
-        decodes, verified, slots, prefill = cell
-        count, labels = steps / len(CELLS), dict(zip(names.CELL_LABELS, cell, strict=True))
+    verified = RUNNING * (1 + K)
+    for kind, share in KINDS.items():
+        count, labels = share * steps, {names.LABEL_KIND: kind}
         line(names.STEPS, count, **labels)
-        line(names.STEP_SECONDS, count * (fixed_s + token_s * verified + prefill_s * 32 * prefill), **labels)
-        for name, value in (
-            *((names.STEP_DECODES, decodes), (names.STEP_VERIFIED, verified), (names.STEP_SLOTS, slots)),
-            *((names.STEP_CONTEXT, 300.0 * decodes), (names.STEP_PREFILL, prefill)),
-        ):
-            line(name, count * value, **labels)
+        line(names.STEP_SECONDS, count * (fixed_s + token_s * verified), **labels)
+        line(names.STEP_DECODES, count * RUNNING, **labels)
+    line(names.DECODE_SECONDS, (1 - KINDS[names.CATCH_UP]) * steps * (fixed_s + token_s * verified))
     return "\n".join(lines) + "\n"
 
 

@@ -1,10 +1,9 @@
 """`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
 
-The real control law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
-(`bench.ablations`), over the same traces with the same seeds; and without a controller (`CONTROLLER`),
-where the engines choose K themselves. The table says how many tokens per second are left without the idea: below 1, it
-pays. An idea that is worth nothing on any trace has no place in the law. A second table has the phase of each trace
-with the lowest ratio: a mean over a trace may hide it.
+The real law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
+(`bench.ablations`), over the same traces with the same seeds; and without a controller (`GUIDANCE`). The table says how
+many tokens per second are left without the idea: below 1, it pays. An idea that is worth nothing on any trace has no
+place in the law. A second table has the phase of each trace with the lowest ratio: a mean over a trace may hide it.
 """
 
 import json
@@ -28,9 +27,9 @@ from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench ablate"
-CONTROLLER = "controller"
-"""The idea without which each engine's own law chooses K."""
-_IDEAS = (*IDEAS, CONTROLLER)
+GUIDANCE = "guidance"
+"""The idea without which no controller runs: no policy, no acceptance of the fleet, no control group."""
+_IDEAS = (*IDEAS, GUIDANCE)
 _WHOLE = ""
 _TAIL = 0.025
 
@@ -123,8 +122,8 @@ def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, lis
 
 def _rates(play: _Play) -> list[float]:
     trace = traces()[play.trace]
-    with without(*([play.idea] if play.idea in IDEAS else [])) as tuning:
-        run = trace.play(tuning, play.seed, adapts=play.idea == CONTROLLER)
+    with without(*([play.idea] if play.idea in IDEAS else [])):
+        run = trace.play(play.seed, adapts=play.idea == GUIDANCE)
     return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
 
 

@@ -33,7 +33,7 @@ from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, sett
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.engine_adapter.evidence.acceptance import Priors
-from specpilot.engine_adapter.evidence.meter import Evidence, Meter
+from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
@@ -184,7 +184,7 @@ class Engine:
             self._calibrate()
 
     def _calibrate(self) -> None:
-        """Export the step times at each load and setting of a calibration, and no other counters of them."""
+        """Learn the step times at each load and setting of a calibration; its counters are not exported."""
         tokens, table = self.tokens, self._table
         for n in loads(self.calibrated_to):
             self._settle([Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)])
@@ -192,8 +192,6 @@ class Engine:
                 self._table = calibration_table(k, {CLASS: others})
                 for _ in range(STEPS):
                     self._step(_USUAL, None)
-                found = self._meter.take()
-                self._exporter.add(replace(Evidence(), cells=found.cells, catch_ups=found.catch_ups))
                 self.law.learn(self._meter.take_steps())
         self._refresh()
         self._settle([])
@@ -248,7 +246,7 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        self._exporter.show_prices(self.law.price_list)
+        self._exporter.show_law(self.law.price_list, self.law.decode_s)
         return self._exporter.text()
 
     @property
@@ -313,8 +311,7 @@ class Engine:
         self._table = self._of_schedule(schedule) if schedule else static_table(self.static_k)
 
     def _of_schedule(self, schedule: Schedule) -> KTable:
-        trial = schedule.trial if schedule.trial and schedule.trial.engine_id == self.engine_id else None
-        table = table_of(schedule, _MOST_RUNNING, trial)
+        table = table_of(schedule, _MOST_RUNNING)
         rows = {
             name: tuple(tuple(min(k, self.k_max) for k in row) for row in bands) for name, bands in table.rows.items()
         }

@@ -1,4 +1,4 @@
-"""The closed loop in virtual time: engines, observations, the controller's own law, schedule, engines."""
+"""The closed loop in virtual time: engines, observations, the controller's law, schedule, engines."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -55,10 +55,6 @@ class Run:
         """The reasons of all decisions."""
         return {second.result.reason for second in self.seconds}
 
-    def changes(self, phase: int, settle_s: int = 5) -> int:
-        """Return the number of the law's changes of a schedule for its gain."""
-        return sum(second.result.reason is Reason.GAIN for second in self.of_phase(phase)[settle_s:])
-
     @property
     def probe_ratio(self) -> float:
         """Probes over drafts."""
@@ -99,7 +95,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
     - `plant`: replaces `step_s` and `catch_up_s`.
     - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
-    - `adapts`: whether the engines choose K themselves by the policy's wishes; then no schedule steers them.
+    - `adapts`: whether the engines adapt by themselves, by the policy's wishes, and follow no schedule.
     """
     policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
     fleet = [

@@ -14,7 +14,6 @@ from specpilot.bench.simulation.h200_plant import graphs as h200_graphs
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.types import ClassPolicy, Policy
 
 _WANDER = 0.08
@@ -29,9 +28,9 @@ class Trace:
     phases: Sequence[Phase]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def play(self, tuning: Tuning, seed: int, *, adapts: bool = False) -> Run:
-        """Play it under a law with these constants, or with engines that choose K themselves."""
-        return simulate(self.phases, tuning=tuning, seed=seed, adapts=adapts, **self.options)
+    def play(self, seed: int, *, adapts: bool = False) -> Run:
+        """Play it with a controller, or with engines that adapt by themselves."""
+        return simulate(self.phases, seed=seed, adapts=adapts, **self.options)
 
 
 def traces() -> dict[str, Trace]:

@@ -31,7 +31,6 @@ from specpilot.policy.codec import to_plain
 from specpilot.policy.store import Store
 from specpilot.policy.types import Decision, Mode
 
-_DECISIONS_TO_EXPLAIN = 60
 _AT_ONCE_S = 1e-6
 _ARRIVES_WITHIN_S = 2.0
 _ARRIVING = 30
@@ -93,12 +92,12 @@ def routes(  # noqa: PLR0913 - collaborators
     @router.get("/explain", response_model=Explanation)
     async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
         """The K in force at a moment (default: now), its reason, its evidence, its predicted and measured gain."""
-        found = await _decisions(store, model, pool, _DECISIONS_TO_EXPLAIN, None if at is None else at + _AT_ONCE_S)
+        found = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
         if not found:
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
-        return JSONResponse(explain(found, await asyncio.to_thread(store.daily_gains, model, pool)))
+        return JSONResponse(explain(found[0], await asyncio.to_thread(store.daily_gains, model, pool)))
 
     return router
 

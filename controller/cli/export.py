@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.law.k_table import k_at
 from specpilot.policy.bands import row_of, row_parts, serving_rows
+from specpilot.policy.ranges import k_at
 from specpilot.policy.settings import load
 from specpilot.policy.types import DEFAULT_CLASS, KRange
 

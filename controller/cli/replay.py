@@ -64,7 +64,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
         law = law or ControlLaw(Tuning().for_snapshots(tick.look_s))
         if tick.fence not in (None, fence):
             fence = tick.fence
-            law.take_over(tick.now)
+            law.take_over()
         for resumed in tick.resumed:
             law.resume(*resumed)
         law.observe(of_steerable(tick.observations, tick.engines))

@@ -2,9 +2,7 @@
 
 Counters only grow while an engine lives. When one of them fell, or the start time changed, the engine was restarted,
 and all its counts are since then, as Prometheus' `rate` assumes too. A series that vanished keeps its last value, so
-that its total is not counted again when it is back. The first scrape of an engine gives no evidence except its table of
-step times: step times do not age like traffic, and a new controller learns from the table the cost of every K that its
-predecessor tried.
+that its total is not counted again when it is back. The first scrape of an engine gives no evidence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,48 +19,9 @@ class Series(NamedTuple):
     labels: tuple[str, ...]
 
 
-class Cell(NamedTuple):
-    """The labels of one cell of a table of steps, rounded by the engine; see `engine_metrics`.
-
-    Decode-only steps that also caught up have a table of their own.
-    """
-
-    decodes: int
-    verified: int
-    slots: int
-    prefill: int = 0
-    catches_up: bool = False
-
-
-class CellSums(NamedTuple):
-    """Sums over the steps of a cell: their number, their seconds, and the exact sums of their content.
-
-    The content is running decodes, verified tokens, drafter slots, tokens of context, prefilled tokens (0 in steps that
-    caught up) and positions that the drafter read to catch up (0 in others).
-    """
-
-    steps: float
-    seconds: float
-    decodes: float = 0.0
-    verified: float = 0.0
-    slots: float = 0.0
-    context: float = 0.0
-    prefill: float = 0.0
-    read: float = 0.0
-
-
 _CLASS = (names.LABEL_CLASS,)
 _POSITION = (names.LABEL_BAND, names.LABEL_POSITION)
-_CELL_METRICS = {
-    names.STEPS: "steps", names.STEP_SECONDS: "seconds", names.STEP_DECODES: "decodes", names.STEP_VERIFIED: "verified",
-    names.STEP_SLOTS: "slots", names.STEP_CONTEXT: "context", names.STEP_PREFILL: "prefill",
-}  # fmt: skip
-_CATCH_UP_METRICS = {
-    names.CATCH_UP_STEPS: "steps", names.CATCH_UP_STEP_SECONDS: "seconds", names.CATCH_UP_STEP_DECODES: "decodes",
-    names.CATCH_UP_STEP_VERIFIED: "verified", names.CATCH_UP_STEP_SLOTS: "slots",
-    names.CATCH_UP_STEP_CONTEXT: "context", names.CATCH_UP_STEP_READ: "read",
-}  # fmt: skip
-_TABLE_METRICS = _CELL_METRICS | _CATCH_UP_METRICS
+_KIND = (names.LABEL_KIND,)
 _GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
     names.RUNNING_DECODES: _CLASS,
     names.PRICE_SECONDS: (names.LABEL_PART,),
@@ -80,9 +39,10 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.ACCEPTS: _POSITION,
     names.DRAFTS: (names.LABEL_CLASS, names.LABEL_BAND, names.LABEL_K),
     names.DECODE_TOKENS: (names.LABEL_CLASS, names.LABEL_BAND),
-    names.COLD_DECODES: (names.LABEL_CLASS, names.LABEL_BAND),
-    **dict.fromkeys(_CELL_METRICS, names.CELL_LABELS),
-    **dict.fromkeys(_CATCH_UP_METRICS, names.CATCH_UP_LABELS),
+    names.STEPS: _KIND,
+    names.STEP_SECONDS: _KIND,
+    names.STEP_DECODES: _KIND,
+    names.DECODE_SECONDS: (),
     **_GAUGE_METRICS,
 }
 """The metrics that the law reads, and the labels of their series."""
@@ -105,34 +65,30 @@ class Evidence:
     """The counts between two scrapes of one engine, or the sums over several engines.
 
     `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
-    (class, band), and so are the decodes of unprobed requests, which have no verified draft yet (`cold`). `running` are
-    the requests that decode now, by class. `catch_ups` are the decode-only steps in which the drafter also caught up;
-    they are not in `cells`.
+    (class, band). `running` are the requests that decode now, by class. `steps_by`, `seconds_by` and `decodes_by` are
+    the number of the steps, their duration and their decodes, by kind (`engine_metrics`). `decode_s` is the duration of
+    steps that did not catch up, without what their prefilled tokens took by the engine's prices.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
     accepts: Mapping[tuple[int, int], float] = field(default_factory=dict)
     drafts: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     decode_tokens: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    cold: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    cells: Mapping[Cell, CellSums] = field(default_factory=dict)
     running: Mapping[str, float] = field(default_factory=dict)
-    catch_ups: Mapping[Cell, CellSums] = field(default_factory=dict)
+    steps_by: Mapping[str, float] = field(default_factory=dict)
+    seconds_by: Mapping[str, float] = field(default_factory=dict)
+    decodes_by: Mapping[str, float] = field(default_factory=dict)
+    decode_s: float = 0.0
 
     @property
     def steps(self) -> float:
-        """Steps, without those that caught up."""
-        return sum(cell.steps for cell in self.cells.values())
-
-    @property
-    def catch_up_steps(self) -> float:
-        """Decode-only steps that caught up."""
-        return sum(cell.steps for cell in self.catch_ups.values())
+        """All steps."""
+        return sum(self.steps_by.values())
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of all steps, including those that caught up."""
-        return sum(cell.seconds for table in (self.cells, self.catch_ups) for cell in table.values())
+        """Seconds of all steps."""
+        return sum(self.seconds_by.values())
 
     @property
     def drafts_of(self) -> dict[tuple[str, int], float]:
@@ -157,8 +113,8 @@ class Evidence:
 class Snapshot(NamedTuple):
     """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
-    `corrected_s` is the cost of its decodes in seconds: the time of its steps (`cells`), less the time of their
-    prefilled tokens, plus the catch-up of its decodes at K = 0, the last two by the fitted cost.
+    `corrected_s` is the cost of its decodes in seconds: the time of its steps without those that caught up, and without
+    the time of prefilling (`Evidence.decode_s`), plus the later catch-up of its decodes at K = 0.
     """
 
     at: float
@@ -168,11 +124,18 @@ class Snapshot(NamedTuple):
 
     @property
     def counted_decodes(self) -> float:
-        """The decodes in steps of `cells`: steps that caught up are left out, as in `corrected_s`."""
-        return sum(cell.decodes for cell in self.evidence.cells.values())
+        """The decodes in steps that did not catch up, as in `corrected_s`."""
+        return _without_catch_ups(self.evidence.decodes_by)
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean duration of a step that did not catch up, by `corrected_s`; `None` without one."""
+        steps = _without_catch_ups(self.evidence.steps_by)
+        return self.corrected_s / steps if steps else None
 
 
-NO_EVIDENCE = Evidence()
+def _without_catch_ups(counts: Mapping[str, float]) -> float:
+    return sum(count for kind, count in counts.items() if kind != names.CATCH_UP)
 
 
 class Compared(NamedTuple):
@@ -189,10 +152,10 @@ class Compared(NamedTuple):
 def compare(before: Observation | None, after: Observation) -> Compared:
     """Compare two scrapes of an engine.
 
-    Without `before` only the table of step times counts (see the module). In a repeated scrape no counter grows.
+    Without `before` nothing has grown. In a repeated scrape no counter grows.
     """
     if before is None:
-        return Compared({key: value for key, value in after.values.items() if key.metric in _TABLE_METRICS}, after)
+        return Compared({}, after)
     earlier = before.values if after.started_at == before.started_at else {}
     gained: dict[Series, float] = {}
     for series, value in after.values.items():
@@ -215,30 +178,21 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     for part in parts:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
-    found = Evidence()
+    found = Evidence(decode_s=totals.get(Series(names.DECODE_SECONDS, ()), 0.0))
     placed: dict[str, tuple[Any, int]] = {  # the target of a metric's series, and its number of text labels
         names.TRIALS: (found.trials, 0),
         names.ACCEPTS: (found.accepts, 0),
         names.DRAFTS: (found.drafts, 1),
         names.DECODE_TOKENS: (found.decode_tokens, 1),
-        names.COLD_DECODES: (found.cold, 1),
         names.RUNNING_DECODES: (found.running, 1),
+        names.STEPS: (found.steps_by, 1),
+        names.STEP_SECONDS: (found.seconds_by, 1),
+        names.STEP_DECODES: (found.decodes_by, 1),
     }
-    sums_of: dict[Cell, dict[str, float]] = {}
     for (metric, labels), value in totals.items():
-        if metric in _TABLE_METRICS:
-            if all(label.isdecimal() for label in labels):
-                decodes, verified, slots, *prefill = map(int, labels)
-                cell = Cell(decodes, verified, slots, sum(prefill), metric in _CATCH_UP_METRICS)
-                sums_of.setdefault(cell, {})[_TABLE_METRICS[metric]] = value
-        elif metric in placed:
+        if metric in placed:
             table, text = placed[metric]
             if all(label.isdecimal() for label in labels[text:]):
                 key = (*labels[:text], *map(int, labels[text:]))
                 table[key if len(key) > 1 else key[0]] = value
-    cells: dict[Cell, CellSums] = {}
-    catch_ups: dict[Cell, CellSums] = {}
-    for cell, sums in sums_of.items():
-        if sums.get("steps", 0.0) > 0 and sums.get("seconds", 0.0) > 0:  # else the cell has no mean
-            (catch_ups if cell.catches_up else cells)[cell] = CellSums(**sums)
-    return replace(found, cells=cells, catch_ups=catch_ups)
+    return found

@@ -51,7 +51,7 @@ class WindowSums:
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot."""
         evidence = snapshot.evidence
-        self.steps += evidence.steps + evidence.catch_up_steps
+        self.steps += evidence.steps
         self.busy_s += evidence.step_seconds
         self.corrected_s += snapshot.corrected_s
         self.corrected_decodes += snapshot.counted_decodes

@@ -69,5 +69,5 @@ class Runner:
             return replace(result, evidence={**result.evidence, "canary": described(experiment, context.arm)})
         if self._seen_running.pop(place, None) != experiment.experiment_id or experiment.outcome is None:
             return result
-        reason = Reason.CANARY_PROMOTED if experiment.outcome.is_promotion else Reason.CANARY_ROLLED_BACK
-        return replace(result, reason=reason, evidence={**result.evidence, "canary": dict(experiment.evidence)})
+        evidence = {**result.evidence, "canary": {**described(experiment, None), **experiment.evidence}}
+        return replace(result, reason=Reason.CANARY_ENDED, evidence=evidence)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specpilot.controller.law.k_table import Ranges, k_at
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.law.reason import STATIC, Reason
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import K_LIMIT, ClassGuidance, FleetAcceptance, Guidance, Policy, Schedule, Trial
+from specpilot.policy.ranges import Ranges, k_at
+from specpilot.policy.types import K_LIMIT, ClassGuidance, FleetAcceptance, Guidance, Policy, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class PoolContext:
         in_force: the schedule published last, `None` before the first.
         policy: while a canary runs, the policy of the present window.
         arm: the arm of the present window; `None` without a canary.
-        remaining_arm: the arm whose policy stays when a canary has ended.
         hold: what a freeze holds, `None` without a freeze. Under a freeze, engines follow the schedule in force also in
             mode `advise`.
         graphs: the CUDA graphs of its engines; `None` for none, or unknown ones.
@@ -38,7 +37,6 @@ class PoolContext:
     max_num_seqs: int
     in_force: Schedule | None
     arm: Arm | None = None
-    remaining_arm: Arm = Arm.PRESENT
     hold: Hold | None = None
     graphs: Graphs | None = None
     engines_version: int = 0
@@ -86,16 +84,15 @@ class TickResult:
     """The decision of one tick for one pool.
 
     Attributes:
-        proposed: the rows that the law chooses.
+        proposed: the estimate of the K that engines choose by the policy.
         publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
             withdraw a schedule of mode `act`).
         drawn, is_fallen_back: which engines follow `publish` in spite of guidance, as in a `Schedule`.
         fleet: the acceptance that the engines' laws begin with, beside `guidance`.
         guidance: by which the engines choose K themselves; `publish` then holds only where an engine's law knows
-            nothing, and `proposed` is the controller's estimate of the K that engines choose. `None`: K is `publish`.
-        gain_ratio: the predicted gain of the best table at the present load, as a ratio minus 1, over the law's own
-            table, in the policy's objective. In mode `advise`, and when an SLO breaks, it is in throughput over the
-            engines' present K. `None` when unknown.
+            nothing. `None`: K is `publish`.
+        gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
+            `None` when unknown.
         evidence: every number that the decision used, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
         standing: for a freeze of the current K, the baseline schedule: the rows and the probe ratio that were in force
@@ -108,7 +105,6 @@ class TickResult:
     probe_ratio: float
     gain_ratio: float | None
     evidence: Mapping[str, Any]
-    trial: Trial | None = None
     log_gains: tuple[LogGain, ...] = ()
     standing: tuple[Ranges, float] | None = None
     guidance: Guidance | None = None
@@ -118,8 +114,9 @@ class TickResult:
 
     @property
     def applied(self) -> Ranges | None:
-        """The rows of the K on the engines; under guidance an estimate. `None`: nothing is published."""
-        return self.publish if self.guidance is None else self.proposed
+        """The rows of the K on the engines; where they choose an estimate. `None`: nothing is published."""
+        is_static = self.reason in STATIC or (self.is_fallen_back and self.reason is not Reason.ADAPTIVE)
+        return self.publish if self.guidance is None or is_static else self.proposed
 
     @property
     def decodes(self) -> int:

@@ -6,7 +6,6 @@ same calls give the same results. Acceptance is estimated per model from all its
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.engine_prices import price_list_of
@@ -21,7 +20,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
 from specpilot.controller.tuning import Tuning
-from specpilot.policy.engine_metrics import RUNNING_DECODES
+from specpilot.policy.canary import Arm
 
 PoolKey = tuple[str, str]
 
@@ -38,7 +37,6 @@ class ControlLaw:
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn from one scrape of every engine that answered and can speculate; ignores repeated and older ones."""
         gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
-        history: dict[PoolKey, list[dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
         latest: dict[PoolKey, float] = {}
         times: dict[str, tuple[float, float]] = {}  # of each engine: seconds since its last scrape, and this one's time
@@ -51,27 +49,19 @@ class ControlLaw:
                 continue
             found, self._last[seen.engine_id] = compare(before, seen)
             latest[key] = max(latest.get(key, seen.at), seen.at)
-            if before is None:
-                history.setdefault(key, []).append(found)
-            else:
+            if before is not None:
                 gained.setdefault(key, {})[seen.engine_id] = found
                 times[seen.engine_id] = seen.at - before.at, seen.at
                 elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
-        for key, parts in history.items():
-            self._pool(key).cost.learn(evidence_of(parts), 0.0, is_history=True)
         for key, at in latest.items():
             parts_of = gained.get(key, {})
             evidence = evidence_of(parts_of.values())
-            running = {
-                engine_id: sum(value for series, value in part.items() if series.metric == RUNNING_DECODES)
-                for engine_id, part in parts_of.items()
-            }
             pool = self._pool(key)
-            pool.take(evidence, running, elapsed_s.get(key, 0.0), at)
-            if pool.is_by_engine:
-                for engine_id, part in parts_of.items():
-                    prices = price_list_of(self._last[engine_id].values)
-                    pool.take_engine(engine_id, evidence_of([part]), *times[engine_id], prices)
+            corrected_s = 0.0
+            for engine_id, part in parts_of.items():
+                prices = price_list_of(self._last[engine_id].values)
+                corrected_s += pool.take_engine(engine_id, evidence_of([part]), *times[engine_id], prices)
+            pool.take(evidence, elapsed_s.get(key, 0.0), at, corrected_s)
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
@@ -87,21 +77,21 @@ class ControlLaw:
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Decide for one pool at `now`; `at` determines the window of the control group."""
         pool = self._pool((context.model, context.pool))
-        context = replace(context, in_force=pool.begin(context.arm, context.remaining_arm, context.in_force))
-        return Tick(context, pool, self._model(context.model), self._tuning, now, at).result()
+        pool.begin(context.arm or Arm.PRESENT)
+        return Tick(context, pool, self._model(context.model), now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
         """Begin with the pool fallen back, as under the last leader in the comparison of this `digest`."""
         self._pool((model, pool)).hold_out.resume(digest)
 
-    def take_over(self, now: float) -> None:
-        """Begin to lead at `now`: keep the estimates, drop the decisions, which another controller made until now."""
+    def take_over(self) -> None:
+        """Begin to lead: keep the estimates, drop the decisions, which another controller made until now."""
         for pool in self._pools.values():
-            pool.take_over(now)
+            pool.take_over()
 
     def snapshot(self, model: str, pool: str) -> Snapshot | None:
         """Return the newest snapshot of a pool; `None` before the first."""
-        return self._pool((model, pool)).snapshot()
+        return self._pool((model, pool)).newest
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.k_table import KTable, Ranges
-from specpilot.controller.law.rows import Rows
+from specpilot.controller.law.rows import bounds_of, k_of, loads, row_at
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.choice import Group, choose, step_of
 from specpilot.policy.prices import PriceList
+from specpilot.policy.ranges import Ranges
 from specpilot.policy.types import DEFAULT_CLASS
 
 Vector = NDArray[np.float64]
-Ints = NDArray[np.int64]
 MIX_HALF_LIFE_S = 2.0
 _QUIET_S = 5 * MIX_HALF_LIFE_S
 """Seconds without a decode after which an engine runs nothing: its sums only lose weight, so their ratio would stay."""
@@ -43,7 +42,7 @@ class Mix:
     def take(self, evidence: Evidence, elapsed_s: float, prices: PriceList | None) -> None:
         """Add the evidence of one scrape."""
         keep = 0.5 ** (elapsed_s / MIX_HALF_LIFE_S)
-        self.steps = self.steps * keep + evidence.steps + evidence.catch_up_steps
+        self.steps = self.steps * keep + evidence.steps
         self.decodes = {key: count * keep for key, count in self.decodes.items()}
         for key, count in evidence.drafts_of.items():
             self.decodes[key] = self.decodes.get(key, 0.0) + count
@@ -56,14 +55,28 @@ class Mix:
         return sum(self.decodes.values()) / self.steps if self.steps and self.quiet_s < _QUIET_S else 0.0
 
 
+def mean_running(mixes: Mapping[str, Mix]) -> float:
+    """Return the decodes of a step in the mean of the engines that run any; 0 without one."""
+    busy = [mix.running for mix in mixes.values() if mix.running > 0]
+    return sum(busy) / len(busy) if busy else 0.0
+
+
+def shares(mixes: Mapping[str, Mix]) -> dict[tuple[str, int], float]:
+    """Return the share of each (class, band) in the running decodes of all engines."""
+    busy = [mix for mix in mixes.values() if mix.running > 0]
+    found: dict[tuple[str, int], float] = {}
+    for mix in busy:
+        for key, count in mix.decodes.items():
+            found[key] = found.get(key, 0.0) + count
+    whole = sum(found.values())
+    return {key: count / whole for key, count in sorted(found.items()) if count}
+
+
 def representative(mixes: Mapping[str, Mix]) -> Mix | None:
     """Return the mix of the engine that stands for the pool; `None` where none with prices runs a request."""
-    busy = [mix for _, mix in sorted(mixes.items()) if mix.running > 0]
-    priced = [mix for mix in busy if mix.prices is not None]
-    if not priced:
-        return None
-    mean = sum(mix.running for mix in busy) / len(busy)
-    return min(priced, key=lambda mix: abs(math.log(mix.running / mean)))
+    mean = mean_running(mixes)
+    priced = [mix for _, mix in sorted(mixes.items()) if mix.running > 0 and mix.prices is not None]
+    return min(priced, key=lambda mix: abs(math.log(mix.running / mean)), default=None)
 
 
 class Estimate:
@@ -71,13 +84,16 @@ class Estimate:
 
     def __init__(self, context: PoolContext, mix: Mix, lengths: Vector) -> None:
         assert mix.prices is not None
-        self._rows = Rows.of(context)
+        bounds = bounds_of(context)
+        self._names = list(bounds)
         self._lengths = lengths
         self._slowdown = mix.prices.slowdown
-        self._prices = mix.prices.prices(max(1, context.max_num_seqs) * (1 + context.k_max), context.graphs)
+        self._most = max(1, context.max_num_seqs)
+        self._prices = mix.prices.prices(self._most * (1 + context.k_max), context.graphs)
+        self._loads = loads(self._most, context.k_max, context.graphs)
         self._objective = context.policy.objective
         self._running = max(1, min(round(mix.running), context.max_num_seqs))
-        places = {name: at for at, name in enumerate(self._rows.names)}
+        places = {name: at for at, name in enumerate(self._names)}
         known = set(context.policy.class_names)
         whole = sum(mix.decodes.values())
         shares: dict[tuple[str, int], float] = {}
@@ -90,20 +106,21 @@ class Estimate:
         for name in sorted(known):
             wanted = context.policy.of_class(name)
             slo_s = (wanted.itl_slo_ms or 0.0) / _MS / self._slowdown
+            low, high = context.bounds(name)
             for band in range(BANDS):
-                row = row_of(places, name, band)
-                low, high = int(self._rows.low[row]), int(self._rows.high[row])
-                self._of_row.append(row)
+                self._of_row.append(row_of(places, name, band))
                 self._share.append(shares.get((name, band), 0.0))
                 self._group.append(Group(0, band, wanted.weight, low, high, 0, slo_s))
 
-    def table(self, n: Vector) -> KTable:
-        """Return K by row at each of the loads `n`, for the present mix."""
-        k = [
+    def rows(self) -> Ranges:
+        """Return K by row and number of running decodes, for the present mix."""
+        chosen = [
             self._by_row(choose(self._groups(decodes), self._lengths, self._prices, self._objective))
-            for decodes in n.astype(int).tolist()
+            for decodes in self._loads
         ]
-        return KTable(self._rows.names, n, np.array(k))
+        return {
+            name: row_at(self._loads, [ks[at] for ks in chosen], self._loads[-1]) for at, name in enumerate(self._names)
+        }
 
     def throughput(self, rows: Ranges) -> tuple[float, float]:
         """Return the weighted tokens per second of the engine with K of these rows, and the seconds of its step."""
@@ -129,12 +146,13 @@ class Estimate:
         return [group._replace(decodes=count) for group, count in zip(self._group, counts.tolist(), strict=True)]
 
     def _ks(self, rows: Ranges) -> list[int]:
-        table = KTable.of_ranges(rows, self._rows.names, np.array([float(self._running)]))
-        k_max = self._lengths.shape[1] - 1
-        return [min(int(table.k[0, row]), k_max) for row in self._of_row]
+        """Return K of each group at the present load."""
+        k, k_max = k_of(rows, self._names, self._running), self._lengths.shape[1] - 1
+        return [min(k[row], k_max) for row in self._of_row]
 
-    def _by_row(self, ks: Sequence[int]) -> Ints:
+    def _by_row(self, ks: Sequence[int]) -> list[int]:
         """Return K by row from K by group; where the row `default` serves nobody it has the K of most decodes."""
-        found = np.full(len(self._rows.names), ks[int(np.argmax(self._share))], dtype=np.int64)
-        found[self._of_row] = ks
+        found = [ks[int(np.argmax(self._share))]] * len(self._names)
+        for row, k in zip(self._of_row, ks, strict=True):
+            found[row] = k
         return found

@@ -1,13 +1,12 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
 Time is cut into windows of `hold_out_window_s`. In each, with the probability `hold_out_ratio` of the policy, a unit
-runs the static K: the control group. A unit is an engine where engines choose K, otherwise the whole pool, which has
-one schedule. A hash of the unit's name and the window's number makes the draw, so that every controller draws the same,
-and traffic cannot depend on the draw. For each window of the control group, d is the logarithm of a ratio of scores:
-the mean (of the logarithms) over the same unit's adaptive windows near it (up to `hold_out_near` on either side, at
-least one on each) and its own. As the window was drawn at random, d has the mean 0 if adaptive K has no gain, for any
-noise; slow drift and slow changes of traffic cancel. The gain is reported with a 95 % interval (Student's t over the
-newest windows of all units).
+runs the static K: the control group. A unit is an engine. A hash of the unit's name and the window's number makes the
+draw, so that every controller draws the same, and traffic cannot depend on the draw. For each window of the control
+group, d is the logarithm of a ratio of scores: the mean (of the logarithms) over the same unit's adaptive windows near
+it (up to `hold_out_near` on either side, at least one on each) and its own. As the window was drawn at random, d has
+the mean 0 if adaptive K has no gain, for any noise; slow drift and slow changes of traffic cancel. The gain is reported
+with a 95 % interval (Student's t over the newest windows of all units).
 
 There are two scores of counters alone, throughput and latency (`window_sums`). Both are reported; the one of the
 policy's objective decides (`Comparison.measure`). The corrected throughput is reported beside them and decides nothing.
@@ -46,7 +45,7 @@ from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
-from specpilot.policy.types import Law, Objective
+from specpilot.policy.types import Objective
 
 _TAIL = 0.025
 
@@ -70,14 +69,12 @@ class Comparison:
     """The comparison of a control group: the static K, and the parts of a policy that the law's choice depends on.
 
     `weights` are the classes'; others have the weight of `default`. `bounds` are the other inputs of the choice.
-    `law` makes it.
     """
 
     static_k: int
     objective: Objective = Objective.THROUGHPUT
     weights: Mapping[str, float] = field(default_factory=dict)
     bounds: tuple[object, ...] = ()
-    law: Law = Law.CONTROLLER
 
     @property
     def measure(self) -> str:
@@ -87,7 +84,7 @@ class Comparison:
     @property
     def digest(self) -> str:
         """A short digest, the same in every controller."""
-        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds, self.law.value)
+        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
         return sha256(repr(known).encode()).hexdigest()[:16]
 
 

@@ -1,20 +1,16 @@
-"""Explains a K from recorded decisions: which K, the reason, the evidence, the gain. Pure.
-
-The decisions come newest first. The newest is the decision to explain; the older ones give the throughput before the
-latest change, and so the measured gain of this change.
-"""
+"""Explains a K from a recorded decision: which K, the reason, the evidence, the gain. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.k_table import k_at
 from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.recording import daily_gain
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
-from specpilot.policy.types import Decision, Mode
+from specpilot.policy.ranges import k_at
+from specpilot.policy.types import Decision
 
 _THROUGHPUTS = (
     ("measured", "measured"),
@@ -22,14 +18,10 @@ _THROUGHPUTS = (
     ("predicted_best", "predicted, best schedule known"),
     ("predicted_static", "predicted, static K"),
 )
-_CHANGES = (Reason.GAIN,)
-_NEAR_S = 10.0
-"""Seconds around a change whose decisions measure its gain: Redis keeps only a sample of older decisions."""
 
 
-def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
-    """Return the explanation of `decisions[0]`; `decisions` is not empty. `gains` are by day, newest first."""
-    moment = decisions[0]
+def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
+    """Return the explanation of a decision. `gains` are by day, newest first."""
     evidence = moment.evidence
     decodes = evidence.get("decodes")
     throughput = evidence.get("throughput", {})
@@ -58,7 +50,6 @@ def explain(decisions: Sequence[Decision], gains: Sequence[DailyGain] = ()) -> d
         "predicted_gain_over_static_ratio": _ratio(
             throughput.get("predicted_in_force"), throughput.get("predicted_static")
         ),
-        "latest_change": _latest_change(decisions),
         "canary": evidence.get("canary"),
         "evidence": dict(evidence),
     }
@@ -90,10 +81,6 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"the best schedule would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
     if found["predicted_gain_over_static_ratio"] is not None:
         lines.append(f"the schedule gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
-    change = found["latest_change"]
-    if change:
-        predicted, measured = _percent(change["predicted_gain_ratio"]), _percent(change["measured_gain_ratio"])
-        lines.append(f"latest change ({change['reason']}): predicted {predicted}, measured {measured}")
     return "\n".join(lines + _hold_out_lines(found) + _canary_lines(found["canary"])) + "\n"
 
 
@@ -180,43 +167,6 @@ def _k_advised(decision: Decision) -> dict[str, int]:
     if decision.schedule is None:
         return {}
     return {name: k_at(ranges, decodes) for name, ranges in decision.schedule.classes.items()}
-
-
-def _latest_change(decisions: Sequence[Decision]) -> dict[str, Any] | None:
-    """Return the predicted gain of the latest change in `decisions`, and the throughput before and after it."""
-    for item in decisions:
-        if item.reason in _CHANGES and item.mode is Mode.ACT:
-            # The tick of the change itself measured the old schedule. Windows of trials and of the control group ran
-            # another schedule than the law's.
-            around = [other for other in decisions if abs(other.at - item.at) <= _NEAR_S]
-            at = around.index(item)
-            before = [_measured(older) for older in around[at : at + 4] if not _is_disturbed(older, around)]
-            after = [_measured(newer) for newer in around[max(0, at - 5) : max(0, at - 1)]]
-            return {
-                "at": item.at,
-                "reason": item.reason,
-                "predicted_gain_ratio": item.predicted_gain_ratio,
-                "measured_before": _mean(before),
-                "measured_after": _mean(after),
-                "measured_gain_ratio": _ratio(_mean(after), _mean(before)),
-            }
-    return None
-
-
-def _is_disturbed(decision: Decision, decisions: Sequence[Decision]) -> bool:
-    """Return whether the tick that ended with `decision` ran, in part, under another schedule than the law's."""
-    at = decisions.index(decision)
-    return at + 1 < len(decisions) and decisions[at + 1].reason in (Reason.TRIAL, Reason.HOLD_OUT)
-
-
-def _measured(decision: Decision) -> float | None:
-    value = decision.evidence.get("throughput", {}).get("measured")
-    return None if value is None else float(value)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _ratio(new: float | None, old: float | None) -> float | None:

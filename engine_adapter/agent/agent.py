@@ -75,12 +75,11 @@ class Agent:
                 self._calibration.run(self._stopped)
             except Exception:
                 logger.exception("SpecPilot: this engine was not calibrated")
-            self._exporter.write()  # a controller's first scrape then has the table of steps
         link.run()
 
     def _export(self) -> None:
         while not self._stopped.wait(EXPORT_S):
-            if self._scheduler.control.calibrating is None:  # the calibration exports what it measures
+            if self._scheduler.control.calibrating is None:  # its requests are no traffic
                 try:
                     self._export_once()
                 except Exception:  # one failed export must not end the thread
@@ -111,7 +110,7 @@ class Agent:
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
-        self._exporter.show_prices(scheduler.law.price_list)
+        self._exporter.show_law(scheduler.law.price_list, scheduler.law.decode_s)
         self._exporter.write()
 
 
@@ -152,7 +151,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     exporter = MetricsExporter(control.model)
     # With data parallelism the requests of a calibration would reach other engines too.
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1
-    calibration = Calibration(scheduler, exporter, settings.url, settings.calibrate_s) if is_alone else None
+    calibration = Calibration(scheduler, settings.url, settings.calibrate_s) if is_alone else None
     learning = Learning(scheduler, adapts=settings.adapt, probe_ratio=settings.probe_ratio, least_k=settings.least_k)
     agent = Agent(scheduler, exporter, link, calibration, clock, learning)
     agent.start()

@@ -1,6 +1,6 @@
 """Calibration: an engine that has just started measures its step times with requests of its own, before traffic.
 
-Otherwise the control law would learn the cost of a K from users' requests: in the first seconds at each load it would
+Otherwise the engine's law would learn the cost of a K from users' requests: in the first seconds at each load it would
 use a cost that was measured at another load. Calibration takes seconds and ends before the engine registers. It uses
 the engine's own HTTP API, so its steps do all that a user's steps do.
 
@@ -8,11 +8,11 @@ For each number of running requests, powers of two up to `max_num_seqs`, four se
 requests run: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1. Without the last one
 verified tokens and slots would only grow together, and their costs could not be separated.
 
-The requests' tokens are drawn at random, so their drafts are no evidence about traffic: only the steps are exported.
-vLLM's own counters count these requests.
+The requests' tokens are drawn at random, so their drafts are no evidence about traffic: the law learns the steps, and
+nothing is exported. vLLM's own counters count these requests.
 
 If sequences cannot be long enough for all settings, the requests end early and are sent again. Steps in which less than
-half of the requests run are exported, but do not count for the setting.
+half of the requests run are learned, but do not count for the setting.
 
 A failure is logged as one warning, and step times are then learned from traffic:
 
@@ -34,14 +34,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.acceptance import Priors
-from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
 from specpilot.policy.types import DEFAULT_CLASS
 
@@ -90,10 +87,9 @@ def settings(n: int, k_max: int) -> list[tuple[int, int]]:
 class Calibration:
     """Measures the steps of the engine of `scheduler`, which answers at `url`, for `limit_s` seconds at most."""
 
-    def __init__(self, scheduler: Any, exporter: MetricsExporter, url: str, limit_s: float) -> None:
+    def __init__(self, scheduler: Any, url: str, limit_s: float) -> None:
         self._scheduler = scheduler
         self._control = scheduler.control
-        self._exporter = exporter
         self._url = urlsplit(url)
         self._limit_s = limit_s
 
@@ -146,17 +142,16 @@ class Calibration:
         return True
 
     def _take_steps(self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event) -> bool:
-        """Wait for the steps of a setting with `n` requests and export them; return whether there were enough."""
-        began, count, evidence = time.monotonic(), 0, Evidence()
+        """Wait for the steps of a setting with `n` requests; return whether there were enough."""
+        began, count = time.monotonic(), 0
         while count < STEPS and not stopped.is_set():
             time.sleep(_POLL_S)
             now = time.monotonic()
             if now > until:
                 break
-            evidence = self._scheduler.meter.take()
-            self._scheduler.law.learn(self._scheduler.meter.take_steps())
-            count += sum(sums.steps for sums in evidence.cells.values() if 2 * sums.decodes >= n * sums.steps)
-            self._exporter.add(replace(Evidence(), cells=evidence.cells, catch_ups=evidence.catch_ups))
+            steps = self._scheduler.meter.take_steps()
+            self._scheduler.law.learn(steps)
+            count += sum(2 * shape.decodes >= n and not shape.read for shape, _, _ in steps)
             for batch in batches:
                 batch.go_on()
             if count == 0 and now - began > ANSWER_S:

@@ -52,34 +52,16 @@ class MetricsExporter:
             ),
         }
         self._probes = self._counter(names.PROBES, "Drafts verified deeper than scheduled", names.LABEL_CLASS)
-        cell = names.CELL_LABELS
+        kind = names.LABEL_KIND
         self._steps = {
-            "steps": self._counter(names.STEPS, "Steps, except decode-only ones that caught up", *cell),
-            "seconds": self._counter(names.STEP_SECONDS, "Duration of these steps", *cell),
-            "decodes": self._counter(names.STEP_DECODES, "Running decodes summed over these steps", *cell),
-            "verified": self._counter(names.STEP_VERIFIED, "Verified tokens summed over these steps", *cell),
-            "slots": self._counter(names.STEP_SLOTS, "Drafter slots summed over these steps", *cell),
-            "prefill": self._counter(names.STEP_PREFILL, "Prefilled tokens summed over these steps", *cell),
-            "context": self._counter(
-                names.STEP_CONTEXT, "Length of the scheduled sequences summed over these steps", *cell
-            ),
+            "steps": self._counter(names.STEPS, "Steps, by whether they prefilled or caught up", kind),
+            "seconds": self._counter(names.STEP_SECONDS, "Duration of these steps", kind),
+            "decodes": self._counter(names.STEP_DECODES, "Running decodes summed over these steps", kind),
         }
-        catch_up = names.CATCH_UP_LABELS
-        self._catch_ups = {
-            "steps": self._counter(
-                names.CATCH_UP_STEPS, "Decode-only steps in which the drafter also caught up", *catch_up
-            ),
-            "seconds": self._counter(names.CATCH_UP_STEP_SECONDS, "Duration of those steps", *catch_up),
-            "decodes": self._counter(names.CATCH_UP_STEP_DECODES, "Running decodes summed over those steps", *catch_up),
-            "verified": self._counter(
-                names.CATCH_UP_STEP_VERIFIED, "Verified tokens summed over those steps", *catch_up
-            ),
-            "slots": self._counter(names.CATCH_UP_STEP_SLOTS, "Drafter slots summed over those steps", *catch_up),
-            "context": self._counter(
-                names.CATCH_UP_STEP_CONTEXT, "Length of the sequences summed over those steps", *catch_up
-            ),
-            "read": self._counter(names.CATCH_UP_STEP_READ, "Positions that the drafter read to catch up", *catch_up),
-        }
+        self._decode_s = self._counter(
+            names.DECODE_SECONDS,
+            "Duration of the steps that did not catch up, without the time of prefilling",
+        )
         self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = self._gauge(
             names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
@@ -111,10 +93,9 @@ class MetricsExporter:
                     counter.add(count, model, *map(str, labels))
             for traffic_class, count in evidence.probes.items():
                 self._probes.add(count, model, traffic_class)
-            for counters, cells in ((self._steps, evidence.cells), (self._catch_ups, evidence.catch_ups)):
-                for cell, sums in cells.items():
-                    for name, counter in counters.items():
-                        counter.add(getattr(sums, name), model, *map(str, cell))
+            for kind, sums in evidence.steps.items():
+                for name, counter in self._steps.items():
+                    counter.add(getattr(sums, name), model, kind.value)
 
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
@@ -130,12 +111,17 @@ class MetricsExporter:
             self._version.set(version, model)
             self._age.set(-1.0 if age_s is None else age_s, model)
 
-    def show_prices(self, found: PriceList | None) -> None:
-        """Set the gauges of what the law chooses by; `None`: it has fitted no prices yet."""
-        if found is None or found is self._priced:
-            return
+    def show_law(self, found: PriceList | None, decode_s: float) -> None:
+        """Set the gauges of what the law chooses by, and the seconds of its steps without those of prefilling.
+
+        `None`: it has fitted no prices yet.
+        """
         model = self._model
         with self._lock:
+            if decode_s:
+                self._decode_s.set(decode_s, model)
+            if found is None or found is self._priced:
+                return
             self._priced = found
             for part, price_s in zip(PARTS, found.coefficients.parts, strict=True):
                 self._parts.set(price_s, model, part)

@@ -15,17 +15,11 @@ at the position of the refused token, and no accept. Otherwise the acceptance un
 
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 from threading import Lock
 from typing import NamedTuple
 
 from specpilot.engine_adapter.evidence.acceptance import trials
-
-_FINE_LIMIT = 8
-"""Largest number of decodes or verified tokens that a step's cell names exactly."""
-
-_CELLS_PER_OCTAVE = 4
-"""Cells of each doubling above that. The sums beside the counts keep each cell's exact means, so more cells only help a
-cost that bends within one; each cell is seven series of metrics."""
 
 _COUNTED_TOGETHER = 32
 """Different steps that are noted before they are counted: some tenths of a millisecond of work with 32 running."""
@@ -87,56 +81,26 @@ class StepShape(NamedTuple):
     is_uniform: bool = True
 
 
-class Cell(NamedTuple):
-    """A group of similar steps; `prefill` is 0 for decode-only steps.
+class StepKind(StrEnum):
+    """What a step has besides decodes."""
 
-    Decode-only steps: decodes and verified tokens on the coarse grid, slots rounded down to a power of two. Steps with
-    prefill have many sizes, so all four are rounded down to powers of two.
-    """
-
-    decodes: int
-    verified: int
-    slots: int
-    prefill: int
-
-
-class CatchUpCell(NamedTuple):
-    """A group of similar decode-only steps that also caught up: all rounded down to powers of two."""
-
-    decodes: int
-    verified: int
-    slots: int
+    DECODE = "decode"  # nothing
+    PREFILL = "prefill"  # prefilled tokens; it need not have decodes
+    CATCH_UP = "catch_up"  # no prefilled tokens; its drafter read positions to catch up
 
 
 @dataclass(slots=True)
-class CellSums:
-    """Sums over the steps of a cell. `seconds`: duration. `context`: length of the scheduled requests' sequences."""
+class StepSums:
+    """Sums over steps of one kind: their number, their duration, their decodes."""
 
     steps: int = 0
     seconds: float = 0.0
     decodes: int = 0
-    verified: int = 0
-    slots: int = 0
-    prefill: int = 0
-    context: int = 0
-    read: int = 0
-
-    def add(self, run: "_Run") -> None:
-        """Add the steps of one run."""
-        shape, steps = run.shape, run.steps
-        self.steps += steps
-        self.seconds += run.seconds
-        self.decodes += steps * shape.decodes
-        self.verified += steps * shape.verified
-        self.slots += steps * shape.slots
-        self.prefill += steps * shape.prefill
-        self.context += run.context
-        self.read += steps * shape.read
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Counts since the last `Meter.take`. `catch_ups` are decode-only steps that also caught up; `cells` lacks them.
+    """Counts since the last `Meter.take`.
 
     `first_trials` and `first_accepts` are the part of `trials` and `accepts` from first drafts. These lie in the band
     in which requests of a kind start, whatever they are like.
@@ -150,8 +114,7 @@ class Evidence:
     probes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[tuple[str, int]] = field(default_factory=Counter)  # by class and band
     unprobed: Counter[tuple[str, int]] = field(default_factory=Counter)  # decodes of requests without a verified draft
-    cells: defaultdict[Cell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
-    catch_ups: defaultdict[CatchUpCell, CellSums] = field(default_factory=lambda: defaultdict(CellSums))
+    steps: defaultdict[StepKind, StepSums] = field(default_factory=lambda: defaultdict(StepSums))
 
     def add(self, run: "_Run") -> None:
         """Add the steps of one run, without their drafts."""
@@ -164,12 +127,11 @@ class Evidence:
                 self.unprobed[traffic_class, band] += steps * count
         for band in outcome.refused:
             self.trials[band, 1] += steps
-        if shape.decodes and shape.read and not shape.prefill:
-            self.catch_ups[CatchUpCell(*map(octave, shape[:3]))].add(run)
-        elif shape.prefill:
-            self.cells[Cell(*map(octave, shape[:4]))].add(run)
-        elif shape.decodes:
-            self.cells[Cell(rounded(shape.decodes), rounded(shape.verified), octave(shape.slots), 0)].add(run)
+        if shape.prefill or shape.decodes:
+            sums = self.steps[kind_of_step(shape)]
+            sums.steps += steps
+            sums.seconds += run.seconds
+            sums.decodes += steps * shape.decodes
 
     def add_drafts(self, draft: Draft, count: int) -> None:
         """Add `count` verified drafts of the same outcome."""
@@ -186,17 +148,11 @@ class Evidence:
                 self.first_accepts[band, position] += count
 
 
-def octave(count: int) -> int:
-    """Return `count` rounded down to a power of two; 0 stays 0."""
-    return 1 << (count.bit_length() - 1) if count else 0
-
-
-def rounded(count: int) -> int:
-    """Return `count` on the coarse grid: exact up to 8, then four values an octave, rounding down."""
-    if count <= _FINE_LIMIT:
-        return count
-    below = count.bit_length() - 1
-    return (1 << below) + ((count - (1 << below)) * _CELLS_PER_OCTAVE >> below) * (1 << below) // _CELLS_PER_OCTAVE
+def kind_of_step(shape: StepShape) -> StepKind:
+    """Return the kind of a step that does something."""
+    if shape.prefill:
+        return StepKind.PREFILL
+    return StepKind.CATCH_UP if shape.read else StepKind.DECODE
 
 
 @dataclass(slots=True)

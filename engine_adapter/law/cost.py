@@ -16,13 +16,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.engine_adapter.evidence.meter import StepShape, octave, rounded
+from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.tuning import CELL_STEPS, CELLS, KNOWN_STEPS, PAUSE, SLOWDOWN_KEPT, SLOWDOWN_SHARE
 from specpilot.policy import nnls
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 
 Vector = NDArray[np.float64]
+_FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
+"""The largest number of decodes or tokens that a cell names exactly, and the cells of each doubling above it."""
+_GRAPHS = PARTS.index("piecewise")
+"""Where the features begin that say which graphs a step lacks: such steps share no cell with others."""
 _HALF_WEIGHT, _SMOOTHNESS, _RIDGE = 20.0, 0.05, 1e-4
 _DOUBT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
@@ -52,7 +56,7 @@ class StepCost:
 
     def __init__(self, graphs: Graphs | None = None) -> None:
         self._graphs = graphs
-        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._cells: dict[tuple[float, ...], _Cell] = {}
         self._log_slowdown = 0.0
         self.steps = 0
 
@@ -64,9 +68,9 @@ class StepCost:
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
         """Take a step in."""
         features = features_of(shape, context, self._graphs)
-        tokens, piecewise = int(features[-1]), int(features[PARTS.index("piecewise")])
+        tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
         n, slots, prefill, read = shape.decodes, shape.slots, shape.prefill, shape.read
-        key = (rounded(n), rounded(tokens), octave(slots), octave(prefill), octave(read), piecewise)
+        key = (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
         seconds = max(seconds, 1e-6)
         self.steps += 1
         self._log_slowdown *= SLOWDOWN_KEPT
@@ -130,3 +134,16 @@ def _penalties(columns: Vector, most: float, typical_s: float) -> Vector:
     smooth[at, len(PARTS) + at], smooth[at, len(PARTS) + at + 1] = widths, -widths
     ridge = np.diag(math.sqrt(_RIDGE) * np.maximum(columns.max(axis=0), 1e-12) / typical_s * _DOUBTS)
     return np.vstack([smooth, ridge])
+
+
+def _octave(count: int) -> int:
+    """Return `count` rounded down to a power of two; 0 stays 0."""
+    return 1 << (count.bit_length() - 1) if count else 0
+
+
+def _rounded(count: int) -> int:
+    """Return `count` on the coarse grid: exact up to 8, then four values an octave, rounding down."""
+    if count <= _FINE_LIMIT:
+        return count
+    below = count.bit_length() - 1
+    return (1 << below) + ((count - (1 << below)) * _CELLS_PER_OCTAVE >> below) * (1 << below) // _CELLS_PER_OCTAVE

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from specpilot.engine_adapter.evidence.acceptance import Acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.acceptance import BandAcceptance
-from specpilot.engine_adapter.law.cost import StepCost
+from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.engine_adapter.law.tuning import (
     LEAST_DRAFTED_RATIO,
@@ -122,6 +122,7 @@ class EngineLaw:
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
         self.choices = self.steps = 0  # how often K was chosen anew, and looked up
+        self.decode_s = 0.0  # of traffic's steps that did not catch up, without what their prefilled tokens took
         self._graphs = graphs
         self._most = most_running * (1 + k_max)
         self._load = Load()
@@ -187,6 +188,8 @@ class EngineLaw:
         ratio, tokens, context = self._load
         for shape, seconds, length in steps:
             self.cost.note(shape, seconds, length)
+            if evidence is not None and shape.decodes and (shape.prefill or not shape.read):
+                self.decode_s += max(0.0, seconds - self._prefill_s(shape))
             ratio += LOAD_SHARE * ((shape.prefill > 0) - ratio)
             if shape.prefill:
                 tokens += (shape.prefill - tokens) * (0.1 if tokens else 1.0)
@@ -200,6 +203,15 @@ class EngineLaw:
             ran = {band for _, band, _ in evidence.drafts}
             trials, accepts = evidence.trials - evidence.first_trials, evidence.accepts - evidence.first_accepts
             self.acceptance.learn(trials, accepts, ran, elapsed_s)
+
+    def _prefill_s(self, shape: StepShape) -> float:
+        """Return what a step's prefilled tokens took, the drafter's pass included, by the prices; 0 without any."""
+        found = self.price_list
+        if not shape.prefill or found is None:
+            return 0.0
+        both = shape, shape._replace(prefill=0, read=0)
+        whole, without = (step_s(found.coefficients, features_of(each, 0, self._graphs)) for each in both)
+        return max(0.0, whole - without) * found.slowdown
 
     def refresh(self) -> None:
         """Set prices and acceptance by what was learned; some milliseconds."""

@@ -7,15 +7,14 @@ mixture.
 The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
-2. trial: rows that one engine tries, for the trial's `valid_for_s`;
-3. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
+2. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
    traffic; for the schedule's `valid_for_s` and `hold_s` more. Not while the control group has the engine follow rows:
    this ends with the schedule's validity, at the latest;
-4. schedule: its rows, for its `valid_for_s`;
-5. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
-6. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
+3. schedule: its rows, for its `valid_for_s`;
+4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
+5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
    change; a single K suits one load only;
-7. expired, and before the first schedule: the static K for every class.
+6. expired, and before the first schedule: the static K for every class.
 
 A version that is not newer than the last one applied is refused, whether that has expired or not.
 """
@@ -28,7 +27,7 @@ from threading import Lock
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.policy.bands import BANDS, classes_in, row_name, row_of
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule, Trial
+from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
 
 
 class Source(StrEnum):
@@ -39,7 +38,6 @@ class Source(StrEnum):
     ENGINE = "engine"
     GUIDANCE = "guidance"
     SCHEDULE = "schedule"
-    TRIAL = "trial"
     HELD = "held"
     EXPIRED = "expired"
 
@@ -88,10 +86,9 @@ def calibration_table(k: int, others: Mapping[str, int]) -> KTable:
     return KTable(source=Source.CALIBRATION, rows=rows, probe_ratio=0.0)
 
 
-def table_of(schedule: Schedule, max_running: int, trial: Trial | None = None) -> KTable:
-    """Return `schedule`, or the rows of its `trial`, as a dense table for 1 to `max_running` running decodes."""
-    classes = trial.classes if trial else schedule.classes
-    dense = {name: _dense(ranges, max_running) for name, ranges in classes.items()}
+def table_of(schedule: Schedule, max_running: int) -> KTable:
+    """Return the rows of `schedule` as a dense table for 1 to `max_running` running decodes."""
+    dense = {name: _dense(ranges, max_running) for name, ranges in schedule.classes.items()}
     rows = {
         name: tuple(row_of(dense, name, band) for band in range(BANDS))
         for name in classes_in(dense) | {DEFAULT_CLASS, *schedule.like_default}
@@ -103,12 +100,7 @@ def table_of(schedule: Schedule, max_running: int, trial: Trial | None = None) -
     }
     if DEFAULT_CLASS in probed:
         probed |= dict.fromkeys(schedule.like_default, probed[DEFAULT_CLASS])
-    return KTable(
-        source=Source.TRIAL if trial else Source.SCHEDULE,
-        rows=rows,
-        probe_ratio=0.0 if trial else schedule.probe_ratio,
-        probed=probed,
-    )
+    return KTable(source=Source.SCHEDULE, rows=rows, probe_ratio=schedule.probe_ratio, probed=probed)
 
 
 def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
@@ -120,12 +112,11 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A schedule and its tables for the cases 2, 4 and 6."""
+    """A schedule and its tables for the cases 3 and 5."""
 
     schedule: Schedule
     table: KTable
     held: KTable
-    trial: KTable | None
     received_at: float
     is_guided: bool
 
@@ -134,9 +125,9 @@ class SpeculationControl:
     """The K in force on one engine.
 
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K without a
-    schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 6. `engine_id`: the engine's name, by which
-    a schedule's trial addresses it. `calibrating`, `guided` and `adapting` are the tables of the cases 1, 3 and 5; each
-    is `None` where it does not apply.
+    schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 5. `engine_id`: the engine's name, by which
+    a schedule draws it. `calibrating`, `guided` and `adapting` are the tables of the cases 1, 2 and 4; each is `None`
+    where it does not apply.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of an engine
@@ -176,8 +167,7 @@ class SpeculationControl:
             raise ScheduleRefusedError("model", f"is {schedule.model!r}; this engine serves {self.model!r}")
         if schedule.pool != self.pool:
             raise ScheduleRefusedError("pool", f"is {schedule.pool!r}; this engine belongs to {self.pool!r}")
-        trial = schedule.trial if schedule.trial and schedule.trial.engine_id == self._engine_id else None
-        for name, ranges in [*schedule.classes.items(), *(trial.classes.items() if trial else ())]:
+        for name, ranges in schedule.classes.items():
             for lo, hi, k in ranges:
                 if k > self.k_max:
                     raise ScheduleRefusedError(
@@ -189,30 +179,27 @@ class SpeculationControl:
                     "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
                 )
             table = table_of(schedule, self.max_running)
-            tried = table_of(schedule, self.max_running, trial) if trial else None
             held, is_guided = replace(table, source=Source.HELD), schedule.is_guided(self._engine_id)
-            self._applied = _Applied(schedule, table, held, tried, now, is_guided)
+            self._applied = _Applied(schedule, table, held, now, is_guided)
 
-    def table(self, now: float) -> KTable:  # noqa: PLR0911 - one for each case
+    def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
         calibrating, applied = self.calibrating, self._applied  # each read once: other threads set them
         guided, adapting = self.guided, self.adapting
         if calibrating is not None:
             return calibrating  # 1
         if applied is None:
-            return adapting or self._static  # 5, 7
+            return adapting or self._static  # 4, 6
         age_s, schedule = now - applied.received_at, applied.schedule
-        if applied.trial is not None and schedule.trial is not None and age_s <= schedule.trial.valid_for_s:
-            return applied.trial  # 2
         is_valid, is_held = age_s <= schedule.valid_for_s, age_s <= schedule.valid_for_s + self.hold_s
         is_window_over = not is_valid and not schedule.is_fallen_back and schedule.guidance is not None
         if guided is not None and is_held and (applied.is_guided or is_window_over):
-            return guided  # 3
+            return guided  # 2
         if is_valid:
-            return applied.table  # 4
+            return applied.table  # 3
         if adapting is not None:
-            return adapting  # 5
-        return applied.held if is_held else self._expired  # 6, 7
+            return adapting  # 4
+        return applied.held if is_held else self._expired  # 5, 6
 
     def guiding(self, now: float) -> Schedule | None:
         """Return the schedule whose guidance the engine's law follows at monotonic time `now`; `None`: none."""

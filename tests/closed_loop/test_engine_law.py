@@ -6,10 +6,8 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s, gpu_step_s
-from specpilot.bench.simulation.traces import traces
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.controller.tuning import Tuning
-from specpilot.policy.types import ClassPolicy, Law, Policy
+from specpilot.policy.types import ClassPolicy, Policy
 from tests.closed_loop.single_k import best_single_k
 
 SETTLE_S = 3
@@ -62,26 +60,13 @@ def test_bounds_and_pins_hold() -> None:
     assert k[1] / decodes[1] <= 2.0 + 1e-9
 
 
-@pytest.mark.parametrize("name", ["uncalibrated-graphs", "pauses"])
-def test_it_delivers_what_the_controllers_law_does(name: str) -> None:
-    """All traces, with more seeds, are `specpilot bench ablate --ideas controller`."""
-    trace = traces()[name]
-    ratios = []
-    for seed in range(2):
-        own, law = trace.play(Tuning(), seed, adapts=True), trace.play(Tuning(), seed)
-        rates = [[item.throughput(phase) for phase in range(len(trace.phases))] for item in (own, law)]
-        lengths = [phase.seconds for phase in trace.phases]
-        ratios.append(np.average(np.log(rates[0]) - np.log(rates[1]), weights=lengths))
-    assert np.exp(np.mean(ratios)) >= 0.97
-
-
 def test_under_guidance_an_engine_delivers_what_it_does_alone_within_the_policys_bounds() -> None:
     phase = Phase(20, [Source("json", 8, "json"), Source("code", 8, "code")])
-    guided = Policy(MODEL, law=Law.ENGINE, hold_out_ratio=0.0, classes={"json": ClassPolicy(), "code": ClassPolicy()})
+    guided = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(), "code": ClassPolicy()})
     run = simulate([phase], policy=guided, step_s=demo_pair_step_s)
     alone = played([phase], policy=guided, step_s=demo_pair_step_s)
     assert run.throughput(0, SETTLE_S) >= 0.97 * alone.throughput(0, SETTLE_S)
-    bounded = Policy(MODEL, law=Law.ENGINE, hold_out_ratio=0.0, classes={"json": ClassPolicy(k_max=2)})
+    bounded = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(k_max=2)})
     run = simulate([phase], policy=bounded, step_s=demo_pair_step_s)
     decodes, k = run.fleet[0].by_source.T
     assert k[0] / decodes[0] <= 2.0 + 1e-9

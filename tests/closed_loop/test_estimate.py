@@ -7,13 +7,13 @@ from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.policy.types import ClassPolicy, Law, Objective, Policy
+from specpilot.policy.types import ClassPolicy, Objective, Policy
 
 SETTLED = slice(10, 30)
 
 
 def chooses(**changes: object) -> Policy:
-    return Policy(MODEL, law=Law.ENGINE, hold_out_ratio=0.0, **changes)  # type: ignore[arg-type]
+    return Policy(MODEL, hold_out_ratio=0.0, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step_s", [demo_pair_step_s, gpu_step_s], ids=["cpu", "gpu"])

@@ -102,11 +102,16 @@ def _vllm(engine: Engine, name: str) -> float:
 
 def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engine) -> None:
     set_k(engine, 0)
-    before = total(engine, names.STEPS, "slots")
-    crowd(engine, 12)
-    after = total(engine, names.STEPS, "slots")
-    off = after["0",] - before.get(("0",), 0.0)
-    assert off > 0.5 * (sum(after.values()) - sum(before.values()))
+    before, unseen = total(engine, names.DRAFTS, "k"), 0.0
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(crowd, engine, 12, max_tokens=200)
+        while not served.done():
+            unseen = max(unseen, counters(engine.url, names.BACKLOG_TOKENS)[()])
+            time.sleep(0.1)
+        served.result()
+    after = total(engine, names.DRAFTS, "k")
+    assert {k for (k,), count in after.items() if count > before.get((k,), 0.0)} == {"0"}
+    assert unseen > 12 * 50  # most of what the 12 decoded meanwhile
     set_k(engine, 4)
     reply = chat(engine, prompts(3)[0][1]["messages"])
     assert reply["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
@@ -154,7 +159,7 @@ def test_a_conversation_that_decoded_without_drafter_speculates_in_its_next_turn
 
 def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -> None:
     set_k(engine, 0)
-    before = total(engine, names.CATCH_UP_STEPS).get((), 0.0)
+    before = total(engine, names.STEPS, names.LABEL_KIND).get((names.CATCH_UP,), 0.0)
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1900)
         time.sleep(0.5)
@@ -162,8 +167,16 @@ def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -
         assert not long.done()
         spent = long.result()["metrics"]["speculative_decoding"]
     assert spent["num_draft_tokens"] > 500
-    assert total(engine, names.CATCH_UP_STEPS)[()] > before
+    assert total(engine, names.STEPS, names.LABEL_KIND)[names.CATCH_UP,] > before
     assert counters(engine.url, names.BACKLOG_TOKENS)[()] == 0
+
+
+def test_the_time_of_decoding_is_that_of_all_steps_but_catch_ups_without_the_time_of_their_prompts(
+    engine: Engine,
+) -> None:
+    seconds = total(engine, names.STEP_SECONDS, names.LABEL_KIND)
+    decoding_s = counters(engine.url, names.DECODE_SECONDS)[()]
+    assert seconds["decode",] < decoding_s < seconds["decode",] + seconds["prefill",]
 
 
 def test_prompts_that_are_prefilled_in_parts_keep_their_seeds(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from specpilot.engine_adapter.vllm import compat
+from specpilot.policy import engine_metrics as names
 from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import ROOT
 
@@ -74,7 +75,12 @@ def test_the_load_had_everything_that_could_go_wrong(found: dict[str, Any]) -> N
 def test_the_exported_counters_equal_a_brute_force_reading_of_every_step(found: dict[str, Any]) -> None:
     for name, counts in found["expected"].items():
         assert found["exported"][name] == counts, name
-    assert len(found["expected"]) >= 9
+    assert len(found["expected"]) == 7
+    assert set(found["expected"][names.STEPS]) == {"decode", "prefill", "catch_up"}
+
+
+def test_the_law_is_told_the_shape_of_every_step(found: dict[str, Any]) -> None:
+    assert (found["seen"]["steps"] > 100, found["seen"]["other_shapes"]) == (True, 0)
 
 
 def test_nothing_is_left_behind(found: dict[str, Any]) -> None:

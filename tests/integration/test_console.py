@@ -102,7 +102,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.sees(" s ago")
     assert "its clock is" not in browser.text()
     browser.sees("What adaptive K gained over the static K, by day")
-    # All classes share the rows of `default`; while a window holds the static K there is one row, without a band.
+    # All classes share the rows of `default`, which are the controller's estimate of the engines' choice.
     heads = ",".join(f"band {band}" for band in range(8))
     browser.until(
         f"return [...document.querySelectorAll('.heat tbody th')].map((one) => one.textContent).join(',') === {heads!r}"

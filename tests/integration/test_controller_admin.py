@@ -212,11 +212,11 @@ def decision(at: float, reason: str, measured: float) -> Decision:
 def test_decisions_page_back_and_any_moment_is_explained(controller: Controller) -> None:
     store = RedisStore(controller.redis.url)
     for reason, measured in (
-        ("optimal", 1000.0),
-        ("gain", 1000.0),
-        ("optimal", 1500.0),
-        ("optimal", 1500.0),
-        ("optimal", 1500.0),
+        ("unpriced", 1000.0),
+        ("hold_out", 1000.0),
+        ("adaptive", 1500.0),
+        ("adaptive", 1500.0),
+        ("adaptive", 1500.0),
     ):
         store.append_decision(decision(time.time(), reason, measured), is_lasting=True)
         time.sleep(0.02)
@@ -225,10 +225,11 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     older = controller.call(f"/admin/decisions?model=demo&pool=cpu&limit=9&before={newest[-1]['at']}")[1]["decisions"]
     assert len(older) == 3
     found = controller.call("/admin/explain?model=demo&pool=cpu")[1]
-    assert (found["reason"], found["k"], found["latest_change"]["reason"]) == ("optimal", {"default": 3}, "gain")
-    assert found["latest_change"]["measured_gain_ratio"] == pytest.approx(0.5)
-    then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={older[-1]['at'] + 0.005}")[1]
-    assert then["latest_change"] is None
+    assert (found["reason"], found["k"], found["throughput"]["measured"]) == ("adaptive", {"default": 3}, 1500.0)
+    for moment, reason in zip(older, ("adaptive", "hold_out", "unpriced"), strict=True):
+        then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={moment['at'] + 0.005}")[1]
+        assert (then["at"], then["reason"]) == (moment["at"], reason)
+    assert then["throughput"]["measured"] == 1000.0
     assert controller.call("/admin/explain?model=demo&pool=cpu&at=5")[0] == 404
     told = controller.command("explain", "--model", "demo", "--pool", "cpu")
     assert told.returncode == 0, told.stderr
@@ -238,9 +239,10 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
         "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
         "control group: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
         "  gain in inter-token latency: +5.0%, between +1.0% and +9.0%",
+        "the best schedule would gain +10.0% now (predicted)",
+        "the schedule gains +66.7% over static K (predicted)",
     ):
         assert line in told.stdout
-    assert "latest change (gain): predicted +10.0%, measured +50.0%" in told.stdout
     as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")
     assert json.loads(as_json.stdout)["version"] == 5
     assert controller.command("explain", "--model", "nobody").returncode == 1
@@ -248,12 +250,10 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
 
 def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None:
     store = RedisStore(controller.redis.url)
-    advised = replace(decision(time.time(), "gain", 1000.0), pool="quiet", mode=Mode.ADVISE, k={"default": 7})
-    for item in (advised, replace(advised, at=time.time(), reason="optimal")):
-        store.append_decision(item, is_lasting=False)
+    advised = decision(time.time(), "adaptive", 1000.0)
+    store.append_decision(replace(advised, pool="quiet", mode=Mode.ADVISE, k={"default": 7}), is_lasting=False)
     told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
     assert "K of default: 7 (advised: 3)\n" in told
-    assert "latest change" not in told
 
 
 def test_explain_finds_the_only_model_and_pool() -> None:

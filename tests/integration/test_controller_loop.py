@@ -1,9 +1,11 @@
 """The loop on a real Redis with engines behind real HTTP: steering, take-over, fencing, Redis gone and back."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -12,13 +14,13 @@ from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.k_table import k_at
 from specpilot.controller.lease import TTL_S, Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import VALID_FOR_S
 from specpilot.controller.publication import RENEW_S
 from specpilot.controller.telemetry.scraper import Collector
+from specpilot.policy import engine_metrics as names
 from specpilot.policy import keys
 from specpilot.policy.bands import row_of
 from specpilot.policy.clock import SystemClock
@@ -69,7 +71,8 @@ async def running(url: str, holder: str) -> AsyncIterator[ControlLoop]:
 
 
 STARTS_SHALLOW = Policy(model=MODEL, static_k=1)
-"""With a gain to be found: after exploring the law goes on from the static K, which may be as good as the best."""
+"""With a gain to be found: engines begin with this K, until their own law knows something."""
+OF_ACTIVE_K = re.compile(rf'^{names.ACTIVE_K}{{.*traffic_class="default".*}} (\S+)$', re.MULTILINE)
 
 
 async def until(condition: object, timeout_s: float = 8.0) -> None:
@@ -78,29 +81,35 @@ async def until(condition: object, timeout_s: float = 8.0) -> None:
             await asyncio.sleep(0.05)
 
 
-def k_of(engine: HttpEngine, band: int = 7) -> int:
-    """K of a band at eight running decodes, as applied last."""
-    return k_at(row_of(engine.applied[-1].classes, "default", band), 8) if engine.applied else -1
+def own_k(engine: HttpEngine) -> float:
+    """The mean K of the engine's running decodes, as it tells by itself."""
+    found = OF_ACTIVE_K.search(engine.page())
+    assert found is not None
+    return float(found[1])
 
 
-def has_tried_enough(store: RedisStore) -> bool:
-    """Whether the leader has measured every depth that it wants to: ten decisions in a row were no trial."""
+def estimated_k(store: RedisStore, band: int = 7) -> int:
+    """K of a band by the newest decision: the controller's estimate of the engine's choice; -1 before the first."""
+    newest = store.decisions(MODEL, POOL, 1)
+    return row_of(newest[0].k, "default", band) if newest else -1
+
+
+def is_settled(engine: HttpEngine, store: RedisStore) -> bool:
+    """Whether the engine chose a deep K for a while, and the controller knows."""
     newest = store.decisions(MODEL, POOL, 10)
-    return len(newest) == 10 and all(item.reason != "trial" for item in newest)
-
-
-def is_settled(engine: HttpEngine) -> bool:
-    return k_of(engine) >= 4
+    are_known = len(newest) == 10 and all(item.reason in {"adaptive", "hold_out"} for item in newest)
+    return are_known and estimated_k(store) >= 4 and own_k(engine) >= 4
 
 
 async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisServer, store: RedisStore) -> None:
     store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url, "a") as loop:
         engine.ignores_names = True
-        await until(lambda: any(item.reason == "gain" for item in store.decisions(MODEL, POOL, 100)))
-        await until(lambda: is_settled(engine))
+        await until(lambda: is_settled(engine, store), 20.0)
         engine.sources = [Source("code_hot", 16)]
-        await until(lambda: k_of(engine, 0) == 0 and k_of(engine, 2) == 0)
+        await until(lambda: estimated_k(store, 0) == 0 and estimated_k(store, 2) == 0 and own_k(engine) < 0.5)
+        assert {item.deepest_k for item in engine.applied} == {1}
+        assert all(item.guidance is not None for item in engine.applied)
         versions = [item.version for item in engine.applied]
         assert versions == sorted(set(versions))
         assert all(item.valid_for_s == VALID_FOR_S for item in engine.applied)
@@ -120,23 +129,26 @@ async def test_an_unchanged_schedule_is_renewed_before_it_lapses(server: RedisSe
 
 
 async def test_a_stand_by_takes_over_within_five_seconds_without_a_jump(server: RedisServer, store: RedisStore) -> None:
-    store.put_policy(STARTS_SHALLOW, 0, 1.0)
+    store.put_policy(replace(STARTS_SHALLOW, hold_out_ratio=0.0), 0, 1.0)  # a control group moves K by design
     async with HttpEngine(store) as engine, running(server.url, "a") as first, running(server.url, "b") as second:
-        await until(lambda: any(item.reason == "gain" for item in store.decisions(MODEL, POOL, 100)))
-        await until(lambda: is_settled(engine) and has_tried_enough(store), 20.0)
+        await until(lambda: is_settled(engine, store), 20.0)
         assert (first._leadership.lease is None) != (second._leadership.lease is None)
         leader, other = (first, second) if first._leadership.lease else (second, first)
-        before = k_of(engine)
+        before, guidance = estimated_k(store), engine.applied[-1].guidance
+        counted = engine.plant.by_source.copy()
         leader._leadership._stopped.set()  # its thread hangs
         leader._leadership.stand_down()
         stood_down = time.time()
         seen = len(engine.applied)
         await until(lambda: other._leadership.lease is not None, 5.0)
         await until(lambda: len(engine.applied) >= seen + 2)
-        assert abs(k_of(engine) - before) <= 1
-        taken = [item.reason for item in store.decisions(MODEL, POOL, 100) if item.at > stood_down]
-        assert taken
-        assert "trial" not in taken
+        await until(lambda: sum(item.at > stood_down for item in store.decisions(MODEL, POOL, 100)) >= 3)
+        taken = [item for item in store.decisions(MODEL, POOL, 100) if item.at > stood_down]
+        assert {item.reason for item in taken} == {"adaptive"}
+        assert {row_of(item.k, "default", 7) for item in taken} <= {before - 1, before, before + 1}
+        [(decodes, verified)] = engine.plant.by_source - counted
+        assert abs(verified / decodes - before) <= 1  # the engine's own K in the mean
+        assert all(item.guidance == guidance for item in engine.applied[seen:])
 
 
 async def test_a_deposed_leader_cannot_write_and_stands_down(server: RedisServer, store: RedisStore) -> None:
@@ -225,11 +237,12 @@ def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, s
 def test_a_pools_decisions_take_less_than_20_mb(store: RedisStore) -> None:
     rig = simulate([Phase(12, [Source(kind, 3) for kind in ACCEPTANCE])])
     result = rig.seconds[-1].result
-    rows = Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.0, result.proposed)
+    rows = Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.005, result.proposed, guidance=result.guidance)
+    assert rows.guidance is not None
     for index in range(200):
         evidence = {**result.evidence, "scrape_age_s": index / 7}
         store.append_decision(
-            Decision(1.0 + index, MODEL, POOL, Mode.ACT, "gain", True, index, rows, 0.1, evidence, {"default": 3}),
+            Decision(1.0 + index, MODEL, POOL, Mode.ACT, "adaptive", True, index, rows, 0.1, evidence, {"default": 3}),
             is_lasting=True,
         )
     used = sum(store._redis.memory_usage(key(MODEL, POOL), samples=0) for key in (keys.decisions, keys.history))

@@ -26,7 +26,7 @@ def admin_url() -> Iterator[str]:
     for pool in ("a", "b"):
         store.publish_schedule(Schedule("m", pool, 1, time.time(), 60.0, 0.0, rows), lease)
     evidence = {"classes": {"code": {"share": 0.75}, "chat": {"share": 0.25}}}
-    decision = Decision(time.time(), "m", "a", Mode.ACT, "held", True, 1, None, None, evidence)
+    decision = Decision(time.time(), "m", "a", Mode.ACT, "adaptive", True, 1, None, None, evidence)
     store.append_decision(decision, is_lasting=True)
     command = [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--redis-url", redis.url]
     controller = subprocess.Popen([*command, "--admin-token", TOKEN, "--log-level", "error"])

@@ -1,13 +1,16 @@
 """A freeze is on every engine within two seconds of the call; a dry run forecasts from live estimates."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
+from specpilot.policy import engine_metrics as names
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import Controller, running_controller
@@ -38,8 +41,24 @@ def controller() -> Iterator[Controller]:
         yield made
 
 
-def deepest(engine: HttpEngine) -> int:
-    return engine.applied[-1].deepest_k if engine.applied else -1
+def own_k(engine: HttpEngine) -> float:
+    """The mean K of the engine's running decodes, as it tells by itself."""
+    with urlopen(f"{engine.url}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    found = re.search(rf'^{names.ACTIVE_K}{{.*traffic_class="default".*}} (\S+)$', text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def chooses_deep(engine: HttpEngine) -> bool:
+    """Whether the engine chooses K itself, and deeper than the static K."""
+    return bool(engine.applied) and engine.applied[-1].guidance is not None and own_k(engine) > 1
+
+
+def runs_static(engine: HttpEngine) -> bool:
+    """Whether the engine follows a schedule that holds the static K, and all of its decodes have it."""
+    found = engine.applied[-1]
+    return found.guidance is None and found.deepest_k == 1 and own_k(engine) == 1
 
 
 def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_there(
@@ -47,16 +66,16 @@ def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_the
 ) -> None:
     path = f"/admin/policies/{MODEL}"
     assert controller.call(path, "PUT", {"static_k": 1})[0] == 201
-    until(lambda: len(engines) == 2 and all(deepest(engine) > 1 for engine in engines), 20.0)
+    until(lambda: len(engines) == 2 and all(chooses_deep(engine) for engine in engines), 20.0)
     began = time.monotonic()
     assert controller.call(f"/admin/freezes/{MODEL}", "PUT", {"hold": "static", "for_s": 600})[0] == 200
-    until(lambda: all(deepest(engine) == 1 for engine in engines), 2.0, every=0.02)
+    until(lambda: all(runs_static(engine) for engine in engines), 2.0, every=0.02)
     assert time.monotonic() - began < 2.0
     found = controller.call(f"/admin/explain?model={MODEL}&pool={POOL}")[1]
     assert (found["reason"], found["mode"], found["evidence"]["freeze"]["author"]) == ("frozen", "act", "--admin-token")
     assert "an operator froze the model" in controller.command("explain", "--model", MODEL, "--pool", POOL).stdout
     assert controller.call(f"/admin/freezes/{MODEL}", "DELETE")[0] == 204
-    until(lambda: all(deepest(engine) > 1 for engine in engines), 10.0)
+    until(lambda: all(chooses_deep(engine) for engine in engines), 10.0)
     until(lambda: _forecast(controller)["then"]["throughput"] is not None, 20.0)
     said = _forecast(controller)
     assert (said["pool"], said["unknown"]) == (POOL, "")

@@ -37,7 +37,7 @@ class Page:
                 text = (
                     f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="1"}} {page.trials}\n'
                     f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="2"}} 100\n'
-                    f'{names.STEPS}{{model_name="m",decodes="8",verified="16",slots="8",prefill="0"}} 5\n'
+                    f'{names.STEPS}{{model_name="m",kind="decode"}} 5\n'
                     f'{names.DECODE_TOKENS}{{model_name="m",traffic_class="a \\"b\\"",band="3"}} 9\n'
                     f'{names.BACKLOG_TOKENS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
                 )

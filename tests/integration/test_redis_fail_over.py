@@ -53,7 +53,7 @@ def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: st
             lambda: store.put_policy(Policy("m"), None, 2.0),  # a script
             lambda: store.acquire_lease("a", 30.0),
             lambda: store.append_decision(
-                Decision(1.0, "m", "p", Mode.ACT, "gain", True, 1, None, 0.1, {}), is_lasting=True
+                Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, None, 0.1, {}), is_lasting=True
             ),  # a pipeline
         ):
             failed = 0

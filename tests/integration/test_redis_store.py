@@ -189,7 +189,7 @@ def test_of_large_decisions_fewer_are_kept(store: RedisStore, monkeypatch: pytes
     monkeypatch.setattr(keys, "HISTORY_BYTES", 150_000)
     for version in range(200):
         evidence = {"noise": secrets.token_hex(3000)}  # compresses to half
-        item = Decision(float(version), "m", "p", Mode.ACT, "gain", True, version, None, None, evidence)
+        item = Decision(float(version), "m", "p", Mode.ACT, "adaptive", True, version, None, None, evidence)
         store.append_decision(item, is_lasting=True)
     used = sum(store._redis.memory_usage(key("m", "p"), samples=0) for key in (keys.decisions, keys.history))
     assert 200_000 < used <= 1.3 * (keys.DECISIONS_BYTES + keys.HISTORY_BYTES)

@@ -103,10 +103,10 @@ def _use_engines(store: Any, lease: Lease) -> None:
     schedule = Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)})
     store.publish_schedule(schedule, lease)
     assert (store.schedule("m", "p"), len(store.schedules()), len(store.engines())) == (schedule, 1, 1)
-    decision = Decision(1.0, "m", "p", Mode.ACT, "gain", True, 1, schedule, 0.1, {})
+    decision = Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, schedule, 0.1, {})
     for is_lasting in (False, True):
         store.append_decision(decision, is_lasting=is_lasting)
-    assert {item.reason for item in store.decisions("m", "p", 10)} == {"gain"}
+    assert {item.reason for item in store.decisions("m", "p", 10)} == {"adaptive"}
     assert store.decisions("m", "p", 10, 0.5) == []
     assert store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease).itl.windows == 1
     assert len(store.daily_gains("m", "p")) == 1

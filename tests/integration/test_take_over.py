@@ -10,18 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.publication import RENEW_S
 from specpilot.policy import keys
-from specpilot.policy.bands import BANDS, row_name
+from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import DEFAULT_CLASS, Policy, Schedule
+from specpilot.policy.types import DEFAULT_CLASS, Decision, FleetAcceptance, Policy, Schedule
 from tests.support.controller_engine import HttpEngine
-from tests.support.loop_rig import k_of
 from tests.support.redis_server import RedisServer
 
 RENEWALS_S = 5 * RENEW_S
@@ -42,6 +44,20 @@ def ticks_with_engine(port: int) -> float:
         return 0.0
     found = re.search(r"^specpilot_controller_tick_seconds_count (\S+)", text, re.MULTILINE)
     return float(found[1]) if found and "scrape_age_seconds{" in text else 0.0
+
+
+def estimated_k(decision: Decision) -> int:
+    """K of the likeliest drafts, by the controller's estimate of the engine's choice."""
+    return row_of(decision.k, DEFAULT_CLASS, BANDS - 1)
+
+
+class Settled(NamedTuple):
+    """What was there before the leader was gone: its fence and name, the estimate of K, the engine's own counts."""
+
+    fence: int
+    leader: str
+    k: int
+    counted: NDArray[np.float64]
 
 
 @dataclass
@@ -108,61 +124,84 @@ async def until(condition: Callable[[], bool], timeout_s: float) -> None:
             await asyncio.sleep(0.02)
 
 
-async def settled(pair: Pair, engine: HttpEngine) -> tuple[int, str]:
-    """Wait until the law has found its K and both have scraped for some time; return fence and name of the leader."""
+async def settled(pair: Pair, engine: HttpEngine) -> Settled:
+    """Wait until the engine has found its K, the leader knows it, and both have scraped for some time."""
 
     def is_settled() -> bool:
-        last = [item.reason for item in pair.store.decisions(MODEL, POOL, 3)]
-        return len(last) == 3 and set(last) == {"optimal"} and pair.have_learned()
+        if not engine.applied or engine.applied[-1].fleet is None:  # that comes with a renewal
+            return False
+        last = pair.store.decisions(MODEL, POOL, 5)
+        if len(last) < 5 or {item.reason for item in last} != {"adaptive"} or not pair.have_learned():
+            return False
+        ks = {estimated_k(item) for item in last}
+        return len(ks) == 1 and min(ks) > 4  # its static K is 3
 
     await until(is_settled, 80.0)
     assert all(process.poll() is None for process in pair.processes.values())
     assert pair.lease is not None
     assert engine.applied
-    return pair.lease
+    k = estimated_k(pair.store.decisions(MODEL, POOL, 1)[0])
+    return Settled(*pair.lease, k, engine.plant.by_source.copy())
 
 
-def assert_no_jump(engine: HttpEngine, before: Schedule, after: list[Schedule], pair: Pair, since: float) -> None:
-    """The successor goes on from the schedule in force: its first one says the same, later ones move by one at most.
+def acceptance(fleet: FleetAcceptance) -> list[float]:
+    """The ratio of accepted drafts by position, in the band of the likeliest ones."""
+    return [accepted / tried for tried, accepted in zip(fleet.trials[-1], fleet.accepts[-1], strict=True) if tried > 50]
 
-    That is for traffic that is there: rows without it follow the estimates at once.
+
+def assert_no_jump(
+    engine: HttpEngine, was: Settled, before: Schedule, after: list[Schedule], pair: Pair, since: float
+) -> None:
+    """The successor goes on from the schedule in force: it asks the same of the engine, and has learned as much.
+
+    So the engine keeps its K, and the estimate of it moves by one at most.
     """
-    for row in (DEFAULT_CLASS, row_name(DEFAULT_CLASS, BANDS - 1)):
-        assert after[0].classes[row] == before.classes[row]
-    k = k_of(before.classes)
-    assert {k_of(item.classes) for item in after} <= {k - 1, k, k + 1}
+    for item in after:
+        assert (item.guidance, item.classes, item.probe_ratio) == (before.guidance, before.classes, before.probe_ratio)
+        assert (item.drawn, item.is_fallen_back) == ((), False)
+        assert before.fleet is not None
+        assert item.fleet is not None
+        found, expected = acceptance(item.fleet), acceptance(before.fleet)
+        assert found
+        assert expected
+        assert max(abs(one - other) for one, other in zip(found, expected, strict=False)) < 0.1
+    assert before.guidance is not None
     versions = [item.version for item in (before, *after)]
     assert versions == sorted(set(versions))
-    reasons = {item.reason for item in pair.store.decisions(MODEL, POOL, 20) if item.at > since}
-    assert reasons
-    assert not reasons & {"trial", "cost_unknown", "stale"}
+    taken = [item for item in pair.store.decisions(MODEL, POOL, 20) if item.at > since]
+    assert {item.reason for item in taken} == {"adaptive"}
+    assert {estimated_k(item) for item in taken} <= {was.k - 1, was.k, was.k + 1}
+    [(decodes, verified)] = engine.plant.by_source - was.counted
+    assert abs(verified / decodes - was.k) <= 1  # the engine's own K in the mean
 
 
 async def test_a_killed_leader_is_followed_within_five_seconds_and_k_stays(pair: Pair) -> None:
     async with HttpEngine(pair.store) as engine:
-        fence, leader = await settled(pair, engine)
+        was = await settled(pair, engine)
+        leader = was.leader
         pair.processes[leader].kill()
         killed_at, wall = time.monotonic(), time.time()
         seen = len(engine.applied)
         before = engine.applied[-1]
-        await until(lambda: len(engine.applied) > seen and pair.lease == (fence + 1, pair.other(leader)), 10.0)
+        await until(lambda: len(engine.applied) > seen and pair.lease == (was.fence + 1, pair.other(leader)), 10.0)
         assert time.monotonic() - killed_at <= 5.0
         await until(lambda: len(engine.applied) >= seen + 3, RENEWALS_S)
-        assert_no_jump(engine, before, engine.applied[seen:], pair, wall)
+        assert_no_jump(engine, was, before, engine.applied[seen:], pair, wall)
 
 
 async def test_a_frozen_leader_that_wakes_finds_itself_deposed(pair: Pair) -> None:
     async with HttpEngine(pair.store) as engine:
-        fence, leader = await settled(pair, engine)
+        was = await settled(pair, engine)
+        leader = was.leader
         pair.processes[leader].send_signal(signal.SIGSTOP)
         frozen_at = time.time()
         seen = len(engine.applied)
         before = engine.applied[-1]
-        successor = (fence + 1, pair.other(leader))
+        successor = (was.fence + 1, pair.other(leader))
         await until(lambda: pair.lease == successor and len(engine.applied) > seen, 10.0)
         pair.processes[leader].send_signal(signal.SIGCONT)
         woken = len(engine.applied)
         await until(lambda: len(engine.applied) >= woken + 3, RENEWALS_S)
         assert pair.lease == successor
         assert pair.processes[leader].poll() is None
-        assert_no_jump(engine, before, engine.applied[seen:], pair, frozen_at)
+        assert_no_jump(engine, was, before, engine.applied[seen:], pair, frozen_at)

@@ -6,7 +6,7 @@ draft, and keeps its own idea of who decodes. It shares no counting code with th
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -14,21 +14,26 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from specpilot.engine_adapter.evidence.meter import rounded
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
 
 Counts = dict[str, dict[str, float]]
-POWERS = [2**exponent for exponent in range(16)]
+Shape = tuple[int, int, int, int, int, bool, int]
+"""Decodes, verified tokens, slots, prefilled tokens, positions read, whether all decodes are alike, context."""
 
 
 class BruteForce:
-    """Counts the steps of `scheduler` from its creation on; `seen` says what happened at all."""
+    """Counts the steps of `scheduler` from its creation on; `seen` says what happened at all.
+
+    `shapes` are those of the steps as counted here, `noted` as the adapter's meter has them.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         self.seen: Counter[str] = Counter()
+        self.shapes: list[Shape] = []
+        self.noted: list[Shape] = []
         self._scheduler = scheduler
         self._counts: dict[str, Counter[str]] = {}
         self._decoding: set[str] = set()
@@ -44,13 +49,18 @@ class BruteForce:
         self._steps: dict[int, dict[str, Any]] = {}
         self._watch_beginnings()
         self._watch_scheduler()
+        self._watch_meter(scheduler.meter)
         if scheduler.use_v2_model_runner:
             import_module("tests.support.watched_v2").watch(self._steps, self.seen, scheduler)
         else:
             self._watch_worker()
 
     def counts(self) -> Counts:
-        """Return the sums by metric and labels, zeros left out."""
+        """Return the sums by metric and labels, zeros left out; `seen` then says how many steps' shapes differ."""
+        self.seen["steps"] = len(self.shapes)
+        self.seen["other_shapes"] = abs(len(self.shapes) - len(self.noted)) + sum(
+            own != theirs for own, theirs in zip(self.shapes, self.noted, strict=False)
+        )
         return {name: {key: count for key, count in by.items() if count} for name, by in self._counts.items()}
 
     def _add(self, metric: str, *labels: object, by: float = 1) -> None:
@@ -133,6 +143,15 @@ class BruteForce:
             "slots": 0,
             "context": sum(self._scheduler.requests[key].num_computed_tokens for key in self._planned),
         }
+
+    def _watch_meter(self, meter: Any) -> None:
+        commit = meter.commit
+
+        def note(shape: Any, seconds: float, context: int, outcome: Any) -> None:
+            self.noted.append((*shape, context))
+            commit(shape, seconds, context, outcome)
+
+        meter.commit = note
 
     def _watch_worker(self) -> None:
         catch_up, forward = backlog.Backlog.catch_up, backlog.Backlog._forward
@@ -248,29 +267,14 @@ class BruteForce:
         self._count_step(output, decodes, noted)
 
     def _count_step(self, output: Any, decodes: list[str], noted: dict[str, Any]) -> None:
-        verified = sum(output.num_scheduled_tokens[key] for key in decodes)
+        lengths = [output.num_scheduled_tokens[key] for key in decodes]
+        verified, slots, read = sum(lengths), noted["slots"], noted["read"]
         prefill = sum(output.num_scheduled_tokens.values()) - verified
-        sizes = (len(decodes), verified, noted["slots"], prefill)
-        octaves = [max((power for power in POWERS if power <= size), default=0) for size in sizes]
-        sums: dict[str, float] = {}
-        if decodes and noted["read"] and not prefill:
-            labels_of_step: Sequence[object] = octaves[:3]
-            sums[names.CATCH_UP_STEPS] = 1
-            sums[names.CATCH_UP_STEP_DECODES] = len(decodes)
-            sums[names.CATCH_UP_STEP_VERIFIED] = verified
-            sums[names.CATCH_UP_STEP_SLOTS] = noted["slots"]
-            sums[names.CATCH_UP_STEP_CONTEXT] = noted["context"]
-            sums[names.CATCH_UP_STEP_READ] = noted["read"]
-        else:
-            labels_of_step = octaves if prefill else (rounded(len(decodes)), rounded(verified), octaves[2], 0)
-            sums[names.STEPS] = 1
-            sums[names.STEP_DECODES] = len(decodes)
-            sums[names.STEP_VERIFIED] = verified
-            sums[names.STEP_SLOTS] = noted["slots"]
-            sums[names.STEP_PREFILL] = prefill
-            sums[names.STEP_CONTEXT] = noted["context"]
-        for name, value in sums.items():
-            self._add(name, *labels_of_step, by=value)
+        is_uniform = len(set(lengths)) <= 1
+        self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, noted["context"]))
+        kind = "prefill" if prefill else "catch_up" if read else "decode"
+        self._add(names.STEPS, kind)
+        self._add(names.STEP_DECODES, kind, by=len(decodes))
 
 
 def _begins_anew(output: Any) -> set[str]:

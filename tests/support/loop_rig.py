@@ -10,13 +10,13 @@ from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.k_table import Ranges, k_at
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.recording.record import Recorded
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.ranges import Ranges, k_at
 from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
 from tests.support.controller_store import MemoryStore
 
@@ -104,6 +104,10 @@ class Rig:
             metrics=(metrics := ControllerMetrics()), clock=clock, recorder=recorded.append, audit=store.append_audit,
         )  # fmt: skip
         return cls(store, clock, fleet, loop, leadership, metrics, recorded)
+
+    def k(self, band: int = BANDS - 1, name: str = DEFAULT_CLASS) -> int:
+        """K of a request on the engines, by the latest decision; where they choose it is the controller's estimate."""
+        return row_of(self.store.log[-1].k, name, band)
 
     def page(self) -> str:
         """What it tells Prometheus."""

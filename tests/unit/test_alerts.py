@@ -77,7 +77,7 @@ def engines_page() -> str:
     exporter = MetricsExporter("m")
     exporter.add(Evidence(tokens={("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
     exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
-    exporter.show_prices(PriceList(Coefficients((0.001,) * len(PARTS), (1e-5,) * len(KNOTS))))
+    exporter.show_law(PriceList(Coefficients((0.001,) * len(PARTS), (1e-5,) * len(KNOTS))), 1.5)
     return exporter.text()
 
 

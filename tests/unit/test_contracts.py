@@ -18,11 +18,11 @@ PLANTS = {
     "What decides is pure: no clock, no input or output, no framework": ("gateway/routing/prefix.py", "time"),
     "The gateway's folders import downwards": ("gateway/engines/fleet.py", "specpilot.gateway.relay.context"),
     "The controller's folders import downwards": (
-        "controller/estimation/slowdown.py",
+        "controller/estimation/window_sums.py",
         "specpilot.controller.law.choice",
     ),
     "The commands start no server and speak to no Redis": ("controller/cli/text.py", "specpilot.policy.redis_store"),
-    "The law knows nothing but documents, estimates and its constants": ("controller/law/choice.py", "aiohttp"),
+    "The law knows nothing but documents, estimates and its constants": ("controller/law/rows.py", "aiohttp"),
     "The engine adapter's folders import downwards": (
         "engine_adapter/plan/lag.py",
         "specpilot.engine_adapter.agent.export",

@@ -29,7 +29,6 @@ function summary(why) {
     ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
     ["best schedule would add", percent(why.predicted_gain_ratio)],
     ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
-    ["latest change, measured gain", percent(why.latest_change?.measured_gain_ratio)],
     ["schedule version", number(why.version)]);
   if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];

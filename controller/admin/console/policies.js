@@ -8,8 +8,8 @@ import { merged } from "./merge.js";
 import { ruleForm } from "./rules.js";
 
 const DRY_RUN_AFTER_MS = 350;
-const FIELDS = [["mode", ["act", "advise", "off"]], ["law", ["controller", "engine"]], ["objective", ["throughput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
-  ["probe_ratio", "number"], ["hold_out_ratio", "number"], ["minimum_gain_ratio", "number"], ["dwell_s", "number"]];
+const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["throughput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
+  ["probe_ratio", "number"], ["hold_out_ratio", "number"]];
 const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
 
 // A policy without its null fields.

@@ -22,7 +22,7 @@ from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.store import StoreMemory
-from specpilot.policy.types import ClassGuidance, ClassPolicy, Guidance, Law, Lease, Mode, Objective, Policy
+from specpilot.policy.types import ClassGuidance, ClassPolicy, Guidance, Lease, Mode, Objective, Policy
 from tests.support.controller_store import MemoryStore
 from tests.support.loop_rig import Rig, k_of, registered
 
@@ -112,9 +112,10 @@ async def test_a_pool_in_which_the_law_fails_can_be_frozen(
     await rig.tick(8)
     now = rig.store.published[MODEL, POOL]
     assert now.version >= before.version + 2  # and renewed
+    assert now.guidance is None
     assert now.classes == (before.classes if hold is Hold.CURRENT else {"default": ((1, 64, 3),)})
     assert rig.store.log[-1].reason == "frozen"
-    assert "FROZEN" in text(explain(list(reversed(rig.store.log)))).upper()
+    assert "FROZEN" in text(explain(rig.store.log[-1])).upper()
     assert sum("the law fails; the freeze's schedule is published" in record.message for record in caplog.records) == 8
     assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 15
     rig.store.published.clear()
@@ -303,7 +304,7 @@ async def test_what_the_hold_out_measured_is_dropped_when_other_things_are_compa
     await rig.tick(120)
     measured = windows()
     assert measured >= 3
-    rig.store.put_policy(replace(policy, match=(), dwell_s=1.0), None, 0.0)
+    rig.store.put_policy(replace(policy, match=(), probe_ratio=0.01), None, 0.0)
     await rig.tick(2)
     assert windows() >= measured
     rig.store.put_policy(replace(policy, **change), None, 0.0)
@@ -376,6 +377,19 @@ async def test_predicted_and_measured_throughput_have_the_same_weights(rig: Rig)
     assert throughput["predicted_in_force"] == pytest.approx(throughput["measured"], rel=0.1)
 
 
+async def test_in_a_window_of_the_control_group_the_prediction_is_of_the_static_k(rig: Rig) -> None:
+    rig.store.put_policy(Policy(model=MODEL, static_k=0, hold_out_ratio=0.3), None, 0.0)
+    found = []
+    for _ in range(80):
+        drawn = rig.store.published[MODEL, POOL].drawn if (MODEL, POOL) in rig.store.published else ()
+        await rig.tick()
+        throughput = rig.store.log[-1].evidence.get("throughput")
+        if drawn and throughput:
+            found.append(throughput)
+    assert len(found) >= 8
+    assert all(item["predicted_in_force"] == item["predicted_static"] for item in found)
+
+
 async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
     await rig.tick(30)
     rig.store.put_policy(Policy(model=MODEL, probe_ratio=0.0), None, 0.0)
@@ -384,7 +398,7 @@ async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
 
 
 async def test_a_stale_pool_is_never_moved_to_the_hold_outs_static_k(rig: Rig) -> None:
-    """Not even in a window that is drawn, while what is in force breaks the bounds."""
+    """Not even in a window that is drawn."""
     policy = Policy(model=MODEL, hold_out_ratio=0.0, static_k=0)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(30)
@@ -393,7 +407,10 @@ async def test_a_stale_pool_is_never_moved_to_the_hold_outs_static_k(rig: Rig) -
     for k_max in range(6, 0, -1):
         rig.store.put_policy(replace(policy, hold_out_ratio=0.5, k_max=k_max), None, 0.0)
         await rig.tick(4)
-        assert k_of(rig.store.published[MODEL, POOL].classes) == k_max
+        schedule = rig.store.published[MODEL, POOL]
+        assert schedule.guidance is not None
+        assert (schedule.guidance.classes["default"].k_max, schedule.drawn) == (k_max, ())
+        assert rig.k() == k_max  # the last estimate, moved inside the bounds
     assert "hold_out" not in {item.reason for item in rig.store.log}
 
 
@@ -465,11 +482,11 @@ async def test_the_deprecated_metrics_show_what_the_new_ones_show(rig: Rig) -> N
 async def test_unknown_is_never_shown_as_a_number(rig: Rig) -> None:
     await rig.tick(3)
     assert "NaN" not in rig.page()
-    assert "nan" not in text(explain(list(reversed(rig.store.log))))
+    assert "nan" not in text(explain(rig.store.log[-1]))
 
 
 ENGINES_CHOOSE = Policy(
-    MODEL, law=Law.ENGINE, static_k=1, k_max=5, hold_out_ratio=0.0,
+    MODEL, static_k=1, k_max=5, hold_out_ratio=0.0,
     classes={"code": ClassPolicy(weight=2.0, itl_slo_ms=900.0), "batch": ClassPolicy(pin=6)},
 )  # fmt: skip
 
@@ -486,10 +503,10 @@ async def test_where_engines_choose_they_get_the_policys_wishes_and_the_static_k
         "default": 1, "code": 1, "batch": 6,
     }  # fmt: skip
     assert schedule.probe_ratio == ENGINES_CHOOSE.probe_ratio
-    assert newest.reason == "engine"
+    assert newest.reason == "adaptive"
     assert k_of(newest.schedule.classes) == 5  # the estimate of the engines' choice, within the bounds
     assert newest.k["default:7"] == 5
-    explained = explain(rig.store.decisions(MODEL, POOL, 5))
+    explained = explain(newest)
     assert explained["guidance"]["classes"]["batch"]["k_max"] == 6
     assert "the engines' own choice" in text(explained)
     throughput = newest.evidence["throughput"]
@@ -552,13 +569,13 @@ async def test_the_control_group_has_single_engines_follow_the_static_k(rig: Rig
         reasons.setdefault(rig.store.log[-1].reason, set()).add(schedule.drawn)
     assert drawn == {(), ("one",), ("two",), ("one", "two")}
     assert reasons["hold_out"] == {("one", "two")}
-    assert ("one",) in reasons["engine"]
+    assert ("one",) in reasons["adaptive"]
     assert np.mean(mean_k[True][2:]) == pytest.approx(1.0, abs=0.1)
     assert np.mean(mean_k[False][5:]) > 4.0
     found = rig.store.log[-1].evidence["hold_out"]
     assert found["windows"] >= 5
     assert found["corrected_gain_ratio"]["mean"] > 0
-    assert "throughput of decodes alone" in text(explain(rig.store.decisions(MODEL, POOL, 1)))
+    assert "throughput of decodes alone" in text(explain(rig.store.log[-1]))
 
 
 async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run_their_law(rig: Rig) -> None:
@@ -573,4 +590,4 @@ async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run
         schedule = rig.store.published[MODEL, POOL]
         assert schedule.is_fallen_back
         found.add((rig.store.log[-1].reason, schedule.is_guided("one")))
-    assert found == {("static_better", False), ("engine", True)}
+    assert found == {("static_better", False), ("adaptive", True)}

@@ -21,7 +21,6 @@ from specpilot.policy.types import (
     Objective,
     Policy,
     Schedule,
-    Trial,
     VersionedPolicy,
 )
 
@@ -34,7 +33,7 @@ def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> N
         decode(Policy, b'{"model": "m", "objective": "badput"}')
 
 
-NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "minimum_gain_ratio", "dwell_s", "hold_out_ratio"]
+NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "hold_out_ratio"]
 NUMBERS_OF_A_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"]
 NUMBERS_OF_A_RULE = ["max_tokens_at_most", "prompt_chars_at_least"]
 
@@ -195,11 +194,12 @@ def test_what_a_newer_version_added_is_ignored_on_the_wire_and_refused_from_peop
         decode(Schedule, json.dumps({**newer, "version": -1}))
 
 
-def test_a_trial_is_for_its_engine_only_and_short() -> None:
-    rows = {"default": (KRange(1, 4, 7),)}
-    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)}, Trial("one", 3.0, rows))
-    assert decode(Schedule, encode(schedule)) == schedule
-    assert (schedule.rows_of("one"), schedule.rows_of("two")) == (rows, schedule.classes)
+def test_what_an_older_version_stored_and_this_one_does_not_know_is_ignored() -> None:
+    older = {"model": "m", "k_max": 5, "law": "controller", "minimum_gain_ratio": 0.015, "dwell_s": 2.0}
+    assert decode(Policy, json.dumps(older)) == Policy("m", k_max=5)
+    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)})
+    tried = {"engine_id": "one", "valid_for_s": 3.0, "classes": {"default": [[1, 4, 7]]}}
+    assert decode(Schedule, json.dumps({**json.loads(encode(schedule)), "trial": tried})) == schedule
 
 
 def test_guidance_crosses_with_its_schedule_and_an_unknown_field_in_it_is_left_out() -> None:

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.ablations import IDEAS
+from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.simulation import ablate
 from specpilot.bench.simulation.traces import traces
+from specpilot.controller.law.hold_out import HoldOut
+from specpilot.engine_adapter.evidence import acceptance as request_acceptance
+from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.law import acceptance, cost, law
+from specpilot.policy import choice
+from specpilot.policy.prices import Prices
 
 
 def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(
@@ -43,13 +49,39 @@ def test_seeds_count_from_the_first_and_pair_the_plays(tmp_path: Path, monkeypat
             yield play, [play.seed + gain for gain in gains]
 
     monkeypatch.setattr(ablate, "_played", rates_of)
-    flags = ["--ideas", "controller", "--traces", "uncalibrated", "--first-seed", "201", "--seeds", "3"]
+    flags = ["--ideas", "guidance", "--traces", "uncalibrated", "--first-seed", "201", "--seeds", "3"]
     ablate.main([*flags, "--out", str(tmp_path)])
-    assert seen == [(idea, seed) for seed in (201, 202, 203) for idea in ("", "controller")]
+    assert seen == [(idea, seed) for seed in (201, 202, 203) for idea in ("", "guidance")]
     text = (tmp_path / "ablations.md").read_text()
     assert "3 seeds (201 to 203)" in text
-    assert "| controller | 0.970 ± 0.000 | 0.970 |" in text  # exp(-0.1 * 15 s / 50 s)
-    assert "| controller | 0.905 ± 0.000 (2) |" in text
+    assert "| guidance | 0.970 ± 0.000 | 0.970 |" in text  # exp(-0.1 * 15 s / 50 s)
+    assert "| guidance | 0.905 ± 0.000 (2) |" in text
+
+
+def in_force() -> dict[str, Any]:
+    """What each idea rests on."""
+    return {
+        "bands": request_acceptance.band_of,
+        "first-drafts": Evidence.add_drafts,
+        "cold-start": law.UNPROBED_RATIO,
+        "forgetting": acceptance.QUIET_S,
+        "backlog": choice.REST_STEPS,
+        "left-out": Prices.left_out_s,
+        "cost-learning": cost.StepCost.note,
+        "slowdown": cost.SLOWDOWN_SHARE,
+        "pauses": cost.PAUSE,
+        "fall-back": HoldOut._judge,
+    }
+
+
+def test_each_idea_is_switched_off_alone_and_for_as_long_as_it_is_asked_for() -> None:
+    whole = in_force()
+    assert set(whole) == set(IDEAS)
+    for idea in IDEAS:
+        with without(idea):
+            found = in_force()
+        assert {name for name in whole if found[name] != whole[name]} == {idea}
+        assert in_force() == whole
 
 
 @pytest.mark.parametrize(

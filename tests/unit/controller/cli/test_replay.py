@@ -16,7 +16,7 @@ from specpilot.controller.recording.record import Recorded, from_line, to_line
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.types import EngineRecord, Law, Mode, Policy, Schedule
+from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
 from tests.support.loop_rig import Rig, registered
 
 
@@ -35,7 +35,8 @@ def record(seconds: int = 12) -> tuple[list[Recorded], list[Reason]]:
         result = law.decide(context, tick.now, tick.at)
         reasons.append(result.reason)
         assert result.publish is not None
-        schedule = Schedule(MODEL, POOL, second + 1, 0.0, 15.0, result.probe_ratio, result.publish, result.trial)
+        schedule = Schedule(MODEL, POOL, second + 1, 0.0, 15.0, result.probe_ratio, result.publish)
+        schedule = replace(schedule, guidance=result.guidance, fleet=result.fleet, drawn=result.drawn)
     return ticks, reasons
 
 
@@ -47,7 +48,7 @@ def test_a_line_says_the_whole_tick() -> None:
 
 def test_a_replay_decides_as_the_controller_did() -> None:
     ticks, reasons = record()
-    assert Reason.GAIN in reasons
+    assert Reason.ADAPTIVE in reasons
     again = [item.result.reason for item in replay(from_line(to_line(tick)) for tick in ticks)]
     assert again == reasons
 
@@ -96,7 +97,8 @@ def test_a_replay_holds_what_could_not_be_read_and_forgets_what_was_gone() -> No
 def test_another_policy_decides_otherwise() -> None:
     ticks, _ = record()
     found = list(replay(ticks, Policy(model=MODEL, k_max=1)))
-    assert all(item.k <= 1 for one in found for ranges in one.result.publish.values() for item in ranges)
+    assert all(item.k <= 1 for one in found for ranges in one.result.proposed.values() for item in ranges)
+    assert {one.result.guidance.classes["default"].k_max for one in found} == {1}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,6 @@ def test_a_replay_goes_by_the_settings_of_the_controller() -> None:
     advised = [replace(tick, default_mode=Mode.ADVISE) for tick in ticks]
     found = list(replay(from_line(to_line(tick)) for tick in advised))
     assert {item.context.policy.mode for item in found} == {Mode.ADVISE}
-    assert Reason.TRIAL not in {item.result.reason for item in found}
 
 
 def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,11 +149,9 @@ def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: py
         assert str(arguments[0]) in capsys.readouterr().err
 
 
-def test_a_replay_of_engines_that_choose_decides_as_the_controller_did() -> None:
+def test_a_replay_draws_the_windows_of_the_control_group_as_the_controller_did() -> None:
     rig = Rig.new()
-    rig.store.put_policy(Policy(MODEL, static_k=1, law=Law.ENGINE, hold_out_ratio=0.2), 0, 0.0)
+    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.2), 0, 0.0)
     asyncio.run(rig.tick(60))
-    assert {"engine", "hold_out"} <= {reason for _, reason, _ in decided_of(rig)}
+    assert {"adaptive", "hold_out"} <= {reason for _, reason, _ in decided_of(rig)}
     assert replayed_of(rig) == decided_of(rig)
-    tried = list(replay(rig.recorded, Policy(MODEL, law=Law.ENGINE, k_max=1)))
-    assert max(item.k for one in tried for ranges in one.result.proposed.values() for item in ranges) == 1

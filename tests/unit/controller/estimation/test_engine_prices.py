@@ -41,7 +41,7 @@ def learned(graphs: Graphs | None, rng: random.Random) -> EngineLaw:
 def test_the_prices_on_an_engines_page_are_those_that_its_law_chooses_by(graphs: Graphs | None) -> None:
     rng = random.Random(3)
     law, exporter, reader = learned(graphs, rng), MetricsExporter("m"), PageReader()
-    exporter.show_prices(law.price_list)
+    exporter.show_law(law.price_list, law.decode_s)
     found = price_list_of(reader.read(exporter.text()))
     assert found is not None
     assert law.state is not None
@@ -63,7 +63,7 @@ def test_an_engine_without_prices_and_one_that_exports_a_part_of_them_has_none()
     exporter = MetricsExporter("m")
     exporter.show({"default": 1}, {"default": 3.0}, 0, 1, None)
     assert price_list_of(PageReader().read(exporter.text())) is None
-    exporter.show_prices(learned(None, random.Random(1)).price_list)
+    exporter.show_law(learned(None, random.Random(1)).price_list, 0.0)
     values = PageReader().read(exporter.text())
     assert price_list_of(values) is not None
     for name in (names.PRICE_SECONDS, names.SLOWDOWN_RATIO, names.CONTEXT_TOKENS):

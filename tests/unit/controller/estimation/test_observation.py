@@ -1,14 +1,14 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.controller.estimation.observation import (
-    Cell,
-    CellSums,
     Observation,
     Series,
+    Snapshot,
     compare,
     evidence_of,
 )
@@ -17,7 +17,7 @@ from specpilot.policy import engine_metrics as names
 
 TRIAL = Series(names.TRIALS, ("4", "1"))
 RUNNING = Series(names.RUNNING_DECODES, ("code",))
-STEP = Series(names.STEPS, ("8", "16", "8", "0"))
+STEP = Series(names.STEPS, ("decode",))
 PAGE = f"""# HELP {names.TRIALS} text
 # TYPE {names.TRIALS} counter
 {names.TRIALS}{{model_name="demo",band="4",position="1"}} 12.0
@@ -27,8 +27,8 @@ PAGE = f"""# HELP {names.TRIALS} text
 {names.DECODE_TOKENS}{{model_name="demo",traffic_class="code",band="4"}} 7.0
 {names.DECODE_TOKENS}{{model_name="demo",traffic_class="code",band="4",pid="2"}} 1.0
 {names.PREFIX}trials_created{{model_name="demo",band="4",position="1"}} 1.7e9
-{names.STEPS}{{model_name="demo",decodes="8",verified="16",slots="8",prefill="0"}} 4.0
-{names.STEPS}{{model_name="demo",decodes="8"
+{names.STEPS}{{model_name="demo",kind="decode"}} 4.0
+{names.STEPS}{{model_name="demo",kind="prefill"
 {names.RUNNING_DECODES}{{model_name="demo",traffic_class="code"}} -1
 vllm:num_requests_running 3
 """
@@ -57,8 +57,8 @@ def test_any_text_is_survived(text: str) -> None:
     PageReader().read(names.TRIALS + text)
 
 
-def test_the_first_scrape_is_a_starting_line_but_for_step_times() -> None:
-    assert changes(None, seen({TRIAL: 100.0, STEP: 7.0})) == {STEP: 7.0}
+def test_the_first_scrape_is_no_evidence() -> None:
+    assert changes(None, seen({TRIAL: 100.0, STEP: 7.0})) == {}
 
 
 def test_counters_give_differences_and_gauges_their_value() -> None:
@@ -93,7 +93,7 @@ def test_a_series_that_vanished_and_is_back_brings_only_what_it_gained() -> None
 
 
 def test_so_it_does_when_another_appears_as_it_vanishes() -> None:
-    before, other = seen({TRIAL: 10.0, STEP: 50.0}), Series(names.STEPS, ("8", "16", "8", "32"))
+    before, other = seen({TRIAL: 10.0, STEP: 50.0}), Series(names.STEPS, ("prefill",))
     gained, kept = compare(before, seen({STEP: 51.0, other: 2.0}, 1.0))
     assert gained == {STEP: 1.0, other: 2.0}
     assert changes(kept, seen({TRIAL: 11.0, STEP: 51.0, other: 2.0}, 2.0)) == {TRIAL: 1.0}
@@ -111,22 +111,25 @@ def test_no_difference_is_negative(values: list[float]) -> None:
         assert all(gain >= 0 for gain in changes(seen({TRIAL: one}), seen({TRIAL: two}, float(at + 1))).values())
 
 
-def test_engines_are_added_up_and_cells_are_whole() -> None:
-    cell = {
-        Series(names.STEPS, ("8", "16", "8", "0")): 2.0,
-        Series(names.STEP_SECONDS, ("8", "16", "8", "0")): 0.02,
-        Series(names.STEP_DECODES, ("8", "16", "8", "0")): 17.0,
-        Series(names.STEP_VERIFIED, ("8", "16", "8", "0")): 34.0,
-        Series(names.STEP_SLOTS, ("8", "16", "8", "0")): 17.0,
-        Series(names.STEP_CONTEXT, ("8", "16", "8", "0")): 500.0,
+def test_engines_are_added_up_and_steps_are_kept_by_kind() -> None:
+    steps = {
+        Series(names.STEPS, ("decode",)): 2.0,
+        Series(names.STEPS, (names.CATCH_UP,)): 1.0,
+        Series(names.STEP_SECONDS, ("decode",)): 0.02,
+        Series(names.STEP_SECONDS, (names.CATCH_UP,)): 0.03,
+        Series(names.STEP_DECODES, ("decode",)): 17.0,
+        Series(names.STEP_DECODES, (names.CATCH_UP,)): 8.0,
+        Series(names.DECODE_SECONDS, ()): 0.015,
     }
-    found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **cell}, {TRIAL: 4.0, RUNNING: 2.0, **cell}])
+    found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **steps}, {TRIAL: 4.0, RUNNING: 2.0, **steps}])
     assert found.trials == {(4, 1): 7.0}
     assert sum(found.running.values()) == 3.0
-    assert found.cells == {Cell(8, 16, 8, 0): CellSums(4.0, 0.04, 34.0, 68.0, 34.0, 1000.0)}
+    assert (found.steps, found.step_seconds, found.decode_s) == (6.0, pytest.approx(0.1), 0.03)
+    snapshot = Snapshot(0.0, 1.0, found, corrected_s=found.decode_s)
+    assert (snapshot.counted_decodes, snapshot.step_s) == (34.0, pytest.approx(0.0075))
 
 
 def test_malformed_label_values_are_skipped() -> None:
-    found = evidence_of([{Series(names.TRIALS, ("4", "x")): 1.0, Series(names.STEPS, ("8", "", "1", "0")): 1.0}])
+    found = evidence_of([{Series(names.TRIALS, ("4", "x")): 1.0, Series(names.DRAFTS, ("a", "", "0")): 1.0}])
     assert found.trials == {}
-    assert found.cells == {}
+    assert found.drafts == {}

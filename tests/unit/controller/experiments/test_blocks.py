@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from specpilot.controller.estimation.observation import NO_EVIDENCE, Cell, CellSums, Evidence, Snapshot
+from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.experiments.blocks import GAP_S, BlockSums
 from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.tuning import Tuning
@@ -24,7 +24,9 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
         accepts={},
         drafts={("code", 4, 1): drafts},
         decode_tokens={("code", 4): 2 * drafts * rate},
-        cells={Cell(decodes, 2 * decodes, decodes, 0): CellSums(100.0, 1.0, drafts, 2 * drafts, drafts)},
+        steps_by={"decode": 100.0},
+        seconds_by={"decode": 1.0},
+        decodes_by={"decode": drafts},
         running={"code": float(decodes)},
     )
 
@@ -95,8 +97,8 @@ def test_what_k_0_leaves_counts_in_the_corrected_throughput_alone() -> None:
 
 
 def test_a_block_with_too_little_traffic_is_lost() -> None:
-    few = replace(evidence(), cells={Cell(1, 2, 1, 0): CellSums(Tuning().window_steps / 10, 0.1, 2.0, 4.0)})
-    for by_arm in ({**PLAIN, Arm.CANARY: few}, {**PLAIN, Arm.PRESENT: NO_EVIDENCE}):
+    few = replace(evidence(), steps_by={"decode": Tuning().window_steps / 10}, seconds_by={"decode": 0.1})
+    for by_arm in ({**PLAIN, Arm.CANARY: few}, {**PLAIN, Arm.PRESENT: Evidence()}):
         found = play(range(21), by_arm)
         assert (found.blocks, found.lost) == ((), {Lost.NO_TRAFFIC: 1})
 

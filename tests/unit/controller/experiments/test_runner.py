@@ -8,7 +8,7 @@ from specpilot.policy.types import Policy
 def test_what_is_remembered_of_canaries_does_not_grow_with_their_number() -> None:
     runner = Runner()
     context = PoolContext("m", "p", Policy("m"), 7, 3, 64, None, Arm.PRESENT)
-    result = TickResult(Reason.OPTIMAL, {}, {}, 0.0, None, {})
+    result = TickResult(Reason.ADAPTIVE, {}, {}, 0.0, None, {})
     for number in range(100):  # each ends unseen, while the pool has no engines
         runner.reported(Experiment(1, str(number), Canary(Policy("m")), 0, 0.0), context, result)
     assert len(runner._seen_running) == 1

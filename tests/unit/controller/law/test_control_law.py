@@ -17,8 +17,6 @@ def engines_of(law: ControlLaw, pool: str) -> set[str]:
 
 def test_an_engine_that_is_gone_or_in_another_pool_leaves_its_pool() -> None:
     law, pools = ControlLaw(), [("m", "a"), ("m", "b")]
-    for key in pools:
-        law._pool(key).is_by_engine = True
     for at in (1.0, 2.0):
         law.observe([seen("one", "a", at), seen("two", "a", at), seen("three", "a", at)])
     assert engines_of(law, "a") == {"one", "two", "three"}

@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from specpilot.controller.estimation.observation import NO_EVIDENCE, Evidence
+from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.estimate import Estimate, Mix, representative
 from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Group, rate_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
+from specpilot.policy.ranges import k_at
 from specpilot.policy.types import Policy
 
 K_MAX, RUNNING = 7, 32
@@ -24,13 +25,13 @@ def test_with_graphs_the_estimate_compares_all_widths_at_each_load() -> None:
     lengths = np.array([[sum(0.8**k for k in range(depth + 1)) for depth in range(K_MAX + 1)]] * BANDS)
     context = PoolContext("m", "p", Policy("m"), K_MAX, 3, RUNNING, None, graphs=GRAPHS)
     n = np.arange(1.0, RUNNING + 1)
-    table = Estimate(context, mix, lengths).table(n)
+    row = Estimate(context, mix, lengths).rows()["default:0"]
     prices = price_list.prices(RUNNING * (1 + K_MAX), GRAPHS)
     groups = [[Group(int(decodes), 0, 1.0, 0, K_MAX)] for decodes in n]
     rates = np.array([[rate_of(group, lengths, prices, [k]) for k in range(K_MAX + 1)] for group in groups])
     best = rates.argmax(axis=1)
     assert {best[5], best[6]} == {7, 1}  # the best width jumps
-    assert (table.k[:, 0] == best).all()
+    assert [k_at(row, int(decodes)) for decodes in n] == best.tolist()
 
 
 def test_an_engine_that_runs_nothing_any_more_does_not_stand_for_its_pool() -> None:
@@ -38,7 +39,7 @@ def test_an_engine_that_runs_nothing_any_more_does_not_stand_for_its_pool() -> N
     mixes = {"idle": Mix({("default", 0): 80.0}, 10.0, price_list), "busy": Mix({("default", 0): 10.0}, 10.0)}
     assert representative(mixes) is mixes["idle"]
     for _ in range(20):
-        mixes["idle"].take(NO_EVIDENCE, 1.0, price_list)
+        mixes["idle"].take(Evidence(), 1.0, price_list)
         mixes["busy"].take(Evidence(drafts={("default", 0, 3): 10.0}), 1.0, price_list)
     assert representative(mixes) is mixes["busy"]
     assert mixes["idle"].running == 0.0

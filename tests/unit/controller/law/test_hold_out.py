@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from specpilot.controller.estimation.observation import Cell, CellSums, Evidence, Snapshot
+from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.law.hold_out import Comparison, HoldOut, Seen, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import Law, Objective
+from specpilot.policy.types import Objective
 
 TUNING = Tuning()
 NOISE, MUCH_NOISE = 0.1, 0.15
@@ -21,11 +21,12 @@ def snapshot(at: float, elapsed_s: float, throughput: dict[str, float], decodes:
     """A snapshot of a busy engine: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
     steps = 100 * elapsed_s
     running = decodes * len(throughput)
-    cell = CellSums(steps, elapsed_s, steps * running, steps * running)
     evidence = Evidence(
         drafts={(name, 4, 0): steps * decodes for name in throughput},
         decode_tokens={(name, 4): rate * elapsed_s for name, rate in throughput.items()},
-        cells={Cell(int(running), int(running), 0, 0): cell},
+        steps_by={"decode": steps},
+        seconds_by={"decode": elapsed_s},
+        decodes_by={"decode": steps * running},
     )
     return Snapshot(at, elapsed_s, evidence, elapsed_s)
 
@@ -256,7 +257,7 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
 def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
     """Two engines of unlike speed: a window is compared with those of its own engine alone."""
     hold_out, drawn = HoldOut(TUNING), {"one": 4, "two": 6}
-    hold_out.compare(Comparison(7, law=Law.ENGINE))
+    hold_out.compare(Comparison(7))
     gains = []
     for index in range(40):
         begun_at = index * TUNING.hold_out_window_s

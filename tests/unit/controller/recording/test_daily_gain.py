@@ -68,7 +68,7 @@ def test_an_explanation_tells_the_days_until_then() -> None:
     asyncio.run(rig.tick(5))
     of_before = DailyGain("2001-09-06", sums(GAINS))  # as a controller counted that knew one measure
     gains = [of(GAINS, "2999-01-01"), of(GAINS, "2001-09-08"), of(GAINS[:2], "2001-09-07"), of_before]
-    found = explain(rig.store.log[::-1], gains)
+    found = explain(rig.store.log[-1], gains)
     assert found["hold_out_days"] == described(gains[1:])
     told = text(found)
     throughput = "throughput +11.1%, between +8.3% and +13.9%"

@@ -26,18 +26,18 @@ def decision(reason: str, **evidence: Any) -> Decision:
 
 
 def test_the_bands_of_a_class_stand_side_by_side_without_the_row_that_serves_nobody() -> None:
-    told = text(explain([decision("optimal", decodes=8.0)]))
+    told = text(explain(decision("adaptive", decodes=8.0)))
     assert "  K of default, bands 0 to 7: 0 1 2 3 4 5 6 7\n" in told
     assert "  K of batch: 0\n" in told
 
 
 def test_k_that_is_advised_and_not_in_force_stands_beside_it() -> None:
-    held = explain([decision("frozen")]) | {"k": {**K, "default:0": 3}}
+    held = explain(decision("frozen")) | {"k": {**K, "default:0": 3}}
     assert "bands 0 to 7: 3 1 2 3 4 5 6 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
 
 
 def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed() -> None:
-    told = text(explain([decision("optimal", bands={"5": BAND, "7": {"share": 0.75}})]))
+    told = text(explain(decision("adaptive", bands={"5": BAND, "7": {"share": 0.75}})))
     assert "band 5: 25% of the running decodes, S = 0.80 (0.76..0.83) 0.40 (assumed)" in told
     assert "band 7: 75% of the running decodes, no draft yet" in told
 
@@ -70,7 +70,7 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
     ],
 )
 def test_the_hold_out_says_what_adaptive_k_gains_and_how_sure_that_is(hold_out: dict[str, Any], said: str) -> None:
-    assert said in text(explain([decision("static_better", hold_out=hold_out)]))
+    assert said in text(explain(decision("static_better", hold_out=hold_out)))
 
 
 def test_the_interval_is_greenwoods_and_holds_the_survival() -> None:

@@ -11,16 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
-from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.evidence.acceptance import Priors
-from specpilot.engine_adapter.evidence.meter import Group, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.acceptance import Kind, Priors
+from specpilot.engine_adapter.evidence.meter import Draft, Evidence, Group, Meter, Outcome, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
-from specpilot.policy import engine_metrics as names
 
 
 @contextmanager
@@ -56,11 +53,6 @@ def answering(face: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @pytest.fixture
-def exporter() -> MetricsExporter:
-    return MetricsExporter("m")
-
-
-@pytest.fixture
 def scheduler() -> Any:
     config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1000, max_model_len=2048))
     return SimpleNamespace(
@@ -82,41 +74,38 @@ def test_an_engine_that_cannot_be_measured_keeps_its_static_k_and_logs_the_reaso
     completions: int,
     word: str,
     scheduler: Any,
-    exporter: MetricsExporter,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(calibration, "ANSWER_S", 0.2)
     monkeypatch.setattr(calibration, "START_S", 0.2)
     with serving(health, completions) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
-        Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
+        Calibration(scheduler, url, 5.0).run(threading.Event())
     assert word in caplog.text
     assert scheduler.control.table(0.0).source is Source.STATIC
 
 
 @pytest.mark.parametrize("url", ["http://no-such-engine.invalid:8000", "https://127.0.0.1:{port}"])
 def test_a_fault_that_waiting_cannot_repair_does_not_delay_the_engine(
-    url: str, scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
+    url: str, scheduler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         began = time.monotonic()
-        Calibration(scheduler, exporter, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
+        Calibration(scheduler, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
     assert time.monotonic() - began < calibration.START_S / 4
     assert "cannot be reached from within the engine" in caplog.text
 
 
-def test_a_refusal_is_logged_at_once(
-    scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_is_logged_at_once(scheduler: Any, caplog: pytest.LogCaptureFixture) -> None:
     with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         began = time.monotonic()
-        Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
+        Calibration(scheduler, url, 20.0).run(threading.Event())
     assert time.monotonic() - began < calibration.ANSWER_S / 2
     assert "its /v1/completions answered 401" in caplog.text
 
 
 def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
-    scheduler: Any, exporter: MetricsExporter, caplog: pytest.LogCaptureFixture
+    scheduler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with a small `max_model_len`: each call is answered after three steps, most of them of one request."""
     calls: list[int] = []
@@ -142,47 +131,54 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, 8)
     with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
-        Calibration(scheduler, exporter, url, 60.0).run(threading.Event())
+        Calibration(scheduler, url, 60.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
     of_8 = [count for count in calls if count == 4]  # each call has half of the requests
     assert len(of_8) >= 4 * calibration.STEPS
 
 
-def test_one_that_is_switched_off_asks_nothing(scheduler: Any, exporter: MetricsExporter) -> None:
-    Calibration(scheduler, exporter, "http://127.0.0.1:1", 0.0).run(threading.Event())
+def test_one_that_is_switched_off_asks_nothing(scheduler: Any) -> None:
+    Calibration(scheduler, "http://127.0.0.1:1", 0.0).run(threading.Event())
     assert scheduler.control.calibrating is None
 
 
-def test_of_what_is_counted_meanwhile_only_the_steps_are_exported(scheduler: Any, exporter: MetricsExporter) -> None:
-    """The drafts of random tokens are no evidence about traffic, and must not reach the controller."""
-    stopped, seen = threading.Event(), set()
+def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_left(scheduler: Any) -> None:
+    """The drafts of random tokens are no evidence about traffic: neither the law nor the controller learns them."""
+    over, seen = threading.Event(), set()
 
     def run_steps() -> None:
-        while not stopped.is_set():
+        while not over.is_set():
             table = scheduler.control.table(0.0)
             seen.add((table.source, table.k("default", 0, 1), table.k(calibration.CLASS, 0, 1)))
-            outcome = Outcome(plain={Group("default", 0): 1}, tokens={Group("default", 0): 1})
+            outcome = Outcome([Draft("default", 0, 2, 0)], {Group("default", 0): 1}, tokens={Group("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
-            stopped.wait(0.001)
+            scheduler.steps.priors.note(Kind("default", 0, is_structured=False), 0, 1)
+            over.wait(0.001)
 
+    def runs_on() -> bool:
+        """The last request ends when the calibration waits for it at K = 0."""
+        table = scheduler.control.table(0.0)
+        if table.k("default", 0, 1) == table.k(calibration.CLASS, 0, 1) == 0:
+            over.set()
+            runner.join()
+        return False
+
+    scheduler.has_unfinished_requests = runs_on
     runner = threading.Thread(target=run_steps)
     with serving(200, 200) as url:
         runner.start()
-        Calibration(scheduler, exporter, url, 20.0).run(threading.Event())
-        stopped.set()
-        runner.join()
-    cell = {names.LABEL_MODEL: "m", "decodes": "3", "verified": "3", "slots": "0", "prefill": "0"}
-    samples = [found for family in text_string_to_metric_families(exporter.text()) for found in family.samples]
-    assert sum(found.value for found in samples if (found.name, found.labels) == (names.STEPS, cell)) >= (
-        11 * calibration.STEPS
-    )
-    assert all("step" in found.name for found in samples)
-    assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} == {(0, 0), (7, 7), (2, 2), (7, 1)}
+        Calibration(scheduler, url, 20.0).run(threading.Event())
+    assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
+    assert scheduler.law.cost.steps >= 11 * calibration.STEPS
+    assert scheduler.law.decode_s == 0
+    scheduler.law.refresh()
+    assert scheduler.law.price_list is not None
+    assert scheduler.law.state is None, "no traffic was seen"
+    assert (scheduler.meter.take(), scheduler.meter.take_steps()) == (Evidence(), [])
+    assert scheduler.steps.priors.known() == Priors().known()
 
 
-def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(
-    scheduler: Any, exporter: MetricsExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The random requests end when their connection is closed, and that takes a moment."""
     monkeypatch.setattr(calibration, "ANSWER_S", 0.3)
     asked: list[tuple[Source, int]] = []
@@ -194,7 +190,7 @@ def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(
 
     scheduler.has_unfinished_requests = runs_on
     with serving(200, 401) as url:
-        Calibration(scheduler, exporter, url, 5.0).run(threading.Event())
+        Calibration(scheduler, url, 5.0).run(threading.Event())
     assert asked == [(Source.CALIBRATION, 0)] * 5
     assert scheduler.control.table(0.0).source is Source.STATIC
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
-from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, PriceList
 
@@ -46,17 +47,50 @@ def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: 
 
 def test_prices_are_shown_as_soon_as_there_are_any_and_replaced(exporter: MetricsExporter) -> None:
     exporter.show({"chat": 0}, {"chat": 2.0}, 0, 1, 0.5)
-    exporter.show_prices(None)
+    exporter.show_law(None, 0.0)
     assert "price" not in exporter.text()
     for base_s in (0.25, 0.5):
         parts = (base_s, *([0.0] * (len(PARTS) - 1)))
-        exporter.show_prices(PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), Load(0.1, 30.0, 200.0), 1e-4, 1.5))
+        found = PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), Load(0.1, 30.0, 200.0), 1e-4, 1.5)
+        exporter.show_law(found, 0.0)
         lines = exporter.text().splitlines()
         assert f'{names.PRICE_SECONDS}{{model_name="m",part="base"}} {base_s}' in lines
         assert f'{names.TOKEN_PRICE_SECONDS}{{model_name="m",tokens="4096"}} 1e-05' in lines
         assert f'{names.SLOWDOWN_RATIO}{{model_name="m"}} 1.5' in lines
         assert f'{names.PREFILL_STEP_TOKENS}{{model_name="m"}} 30.0' in lines
         assert sum(line.startswith(names.PRICE_SECONDS) for line in lines) == len(PARTS)
+
+
+def test_the_seconds_of_decoding_are_shown_with_prices_and_without_and_grow_while_these_stay(
+    exporter: MetricsExporter,
+) -> None:
+    def seconds() -> list[str]:
+        return [line for line in exporter.text().splitlines() if line.startswith(names.DECODE_SECONDS)]
+
+    found = PriceList(Coefficients((0.001,) * len(PARTS), (1e-5,) * len(KNOTS)))
+    exporter.show_law(None, 0.0)
+    assert seconds() == []
+    for price_list, decode_s in ((None, 1.5), (found, 2.5), (found, 4.0)):
+        exporter.show_law(price_list, decode_s)
+        assert seconds() == [f'{names.DECODE_SECONDS}{{model_name="m"}} {decode_s}']
+
+
+def test_steps_are_shown_by_kind_and_add_up(exporter: MetricsExporter) -> None:
+    for evidence in (
+        {StepKind.DECODE: StepSums(3, 0.5, 24), StepKind.CATCH_UP: StepSums(1, 0.25, 8)},
+        {StepKind.DECODE: StepSums(1, 0.25, 6), StepKind.PREFILL: StepSums(2, 4.0, 5)},
+    ):
+        exporter.add(Evidence(steps=defaultdict(StepSums, evidence)))
+    found = {
+        (sample.name, sample.labels[names.LABEL_KIND]): sample.value
+        for family in text_string_to_metric_families(exporter.text())
+        for sample in family.samples
+    }
+    assert found == {
+        (names.STEPS, "decode"): 4, (names.STEP_SECONDS, "decode"): 0.75, (names.STEP_DECODES, "decode"): 30,
+        (names.STEPS, "catch_up"): 1, (names.STEP_SECONDS, "catch_up"): 0.25, (names.STEP_DECODES, "catch_up"): 8,
+        (names.STEPS, "prefill"): 2, (names.STEP_SECONDS, "prefill"): 4.0, (names.STEP_DECODES, "prefill"): 5,
+    }  # fmt: skip
 
 
 def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter, tmp_path: Path) -> None:

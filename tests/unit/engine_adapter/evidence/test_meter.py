@@ -5,16 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.meter import (
-    CatchUpCell,
-    Cell,
-    CellSums,
     Draft,
     Group,
     Meter,
     Outcome,
+    StepKind,
     StepShape,
-    rounded,
+    StepSums,
 )
+from specpilot.policy import engine_metrics as names
 
 NAMES = st.builds(Group, st.sampled_from(["code", "chat"]), st.integers(0, 2), st.booleans())
 DRAFTS = st.builds(
@@ -86,32 +85,48 @@ def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
     assert evidence.drafts == {("json", 6, 2): 2, ("json", 6, 0): 1}
 
 
-def test_steps_in_which_the_drafter_caught_up_are_kept_apart() -> None:
+def test_steps_are_counted_by_kind() -> None:
+    """A step that prefills is none of the others, whatever else it does."""
     meter = Meter()
-    meter.commit(StepShape(8, 8, 40, read=40), 0.030, 900, Outcome())
-    meter.commit(StepShape(9, 70, 0, read=56), 0.020, 1000, Outcome())
-    meter.commit(StepShape(8, 8, 40, prefill=100, read=9), 0.040, 1100, Outcome())
-    evidence = meter.take()
-    assert evidence.catch_ups == {
-        CatchUpCell(8, 8, 32): CellSums(1, 0.030, 8, 8, 40, 0, 900, 40),
-        CatchUpCell(8, 64, 0): CellSums(1, 0.020, 9, 70, 0, 0, 1000, 56),
+    for shape, seconds in (
+        (StepShape(8, 32, 24), 0.5),
+        (StepShape(8, 30, 31, is_uniform=False), 0.25),
+        (StepShape(8, 8, 40, read=40), 2.0),
+        (StepShape(9, 70, 0, read=56), 1.0),
+        (StepShape(8, 8, 40, prefill=100, read=9), 4.0),
+        (StepShape(7, 90, 24, prefill=40), 8.0),
+        (StepShape(0, 0, 0, prefill=50), 16.0),
+    ):
+        meter.commit(shape, seconds, 400, Outcome())
+    assert meter.take().steps == {
+        StepKind.DECODE: StepSums(2, 0.75, 16),
+        StepKind.CATCH_UP: StepSums(2, 3.0, 17),
+        StepKind.PREFILL: StepSums(3, 28.0, 15),
     }
-    assert evidence.cells == {Cell(8, 8, 32, 64): CellSums(1, 0.040, 8, 8, 40, 100, 1100, 9)}
 
 
-def test_decode_only_steps_are_kept_apart_from_steps_with_prefill() -> None:
-    meter = Meter()
-    meter.commit(StepShape(8, 32, 24), 0.010, 400, Outcome())
-    meter.commit(StepShape(8, 30, 31), 0.008, 408, Outcome())
-    meter.commit(StepShape(8, 90, 24, prefill=40), 0.050, 500, Outcome())
-    meter.commit(StepShape(0, 0, 0, prefill=50), 0.050, 50, Outcome())
-    evidence = meter.take()
-    assert evidence.cells == {
-        Cell(8, 32, 16, 0): CellSums(1, 0.010, 8, 32, 24, 0, 400),
-        Cell(8, 28, 16, 0): CellSums(1, 0.008, 8, 30, 31, 0, 408),
-        Cell(8, 64, 16, 32): CellSums(1, 0.050, 8, 90, 24, 40, 500),
-        Cell(0, 0, 0, 32): CellSums(1, 0.050, 0, 0, 0, 50, 50),
-    }
+def test_the_kind_of_steps_that_catch_up_has_the_name_that_readers_of_the_metrics_know() -> None:
+    assert StepKind.CATCH_UP == names.CATCH_UP
+
+
+def test_steps_are_also_kept_one_by_one_with_their_shape_their_seconds_and_their_context() -> None:
+    meter, outcome = Meter(), Outcome()
+    steps = [(StepShape(8, 30, 31, 40, 9, is_uniform=False), 0.5, 400), *[(StepShape(8, 8, 0), 0.25, 408)] * 2]
+    for step in steps:
+        meter.commit(*step, outcome if step[0].prefill == 0 else Outcome())
+    meter.take()
+    assert meter.take_steps() == steps
+    assert meter.take_steps() == []
+
+
+def test_of_the_steps_one_by_one_the_latest_are_kept() -> None:
+    meter, outcome = Meter(), Outcome()
+    for number in range(10_000):
+        meter.commit(StepShape(1, 1, 0), 0.25, number, outcome)
+    contexts = [context for _, _, context in meter.take_steps()]
+    assert contexts == list(range(10_000 - len(contexts), 10_000))
+    assert 1000 < len(contexts) < 10_000
+    assert meter.take().steps == {StepKind.DECODE: StepSums(10_000, 2500.0, 10_000)}
 
 
 @given(
@@ -141,17 +156,6 @@ def test_taking_empties_the_meter() -> None:
     meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Group("code", 0): 1}))
     assert sum(meter.take().drafts.values()) == 1
     assert sum(meter.take().drafts.values()) == 0
-
-
-@given(st.integers(0, 100_000))
-def test_the_grid_rounds_down_by_less_than_a_fifth(count: int) -> None:
-    assert rounded(count) <= count
-    assert count - rounded(count) <= count / 5
-    assert rounded(rounded(count)) == rounded(count)
-
-
-def test_the_grid_bounds_the_number_of_series() -> None:
-    assert len({rounded(count) for count in range(1, 4097)}) <= 45
 
 
 def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specpilot.bench.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from specpilot.bench.simulation.plant import Work
 from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
+from specpilot.engine_adapter.law.cost import StepCost, _rounded, features_of, step_s
 from specpilot.policy.prices import Load, Prices
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
@@ -104,3 +106,14 @@ def test_steps_of_the_h200_that_were_not_seen_are_predicted(mode: str) -> None:
             found.append(abs(prices.step_s(n, n * (1 + k), n * k, is_uniform=True) / took(shape) - 1))
     assert np.median(found) <= 0.08
     assert max(found) <= 0.3
+
+
+@given(st.integers(0, 100_000))
+def test_the_grid_of_cells_rounds_down_by_less_than_a_fifth(count: int) -> None:
+    assert _rounded(count) <= count
+    assert count - _rounded(count) <= count / 5
+    assert _rounded(_rounded(count)) == _rounded(count)
+
+
+def test_the_grid_bounds_the_number_of_cells() -> None:
+    assert len({_rounded(count) for count in range(1, 4097)}) <= 45

@@ -213,3 +213,32 @@ def test_first_drafts_do_not_count_for_the_band_in_which_requests_begin() -> Non
     law.learn((), counted(HIGH, 0.0, drafts=3000), 1.0)
     law.refresh()
     assert law.k_of([request(HIGH)]) == [0]
+
+
+def test_the_time_of_decoding_leaves_out_catching_up_and_what_prefilled_tokens_took_by_the_prices() -> None:
+    """Steps without evidence, such as a calibration's, are not of traffic."""
+    law = EngineLaw(K_MAX, STATIC, 32)
+    decodes, caught_up = StepShape(8, 16, 8), StepShape(8, 16, 8, read=64)
+    prefills = [StepShape(8, 16, 8, tokens, read, is_uniform=False) for tokens, read in ((64, 0), (128, 72))]
+
+    def took(shape: StepShape) -> float:
+        return 0.010 + (shape.prefill > 0) * (shape.prefill * 1e-4) + shape.read * 2e-5
+
+    def decoding_s(*shapes: StepShape) -> float:
+        before = law.decode_s
+        law.learn([(shape, took(shape), 800) for shape in shapes], Evidence(), 1.0)
+        return law.decode_s - before
+
+    assert decoding_s(prefills[0]) == pytest.approx(took(prefills[0])), "there are no prices yet"
+    before = law.decode_s
+    for shape in (decodes, caught_up, *prefills, *(StepShape(0, 0, 0, tokens) for tokens in (64, 128, 256))):
+        law.learn([(shape, took(shape), 800)] * 100)
+    assert law.decode_s == before
+    law.refresh()
+    assert decoding_s(decodes, decodes) == pytest.approx(0.020)
+    assert decoding_s(caught_up, caught_up) == 0
+    assert decoding_s(prefills[0]) == pytest.approx(0.010, rel=0.15)
+    assert decoding_s(prefills[1]) == pytest.approx(0.010, rel=0.15), "the drafter's pass over a prompt is the prompt's"
+    assert decoding_s(StepShape(0, 0, 0, 128)) == 0, "no decode was in it"
+    law.learn([(prefills[0], 1e-4, 800)], Evidence(), 1.0)  # by the prices its tokens took longer than all of it
+    assert decoding_s() == 0

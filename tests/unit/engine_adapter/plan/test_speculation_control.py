@@ -10,7 +10,7 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import speculation_control as apply
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import ClassGuidance, Guidance, KRange, Objective, Schedule, Trial
+from specpilot.policy.types import ClassGuidance, Guidance, KRange, Objective, Schedule
 
 
 def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
@@ -65,12 +65,11 @@ def test_under_guidance_the_engines_law_chooses_as_soon_as_it_can_and_while_the_
     assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.ENGINE]
 
 
-def test_a_newer_schedule_of_rows_ends_guidance_at_once_and_a_trial_goes_before_it() -> None:
+def test_a_newer_schedule_of_rows_ends_guidance_at_once() -> None:
     engine = control()
     engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    tried = Trial("one", 2.0, {"default": (KRange(1, 1, 7),)})
-    engine.offer(replace(schedule(1), guidance=GUIDANCE, trial=tried), 0.0)
-    assert [engine.table(at).source for at in (1.0, 3.0)] == [Source.TRIAL, Source.GUIDANCE]
+    engine.offer(replace(schedule(1), guidance=GUIDANCE), 0.0)
+    assert engine.table(3.0).source is Source.GUIDANCE
     engine.offer(schedule(2), 4.0)
     assert (engine.table(4.0).source, engine.guiding(4.0)) == (Source.SCHEDULE, None)
 
@@ -115,10 +114,10 @@ def test_without_a_schedule_the_static_k_holds() -> None:
 
 def test_a_stale_schedule_expires_to_the_static_k_and_a_newer_one_revives_it() -> None:
     subject = control(static_k=3)
-    subject.offer(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), now=100.0)
-    assert subject.table(110.0).k("default", 4, 1) == 6
+    subject.offer(replace(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), probe_ratio=0.1), now=100.0)
+    assert (subject.table(110.0).k("default", 4, 1), subject.table(110.0).probe_ratio) == (6, 0.1)
     assert subject.table(110.1).source is Source.EXPIRED
-    assert subject.table(110.1).k("default", 4, 1) == 3
+    assert (subject.table(110.1).k("default", 4, 1), subject.table(110.1).probe_ratio) == (3, 0.0)
     subject.offer(schedule(version=2, default=[(1, 1, 5)]), now=111.0)
     assert subject.table(111.0).k("default", 4, 1) == 5
 
@@ -129,22 +128,6 @@ def test_a_schedule_without_renewal_is_held_before_it_expires() -> None:
     found = [subject.table(now) for now in (10.0, 10.1, 110.0, 110.1)]
     assert [table.source for table in found] == [Source.SCHEDULE, Source.HELD, Source.HELD, Source.EXPIRED]
     assert [table.k("default", 4, 1) for table in found] == [6, 6, 6, 3]
-
-
-def test_a_trial_without_renewal_gives_way_to_the_schedule_and_other_engines_have_no_part_in_it() -> None:
-    trial = Trial("one", 3.0, {"default": (KRange(1, 1, 7),)})
-    tried = replace(schedule(valid_for_s=10.0, default=[(1, 1, 1)], code=[(1, 1, 2)]), trial=trial, probe_ratio=0.1)
-    subject, other = control(), SpeculationControl("m", "p", 5, 3, max_running=32, engine_id="two")
-    for item in (subject, other):
-        item.offer(tried, now=0.0)  # though K 7 is beyond what the other can draft
-    found = [subject.table(now) for now in (3.0, 3.1)]
-    assert [(table.source, table.k("code", 0, 1), table.probe_ratio) for table in found] == [
-        (Source.TRIAL, 7, 0.0),
-        (Source.SCHEDULE, 2, 0.1),
-    ]
-    assert other.table(1.0).k("default", 0, 1) == 1
-    with pytest.raises(ScheduleRefusedError, match="asks for K 7"):
-        SpeculationControl("m", "p", 5, 3, max_running=32, engine_id="one").offer(tried, now=0.0)
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])

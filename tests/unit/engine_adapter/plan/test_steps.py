@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.evidence.meter import Cell, CellSums, Evidence, Meter
+from specpilot.engine_adapter.evidence.meter import Evidence, Meter, StepKind, StepShape
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import KTable
@@ -68,7 +68,12 @@ class Engine:
     def prefill(self, *names: str) -> None:
         """Process the requests' prompts, and drop the counts of that."""
         self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))
+        self.drop()
+
+    def drop(self) -> None:
+        """Drop all counts, and the steps one by one."""
         self.meter.take()
+        self.meter.take_steps()
 
 
 def named(name: str) -> Any:
@@ -88,7 +93,11 @@ def named(name: str) -> Any:
 
 
 def prefill_steps(evidence: Evidence) -> int:
-    return sum(sums.steps for cell, sums in evidence.cells.items() if cell.prefill)
+    return steps_by_kind(evidence).get(StepKind.PREFILL, 0)
+
+
+def steps_by_kind(evidence: Evidence) -> dict[StepKind, int]:
+    return {kind: sums.steps for kind, sums in evidence.steps.items()}
 
 
 def drafts(evidence: Evidence) -> dict[tuple[str, int], int]:
@@ -137,11 +146,12 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     engine.steps.verified("a", drafted=3, accepted=2, invalid=0)
     engine.end(third, a=3)
     evidence = engine.meter.take()
-    assert evidence.cells == {
-        Cell(0, 0, 0, 4): CellSums(1, 0.0, prefill=5, context=5),
-        Cell(0, 0, 2, 4): CellSums(1, 0.0, prefill=5, slots=3, context=10, read=5),
-        Cell(1, 4, 2, 0): CellSums(1, 0.0, 1, 4, 3, 0, 14),
-    }
+    assert engine.meter.take_steps() == [
+        (StepShape(0, 0, 0, prefill=5), 0.0, 5),
+        (StepShape(0, 0, 3, prefill=5, read=5), 0.0, 10),
+        (StepShape(1, 4, 3), 0.0, 14),
+    ]
+    assert steps_by_kind(evidence) == {StepKind.PREFILL: 2, StepKind.DECODE: 1}
     assert drafts(evidence) == {("default", 3): 1}
     assert tokens(evidence) == {"default": 3}
 
@@ -249,8 +259,8 @@ def test_where_only_a_prefix_of_a_draft_was_verified_the_evidence_is_of_that_pre
     assert by_position(evidence.trials) == {1: 2, 2: 2}
     assert by_position(evidence.accepts) == {1: 2, 2: 1}
     assert tokens(evidence) == {"default": 6}
-    [cell] = [sums for cell, sums in evidence.cells.items() if cell.prefill == 0]
-    assert cell.verified == 18 - 3 - 5
+    [(shape, _, _)] = engine.meter.take_steps()
+    assert (shape.decodes, shape.verified, shape.is_uniform) == (3, 18 - 3 - 5, False)
 
 
 def test_a_grammar_refuses_nothing_of_a_draft_that_was_cut_before_the_token_it_does_not_allow() -> None:
@@ -310,7 +320,7 @@ def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after
 
 
 def seconds(engine: Engine) -> float:
-    (sums,) = engine.meter.take().cells.values()
+    (sums,) = engine.meter.take().steps.values()
     return sums.seconds
 
 
@@ -323,7 +333,7 @@ def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_en
     beyond = engine.begin(now=0.5, drafted={"a": 3}, a=4)
     engine.end(last, now=1.0, goes_on=False, a=4)
     engine.end(beyond, now=1.25, goes_on=False)
-    (sums,) = engine.meter.take().cells.values()
+    (sums,) = engine.meter.take().steps.values()
     assert (sums.steps, sums.seconds) == (2, pytest.approx(1.25))
     engine.end(engine.begin(now=7.0, b=9), now=7.5, b=1)
     assert seconds(engine) == pytest.approx(0.5)
@@ -339,7 +349,7 @@ def test_more_input_to_a_session_is_prefilled() -> None:
     engine.table = table(default=3)
     engine.end(engine.begin(continued=["a"], a=500), a=1)
     evidence = engine.meter.take()
-    assert (prefill_steps(evidence), len(evidence.cells), evidence.catch_ups) == (1, 1, {})
+    assert steps_by_kind(evidence) == {StepKind.PREFILL: 1}
     assert engine.plan.catch_up == ()
 
 
@@ -429,6 +439,7 @@ def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
     names = list(slow.steps.states)
     assert [quick.steps.backlog(name) for name in names] == [slow.steps.backlog(name) for name in names]
     assert quick.meter.take() == slow.meter.take()
+    assert quick.meter.take_steps() == slow.meter.take_steps()
 
 
 def play(engine: Engine, what: str, count: int) -> list[Any]:
@@ -524,8 +535,7 @@ def test_steps_tell_how_long_their_sequences_are_whether_they_are_planned_or_rep
     engine.prefill("a", "b")
     for _ in range(10):
         engine.end(engine.begin(a=1, b=1), a=1, b=1)
-    (sums,) = engine.meter.take().cells.values()
-    assert (sums.steps, sums.context) == (10, sum(2 * (9 + step) for step in range(1, 11)))
+    assert [context for _, _, context in engine.meter.take_steps()] == [2 * (9 + step) for step in range(1, 11)]
 
 
 UP = [0, 0, 0, 0, 0, 3, 5, 7]
@@ -810,7 +820,7 @@ def test_time_in_which_nothing_is_scheduled_is_no_steps() -> None:
     engine.begin(3.0)
     engine.end(engine.begin(4.0, b=9), 4.1, b=1)
     evidence = engine.meter.take()
-    assert sum(sums.seconds for sums in evidence.cells.values()) == pytest.approx(0.1 + 0.05 + 0.1)
+    assert sum(sums.seconds for sums in evidence.steps.values()) == pytest.approx(0.1 + 0.05 + 0.1)
 
 
 def test_a_step_of_nothing_while_one_is_under_way_is_no_idleness() -> None:
@@ -819,7 +829,7 @@ def test_a_step_of_nothing_while_one_is_under_way_is_no_idleness() -> None:
     step = engine.begin(0.2, a=1)
     engine.begin(0.25)
     engine.end(step, 0.3, a=1)
-    assert sum(sums.seconds for sums in engine.meter.take().cells.values()) == pytest.approx(0.3)
+    assert sum(sums.seconds for sums in engine.meter.take().steps.values()) == pytest.approx(0.3)
 
 
 def test_running_decodes_without_a_token_in_the_step_are_counted() -> None:
@@ -852,7 +862,7 @@ def test_a_steps_time_is_the_devices_where_it_is_known_and_the_engine_was_not_id
     first, second = engine.begin(now=1.0, a=1), engine.begin(now=1.1, a=1)
     engine.steps.end(first, delivered(a=1), 1.5, goes_on=True, device_s=40.0)  # of the idle time before
     engine.steps.end(second, delivered(a=1), 2.5, goes_on=True, device_s=0.3)
-    [sums] = engine.meter.take().cells.values()
+    [sums] = engine.meter.take().steps.values()
     assert (sums.steps, sums.seconds) == (2, pytest.approx(0.5 + 0.3))
 
 
