@@ -13,12 +13,11 @@ does, the smallest worst excess. For latency V is the harmonic mean of AL in pla
 has to draft (its least K is not 0) has its slots paid in any case.
 
 Everything is evaluated for all widths and all prefixes at once: some thirty operations of numpy, whose number does not
-grow with the groups.
+grow with the groups. `Chooser` keeps what does not change from one choice to the next.
 """
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,68 +68,124 @@ def choose(
 
     With `near` only drafters of about that width are compared, up to `NEAR_WIDTHS` less and more, and none.
     """
-    k_max = lengths.shape[1] - 1
-    least_k = [group.low for group in groups]
-    if k_max == 0 or all(group.low >= group.high for group in groups):
-        return least_k
-    count, band, weight, low, high, backlog, _ = np.array(groups, dtype=np.float64).T
-    n, number_of, widest = int(count.sum()), len(groups), max(least_k)
-    values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[band.astype(int)]
-    gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
-    least = _least(groups, values, prices)
-    narrow, wide = 1, k_max
-    if near is not None:  # no drafter is wider than the deepest draft that is allowed
-        narrow, wide = min(near, max(group.high for group in groups)) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, k_max)
-    k, widths, is_allowed = _grid(k_max, max(1, widest, narrow), max(widest, wide))  # is_allowed: [widths, 1, K]
-    is_bound = widest > 0 or bool((high < k_max).any())
-
-    token_s = prices.token_s(n, k_max)[widths - 1][:, None, None]
-    opening_s = (widths * prices.slot_s)[:, None] + backlog / np.maximum(count, 1.0) * (prices.read_s / REST_STEPS)
-    depth: NDArray[Any] = k
-    if is_bound:
-        is_allowed = is_allowed & (k <= high[:, None]) & (k > low[:, None])
-        opening_s *= low == 0
-        gain *= k > low[:, None]
-        depth = np.maximum(k - low[:, None], 1)
-    together = gain.cumsum(axis=1) / (token_s * depth + opening_s[..., None]) * is_allowed
-    first, best = together.argmax(axis=2), together.max(axis=2)
-    density = np.where(k <= first[..., None] + 1, best[..., None], gain / token_s) * is_allowed
-    order = (-density.reshape(len(widths), -1)).argsort(
-        axis=1, kind="stable"
-    )  # a draft's positions stay in their order
-
-    adds = np.zeros((number_of, k_max, 4))  # of each position: tokens, requests drafted for, their rows, value
-    adds[:, :, 0], adds[:, :, 3] = count[:, None], count[:, None] * gain
-    adds[:, 0, 1], adds[:, 0, 2] = count * (low == 0), backlog * (low == 0)
-    sums = adds.reshape(-1, 4)[order].cumsum(axis=1)
-    sums += np.array([least.tokens, least.drafted, least.rows, least.value])
-    drafted, rows, value = sums[..., 1], sums[..., 2], sums[..., 3]
-    tokens = np.minimum(sums[..., 0], n * (1 + k_max)).astype(int)
-    seconds = prices.steps_s(n, tokens, (drafted * widths[:, None]).astype(int))
-    number = is_allowed.sum(axis=(1, 2)) if is_bound else number_of * widths  # of positions, by width
-    if prices.has_graphs:
-        last = np.arange(len(widths)), number - 1
-        is_uniform = tokens[last] == n * (1 + widths)
-        seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, k_max)[widths], 0.0)
-    seconds += _later_s(prices, n, drafted, rows)
-    score = _score(value, seconds, objective)
-    limits_s = _limits_s(groups, low, lengths, order // k_max)
-    if limits_s is not None:
-        score = np.where(seconds <= limits_s, score, -seconds / limits_s)
-    score[np.arange(score.shape[1]) >= number[:, None]] = -np.inf
-    at = int(score.argmax())
-    if score.flat[at] <= least.score(objective):
-        return least_k
-    row, taken = divmod(at, score.shape[1])
-    found: list[int] = (low.astype(int) + np.bincount(order[row, : taken + 1] // k_max, minlength=number_of)).tolist()
-    return found
+    chooser = Chooser(groups, lengths, prices, objective)
+    return chooser.choose([group.decodes for group in groups], [group.backlog for group in groups], near)
 
 
-@cache
-def _grid(k_max: int, narrowest: int, widest: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return K from 1, the widths, and which positions each width has room for [widths, 1, K]."""
-    k, widths = np.arange(1, k_max + 1), np.arange(narrowest, widest + 1)
-    return k, widths, (k <= widths[:, None])[:, None]
+class Chooser:
+    """Chooses K of the same groups again and again, of which only decodes and backlogs change.
+
+    What does not depend on these is computed once: a choice then takes about half of the time.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], lengths: Vector, prices: Prices, objective: Objective = Objective.THROUGHPUT
+    ) -> None:
+        self._groups, self._prices, self._objective, self._lengths = groups, prices, objective, lengths
+        k_max = self._k_max = lengths.shape[1] - 1
+        bands, low, high = np.array([(group.band, group.low, group.high) for group in groups]).T
+        weight = np.array([group.weight for group in groups])
+        values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[bands]
+        at = np.arange(len(groups))
+        self._low, self._least_k = low, low.tolist()
+        self._is_fixed = k_max == 0 or bool((low >= high).all())
+        self._widest, self._deepest = int(low.max()), int(high.max())
+        self._is_bound = self._widest > 0 or bool((high < k_max).any())
+        self._is_open = (low == 0).astype(np.float64)  # 0: the group drafts in any case
+        self._values, self._least_value = values, weight * values[at, low]
+        self._slos = [place for place, group in enumerate(groups) if group.itl_slo_s]
+        k = np.arange(1, k_max + 1)
+        self._gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
+        self._depth = np.broadcast_to(k, self._gain.shape).astype(np.float64)
+        has_room = (k <= k[:, None])[:, None] & np.ones((1, len(groups), 1), dtype=bool)  # [widths, groups, K]
+        if self._is_bound:
+            has_room &= (k <= high[:, None]) & (k > low[:, None])
+            self._gain *= k > low[:, None]
+            self._depth = np.maximum(self._depth - low[:, None], 1.0)
+        self._has_room, self._number = has_room, has_room.sum(axis=(1, 2))  # and how many positions each width has
+        self._gains = self._gain.cumsum(axis=1)
+        self._k, self._group_of = k, np.repeat(at, k_max)
+
+    def choose(self, decodes: Sequence[int], backlogs: Sequence[int], near: int | None = None) -> list[int]:
+        """Return K of each group; see the function."""
+        if self._is_fixed:
+            return list(self._least_k)
+        prices, n = self._prices, sum(decodes)
+        count = np.array(decodes, dtype=np.float64)
+        backlog = np.array(backlogs, dtype=np.float64) if any(backlogs) else None
+        least = self._least(n, count, decodes, backlogs)
+        narrow, wide = self._range(near)
+        chosen = slice(narrow - 1, wide)
+        widths, has_room = self._k[chosen], self._has_room[chosen]
+
+        # The positions of each width, in the order of value over price: a draft's stay in their order
+        token_s = prices.token_s(n, self._k_max)[chosen][:, None, None]
+        opening_s = (widths * prices.slot_s)[:, None] * self._is_open
+        if backlog is not None:
+            opening_s = opening_s + backlog / np.maximum(count, 1.0) * self._is_open * (prices.read_s / REST_STEPS)
+        together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
+        first, best = together.argmax(axis=2), together.max(axis=2)
+        alone = self._gain / token_s
+        density = np.where(self._k <= first[..., None] + 1, best[..., None], alone) * has_room
+        order = (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
+
+        # What the step comes to with each prefix of that order
+        tokens = least.tokens + count[self._group_of][order].cumsum(axis=1)
+        opens = np.zeros((len(count), self._k_max))
+        opens[:, 0] = count * self._is_open
+        drafted = least.drafted + opens.ravel()[order].cumsum(axis=1)
+        value = least.value + (count[:, None] * self._gain).ravel()[order].cumsum(axis=1)
+        rows: Vector | None = None
+        if backlog is not None:
+            opens[:, 0] = backlog * self._is_open
+            rows = least.rows + opens.ravel()[order].cumsum(axis=1)
+        sizes = np.minimum(tokens, n * (1 + self._k_max)).astype(int)
+        seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
+        number = self._number[chosen]
+        if prices.has_graphs:
+            last = np.arange(len(widths)), number - 1
+            is_uniform = sizes[last] == n * (1 + widths)
+            seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, self._k_max)[widths], 0.0)
+        seconds += _later_s(prices, n, drafted, rows)
+        score = _score(value, seconds, self._objective)
+        if self._slos:
+            limits_s = self._limits_s(decodes, self._group_of[order])
+            score = np.where(seconds <= limits_s, score, -seconds / limits_s)
+        score[np.arange(score.shape[1]) >= number[:, None]] = -np.inf
+        at = int(score.argmax())
+        if score.flat[at] <= least.score(self._objective):
+            return list(self._least_k)
+        row, taken = divmod(at, score.shape[1])
+        added = np.bincount(self._group_of[order[row, : taken + 1]], minlength=len(count))
+        found: list[int] = (self._low + added).tolist()
+        return found
+
+    def _range(self, near: int | None) -> tuple[int, int]:
+        """Return the narrowest and the widest drafter that is compared; no drafter is wider than the deepest draft."""
+        narrow, wide = 1, self._k_max
+        if near is not None:
+            narrow, wide = min(near, self._deepest) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, self._k_max)
+        return max(1, self._widest, narrow), max(self._widest, wide)
+
+    def _least(self, n: int, count: Vector, decodes: Sequence[int], backlogs: Sequence[int]) -> "_Least":
+        """Return what the least K of all groups comes to."""
+        if self._widest or self._slos:
+            groups = [
+                group._replace(decodes=own, backlog=rows)
+                for group, own, rows in zip(self._groups, decodes, backlogs, strict=True)
+            ]
+            return _least(groups, self._values, self._prices)
+        return _Least(n, 0, 0, float(count @ self._least_value), self._prices.plain_s(n), np.inf)
+
+    def _limits_s(self, decodes: Sequence[int], owner: Ints) -> Vector:
+        """Return how long a step may take after so many positions [widths, positions]."""
+        found: Vector = np.full(owner.shape, np.inf)
+        for at in self._slos:
+            if decodes[at]:
+                k = np.minimum(int(self._low[at]) + (owner == at).cumsum(axis=1), self._k_max)
+                group = self._groups[at]
+                found = np.minimum(found, group.itl_slo_s * self._lengths[group.band][k])
+        return found
 
 
 def rate_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> float:
@@ -222,25 +277,14 @@ def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
     return _Least(tokens, drafted, rows, value, seconds, limit_s)
 
 
-def _later_s(prices: Prices, n: int, drafted: Vector, rows: Vector) -> Vector:
+def _later_s(prices: Prices, n: int, drafted: Vector, rows: Vector | None) -> Vector:
     """Return what catching up costs by a step that drafts: what is behind now, and what is left out for later."""
     found: Vector = (n - drafted) * drafted * (prices.left_out_s(n) / n**2)
-    if rows.any():
+    if rows is not None:
         found += (prices.reads_s * (rows > 0) + prices.read_s * rows) / REST_STEPS
     return found
 
 
 def _score(value: Vector, seconds: Vector, objective: Objective) -> Vector:
     found: Vector = value / seconds if objective is Objective.THROUGHPUT else -1.0 / (value * seconds)
-    return found
-
-
-def _limits_s(groups: Sequence[Group], low: Vector, lengths: Vector, owner: Ints) -> Vector | None:
-    """Return how long a step may take after so many positions [widths, positions]; `None`: as long as it likes."""
-    found: Vector | None = None
-    for at, group in enumerate(groups):
-        if group.itl_slo_s and group.decodes:
-            k = np.minimum(int(low[at]) + (owner == at).cumsum(axis=1), lengths.shape[1] - 1)
-            own = group.itl_slo_s * lengths[group.band][k]
-            found = own if found is None else np.minimum(found, own)
     return found

@@ -108,6 +108,7 @@ class Prices:
         self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
         self.mixed = (1 - load.prefill_ratio) * self._decodes_s(tokens) + load.prefill_ratio * self._with_prefill
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
+        self._plain_s: dict[int, float] = {}
         self._token_s: dict[int, Vector] = {}
         self._uniform_gain: dict[int, Vector] = {}
 
@@ -119,6 +120,13 @@ class Prices:
             seconds += c["drafter"] + c["drafting_decode"] * n + c["slot"] * slots
             seconds += float(self._drafter[min(m - n + slots, 2 * self._most)]) if self._drafter is not None else 0.0
         return seconds
+
+    def plain_s(self, n: int) -> float:
+        """Return the seconds of a step of `n` decodes that drafts nothing and verifies nothing."""
+        found = self._plain_s.get(n)
+        if found is None:
+            found = self._plain_s[n] = self.step_s(n, n, 0, is_uniform=True)
+        return found
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
         """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots, which are not 0."""

@@ -18,6 +18,8 @@ little faster or slower than the next for its whole life; the report has the med
 - `switch_ms`: the 99th percentile of the time from a new schedule's arrival in the engine to the first step that
   verifies its K, with 8 running.
 - `lossless_mismatches`: replies that differ from those without speculation while K changes at random.
+
+With `--law-steps` it measures only what the law adds to a step of vLLM's scheduler (`bench.adapter.law_steps`).
 """
 
 import json
@@ -34,6 +36,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.adapter import law_steps
 from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
 from specpilot.bench.report.output import say
@@ -58,6 +61,9 @@ class AdapterBenchSettings(ProgramSettings):
     launches: int = Field(default=3, ge=1, description="launches of each engine")
     rounds: int = Field(default=8, ge=2, description="replies of each arm in a launch")
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
+    law_steps: int = Field(
+        default=0, ge=0, description="measure only the law's extra work, in so many steps of vLLM's scheduler, no model"
+    )
     wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
 
@@ -99,6 +105,9 @@ class Comparison:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(AdapterBenchSettings, PROGRAM, arguments)
+    if settings.law_steps:
+        law_steps.measure(settings.model, settings.drafter, settings.k_max, settings.law_steps)
+        return
     with tempfile.TemporaryDirectory() as folder:
         if settings.wider > 1:
             from specpilot.bench.adapter.wider_pair import widen  # noqa: PLC0415 - torch, which only this needs

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from typing import NamedTuple
 
-from specpilot.policy.bands import band_of
+from specpilot.policy.bands import BANDS, band_of
 
 FIRST_DRAFTS = 5
 """Drafts of each request that enter p0 of its kind."""
@@ -65,23 +65,31 @@ def trials(k: int, accepted: int, *, is_refused: bool) -> int:
     return min(accepted + 1, k + is_refused)
 
 
-class Acceptance:
-    """The moving estimate of one request. `band` contains the estimate, `drafts` counts the drafts in it."""
+UNPROBED = 1 << BANDS.bit_length() - 1
+"""A bit above those of a band's number."""
 
-    __slots__ = ("accepts", "band", "drafts", "trials")
+
+class Acceptance:
+    """The moving estimate of one request. `band` contains the estimate, `drafts` counts the drafts in it.
+
+    `code` is the band, with `UNPROBED` set while there is no draft in it.
+    """
+
+    __slots__ = ("accepts", "band", "code", "drafts", "trials")
 
     def __init__(self, start: float) -> None:
         self.accepts = _START_TRIALS * start
         self.trials = _START_TRIALS
         self.drafts = 0
         self.band = band_of(self.accepts / self.trials)
+        self.code = self.band | UNPROBED
 
     def note(self, accepted: int, tried: int) -> None:
         """Add a verified draft with `tried` positions put to the test, of which the first `accepted` passed."""
         self.accepts = _RATE * self.accepts + accepted
         self.trials = _RATE * self.trials + tried
         self.drafts += 1
-        self.band = band_of(self.accepts / self.trials)
+        self.band = self.code = band_of(self.accepts / self.trials)
 
 
 class Priors:

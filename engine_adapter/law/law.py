@@ -21,13 +21,13 @@ learned of the first requests. With the acceptance of a fleet the law begins as 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance
+from specpilot.engine_adapter.evidence.acceptance import UNPROBED, Acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.acceptance import BandAcceptance
 from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
@@ -41,13 +41,13 @@ from specpilot.engine_adapter.law.tuning import (
     UNPROBED_RATIO,
 )
 from specpilot.policy.bands import BANDS
-from specpilot.policy.choice import Group, Worth, choose, worth_of
+from specpilot.policy.choice import Chooser, Group, Worth, choose, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import Load, PriceList, Prices
 from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
 
 Vector = NDArray[np.float64]
-_BAND, _UNPROBED, _UNPROBED_AT, _WISH_AT = 7, 8, 3, 4
+_BAND, _UNPROBED, _WISH_AT = 7, UNPROBED, 4
 """A group is a number: its band, whether its requests are unprobed, and its wish above that."""
 Step = tuple[StepShape, float, int]
 """A step that has ended, its seconds, and the length of its requests' sequences together."""
@@ -78,18 +78,30 @@ class Request(Protocol):
     """What the law reads of a request that decodes."""
 
     label: str
-    band: int
     backlog: int
     acceptance: Acceptance
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What K is chosen by, replaced whole: AL [bands, K_max + 1], prices, the slowdown factor."""
+    """What K is chosen by, replaced whole: AL [bands, K_max + 1], prices, the slowdown factor.
+
+    `choosers` keeps those that were made of it, by wishes and the groups' codes.
+    """
 
     lengths: Vector
     prices: Prices
     slowdown: float
+    choosers: dict[tuple[int, ...], tuple[Wishes, Chooser]] = field(default_factory=dict)
+
+    def chooser(self, wishes: Wishes, codes: tuple[int, ...]) -> Chooser:
+        """Return what chooses K of these groups."""
+        made_for, found = self.choosers.get(codes, (None, None))
+        if found is None or made_for is not wishes:
+            groups = [_group(wishes, self, code) for code in codes]
+            found = Chooser(groups, self.lengths, self.prices, wishes.objective)
+            self.choosers[codes] = wishes, found
+        return found
 
 
 class _Choice(NamedTuple):
@@ -151,12 +163,7 @@ class EngineLaw:
         if state is None:
             static = [min(max(self.static_k, wish.low), wish.high, self.k_max) for wish in wishes.each]
             return [static[wish_of.get(request.label, default)] for request in requests]
-        groups = [
-            wish_of.get(request.label, default) << _WISH_AT
-            | (request.acceptance.drafts == 0) << _UNPROBED_AT
-            | request.band
-            for request in requests
-        ]
+        groups = [wish_of.get(request.label, default) << _WISH_AT | request.acceptance.code for request in requests]
         self._latest = groups, requests
         counts = Counter(groups)
         self.steps += 1
@@ -256,10 +263,7 @@ class EngineLaw:
             return []  # the next step chooses anew
         backlogs = _backlogs_of(codes, requests)
         present = sorted(counts)
-        groups = [
-            _group(wishes, choice.state, code >> _WISH_AT, code & _BAND, counts[code], backlogs[code])
-            for code in present
-        ]
+        groups = [_group(wishes, choice.state, code, counts[code], backlogs.get(code, 0)) for code in present]
         ks = [choice.k_of[code] for code in present]
         worth = worth_of(groups, choice.state.lengths, choice.state.prices, ks)
         return [
@@ -292,7 +296,7 @@ class EngineLaw:
         found = {}
         for n in loads:
             groups = [
-                _group(wishes, state, wishes.of_class.get(name, 0), band, max(1, round(share * n)))
+                _group(wishes, state, wishes.of_class.get(name, 0) << _WISH_AT | band, max(1, round(share * n)))
                 for (name, band), share in mix.items()
             ]
             found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
@@ -305,46 +309,39 @@ def _said(worth: Worth, band: int) -> str:
     )
 
 
-def _backlogs_of(groups: Sequence[int], requests: Sequence[Request]) -> Counter[int]:
-    """Return the rows that the requests of each group have to catch up with."""
-    backlogs: Counter[int] = Counter()
+def _backlogs_of(groups: Sequence[int], requests: Sequence[Request]) -> dict[int, int]:
+    """Return the rows that the requests of each group have to catch up with; groups without any are left out."""
+    backlogs: dict[int, int] = {}
     for group, request in zip(groups, requests, strict=True):
-        backlogs[group] += request.backlog
+        if request.backlog:
+            backlogs[group] = backlogs.get(group, 0) + request.backlog
     return backlogs
 
 
 def _chosen(
-    state: State, wishes: Wishes, counts: Counter[int], backlogs: Counter[int], near: int | None = None
+    state: State, wishes: Wishes, counts: Counter[int], backlogs: Mapping[int, int], near: int | None = None
 ) -> _Choice:
     """Choose K for each band of the wishes of these decodes; `near`: of about that width, which takes less time."""
     n, present = counts.total(), sorted({code >> _WISH_AT for code in counts})
     unprobed = sum([count for code, count in counts.items() if code & _UNPROBED])
-    is_told_apart = unprobed > UNPROBED_RATIO * n
-    flags = (_UNPROBED,) if is_told_apart else (0, _UNPROBED)
-    k_of: dict[int, int] = {}
-    codes = [wish << _WISH_AT | band for wish in present for band in range(BANDS)]
-    groups = [
-        _group(
-            wishes, state, code >> _WISH_AT, code & _BAND,
-            sum([counts[code | flag] for flag in flags]), sum([backlogs[code | flag] for flag in flags]),
-        )
-        for code in codes
-    ]  # fmt: skip
-    for code, k in zip(codes, choose(groups, state.lengths, state.prices, wishes.objective, near), strict=True):
-        k_of.update({code | flag: k for flag in flags})
+    flags = (_UNPROBED,) if unprobed > UNPROBED_RATIO * n else (0, _UNPROBED)  # in the first case told apart
+    codes = tuple([wish << _WISH_AT | band for wish in present for band in range(BANDS)])
+    decodes, rows = ([sum([of.get(code | flag, 0) for flag in flags]) for code in codes] for of in (counts, backlogs))
+    ks = state.chooser(wishes, codes).choose(decodes, rows, near)
+    k_of = {code | flag: k for flag in flags for code, k in zip(codes, ks, strict=True)}
     if near is not None and not any(k_of.get(code, 1) for code in counts):  # a narrower drafter may pay
         return _chosen(state, wishes, counts, backlogs)
     for code in counts.keys() - k_of.keys():
-        group = _group(wishes, state, code >> _WISH_AT, code & _BAND, n, backlogs[code])
-        [k_of[code]] = choose([group], state.lengths, state.prices, wishes.objective)
+        [k_of[code]] = state.chooser(wishes, (code,)).choose([n], [backlogs.get(code, 0)])
     return _Choice(state, wishes, counts, k_of, max(k_of.values()))
 
 
-def _group(wishes: Wishes, state: State, at: int, band: int, count: int, backlog: int = 0) -> Group:  # noqa: PLR0913, PLR0917 - what a group is
-    """Return so many decodes of a band as a group, by the wish that is `at` this place."""
-    wish, k_max = wishes.each[at], state.lengths.shape[1] - 1
+def _group(wishes: Wishes, state: State, code: int, count: int = 0, backlog: int = 0) -> Group:
+    """Return so many decodes as a group, by its code."""
+    wish, k_max = wishes.each[code >> _WISH_AT], state.lengths.shape[1] - 1
     high = min(wish.high, k_max)
-    return Group(count, band, wish.weight, min(wish.low, high), high, backlog, wish.itl_slo_s / state.slowdown)
+    slo_s = wish.itl_slo_s / state.slowdown
+    return Group(count, code & _BAND, wish.weight, min(wish.low, high), high, backlog, slo_s)
 
 
 def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:

@@ -188,18 +188,25 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
     Report to the law the later cost of leaving requests out: the rows that now catch up because of its earlier choices.
     """
     width = drafted = rows = 0
-    for state in states:
-        state.band = state.acceptance.band
-        state.is_first = state.acceptance.drafts == 0
     for state, chosen in zip(states, law.k_of(states), strict=True):
-        k = state.k = state.scheduled_k = min(state.ceiling, deepest, chosen)
-        width = max(width, k)
+        acceptance = state.acceptance
+        state.band, state.is_first = acceptance.band, acceptance.drafts == 0
+        k = chosen  # comparisons, because `min` takes a third of this loop's time
+        if k > deepest:  # noqa: PLR1730
+            k = deepest
+        if k > state.ceiling:  # noqa: PLR1730
+            k = state.ceiling
+        state.k = state.scheduled_k = k
         if k:
             drafted += 1
-            rows += min(state.left_out_rows, state.backlog)
-            state.left_out_rows = 0
+            if k > width:  # noqa: PLR1730
+                width = k
+            if state.left_out_rows:
+                rows += min(state.left_out_rows, state.backlog)
+                state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:
-            state.left_out_rows += state.k == 0
+            if not state.k:
+                state.left_out_rows += 1
     law.note_plan(len(states), drafted, rows)
     return width

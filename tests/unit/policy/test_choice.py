@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specpilot.bench.simulation.h200_plant import FULL, graphs
-from specpilot.policy.choice import REST_STEPS, Group, choose, rate_of, worth_of
+from specpilot.policy.choice import REST_STEPS, Chooser, Group, choose, rate_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
 from specpilot.policy.types import Objective
@@ -45,6 +45,23 @@ def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np
         groups.append(Group(draw.randrange(1, 30), band, weight, low, high, backlog))
     acceptance = [draw.uniform(0.05, 0.98) for _ in groups]
     return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, Load(), draw.choice((0.0, 1e-4)))
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_a_chooser_that_is_kept_chooses_as_a_new_one(objective: Objective) -> None:
+    draw = random.Random(2)
+    for _ in range(60):
+        groups, al, priced = drawn(draw, draw.choice((None, graphs(FULL))))
+        groups = [group._replace(itl_slo_s=draw.choice((0.0, 0.0, 8e-3))) for group in groups]
+        kept = Chooser(groups, al, priced, objective)
+        for _ in range(5):
+            now = [
+                group._replace(decodes=draw.choice((0, 2, 20)), backlog=draw.choice((0, 0, 300))) for group in groups
+            ]
+            now[0] = now[0]._replace(decodes=1)
+            near = draw.choice((None, 1, K))
+            found = kept.choose([group.decodes for group in now], [group.backlog for group in now], near)
+            assert found == choose(now, al, priced, objective, near)
 
 
 @pytest.mark.parametrize(

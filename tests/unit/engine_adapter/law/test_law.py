@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specpilot.engine_adapter.evidence.acceptance import UNPROBED
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.law.tuning import LEAST_STEPS, QUIET_S
@@ -15,7 +16,8 @@ HIGH, LOW = 7, 1
 
 
 def request(band: int, label: str = "default", backlog: int = 0, drafts: int = 5) -> Any:
-    return SimpleNamespace(label=label, band=band, backlog=backlog, acceptance=SimpleNamespace(drafts=drafts))
+    acceptance = SimpleNamespace(code=band if drafts else band | UNPROBED)
+    return SimpleNamespace(label=label, backlog=backlog, acceptance=acceptance)
 
 
 def step_s(n: int, m: int, slots: int) -> float:
