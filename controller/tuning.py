@@ -1,7 +1,6 @@
 """The constants of the controller, in one value: unit, what each trades, where it was measured.
 
-An operator never needs these: site-dependent settings are in the policy. "Replay" is the closed-loop replay of 24,064
-drafts of the demo pair.
+An operator never needs these: site-dependent settings are in the policy.
 """
 
 from dataclasses import dataclass, replace
@@ -9,12 +8,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The constants. Times are seconds, `_trials` and `_steps` counts, `_ratio` 0..1.
+    """The constants. Times are seconds, `_steps` counts, `_ratio` 0..1.
 
     Attributes:
-        memory_trials: trials of a (band, position) after which older ones have lost 63 % of their weight. More has less
-            noise, less follows a changed drafter head sooner; 2,000 in the replay.
-        prior_trials: weight of the band's own mean in each of its positions; 20 in the replay.
         stale_s: age of the newest evidence at which a schedule is held.
         idle_s: time without a decode, up to the newest snapshot, after which a pool counts as idle; at least two
             snapshots (`for_snapshots`).
@@ -31,8 +27,6 @@ class Tuning:
             has become better.
     """
 
-    memory_trials: float = 2000.0
-    prior_trials: float = 20.0
     stale_s: float = 5.0
     idle_s: float = 2.0
     hold_out_window_s: float = 4.0

@@ -100,5 +100,5 @@ class ControlLaw:
 
     def _model(self, model: str) -> ModelAcceptance:
         if model not in self._models:
-            self._models[model] = ModelAcceptance(self._tuning)
+            self._models[model] = ModelAcceptance()
         return self._models[model]

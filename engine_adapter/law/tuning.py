@@ -1,12 +1,5 @@
 """The engine law's constants, each with its unit and what it trades."""
 
-MEMORY_TRIALS = 2000.0
-"""Trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against following a changed
-drafter head; 2,000 in the replay of 24,064 drafts."""
-
-PRIOR_TRIALS = 20.0
-"""Weight of the band's own mean in each position, and of the middle of the band in that mean; 20 in the replay."""
-
 QUIET_S = 60.0
 """Seconds in which requests of a band ran and no draft of them was verified, after which its counts have lost 63 % of
 their weight. So a band that was learned to be worth nothing is tried again. Less tries it more often for nothing."""
