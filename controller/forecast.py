@@ -1,8 +1,8 @@
 """Forecasts the law's choice under another policy. The law's own state does not change.
 
 Copies of the law decide, twice for each policy: the first decision is the choice, the second has this choice in force
-and so predicts its throughput. Dwell times count from the present, as they would for a new policy. When a window of the
-control group runs, the forecast ignores it: it ends within seconds and does not depend on the policy.
+and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it ends within
+seconds and does not depend on the policy.
 """
 
 import copy
@@ -97,10 +97,7 @@ def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolFore
 
 
 def _why_unknown(*reasons: str) -> str:
-    """Return why nothing can be predicted: the first of `reasons` that explains it.
-
-    The law checks a policy's bounds before its evidence: a reason about bounds hides the reason about the evidence.
-    """
+    """Return why nothing can be predicted: the first of `reasons` that explains it. Mode `off` hides the evidence's."""
     return next((_UNKNOWN[Reason(reason)] for reason in reasons if reason in _UNKNOWN), "nothing is predicted yet")
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
+from specpilot.controller.law.rows import static_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode
+from specpilot.policy.types import DEFAULT_CLASS, Guidance, KRange, Mode
 
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
@@ -43,11 +44,16 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
 
     A freeze of the current K holds the baseline schedule that was in force when it began, not the schedule of a window
     of the control group or a canary. Where engines choose K, that is the estimate of their choice; until there is one,
-    it publishes nothing and they go on choosing. When no schedule is in force yet, it publishes the static K; in mode
+    they go on choosing by the present policy. When no schedule is in force yet, it publishes the static K; in mode
     `advise` it publishes nothing and the engines keep their own K.
     """
     if freeze is None:
         return result
+    if freeze.hold is Hold.CURRENT and _is_unestimated(context, result):
+        return _frozen(
+            result, freeze, static_rows(context),
+            probe_ratio=context.policy.probe_ratio, guidance=context.guidance(),
+        )  # fmt: skip
     publish: Ranges | None
     standing = _standing(context, result) if freeze.hold is Hold.CURRENT else None
     if standing is not None:
@@ -55,16 +61,22 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
             name: tuple(item._replace(k=min(item.k, context.k_max)) for item in ranges)
             for name, ranges in standing[0].items()
         }
-    elif freeze.hold is Hold.CURRENT and (_is_unestimated(context, result) or _is_unsteered(context)):
+    elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
         publish = None
     else:
         publish = _static(context)
+    return _frozen(result, freeze, publish, probe_ratio=0.0 if standing is None else standing[1])
+
+
+def _frozen(
+    result: TickResult, freeze: Freeze, publish: Ranges | None, *, probe_ratio: float, guidance: Guidance | None = None
+) -> TickResult:
     return replace(
         result,
         reason=Reason.FROZEN,
         publish=publish,
-        probe_ratio=0.0 if standing is None else standing[1],
-        guidance=None,
+        probe_ratio=probe_ratio,
+        guidance=guidance,
         fleet=None,
         drawn=(),
         is_fallen_back=False,
@@ -79,16 +91,12 @@ def _static(context: PoolContext) -> Ranges:
 def _is_unestimated(context: PoolContext, result: TickResult) -> bool:
     """Return whether engines choose K and nothing is known of their choice yet; not if the law failed (`undecided`)."""
     is_guided = context.in_force is not None and context.in_force.guidance is not None
-    return is_guided and result.reason is not Reason.FROZEN
-
-
-def _is_unsteered(context: PoolContext) -> bool:
-    """Return whether engines run on their own, in mode `advise`."""
-    return context.policy.mode is Mode.ADVISE and not context.engines_version
+    may_choose = context.policy.mode is Mode.ACT and result.reason not in (Reason.FROZEN, Reason.NO_DRAFTER)
+    return is_guided and may_choose and result.standing is None
 
 
 def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
-    """Return the rows and the probe ratio of the baseline schedule; `None` without a schedule or an estimate."""
-    if result.standing is not None or context.in_force is None or _is_unestimated(context, result):
+    """Return the rows and the probe ratio of the baseline schedule; `None` when no schedule is in force."""
+    if result.standing is not None or context.in_force is None:
         return result.standing
     return context.in_force.classes, context.in_force.probe_ratio

@@ -63,10 +63,10 @@ class ControllerMetrics:
             gauge("measured_weighted_throughput_tokens_per_second", measured, _POOL),
             gauge("measured_goodput_tokens_per_second", f"Deprecated name. {measured}", _POOL),
         )
-        self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step under the schedule in force", _POOL)
+        self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step with the K in force", _POOL)
         self._measured_step = gauge("measured_step_seconds", "Measured mean step, without the time of prefill", _POOL)
         self._gain = gauge(
-            "predicted_gain_ratio", "Predicted throughput of the best schedule over the one in force", _POOL
+            "predicted_gain_ratio", "Predicted throughput of the engines' choice over the K in force, minus 1", _POOL
         )
         self._probe = gauge(
             "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL

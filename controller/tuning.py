@@ -11,7 +11,7 @@ class Tuning:
     """The constants. Times are seconds, `_steps` counts, `_ratio` 0..1.
 
     Attributes:
-        stale_s: age of the newest evidence at which a schedule is held.
+        stale_s: age of the newest evidence from which on it says nothing of the present load.
         idle_s: time without a decode, up to the newest snapshot, after which a pool counts as idle; at least two
             snapshots (`for_snapshots`).
         hold_out_window_s: length of a window of the control group. Longer ones lose less to `delivered_s`, shorter ones

@@ -126,7 +126,7 @@ class Chooser:
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
-        density = np.where(self._k <= first[..., None] + 1, best[..., None], alone) * has_room
+        density = np.where(has_room, np.where(self._k <= first[..., None] + 1, best[..., None], alone), -np.inf)
         order = (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
 
         # What the step comes to with each prefix of that order

@@ -3,8 +3,8 @@
 All are counters except the gauges at the end. Each has the label `model_name`, as vLLM's own metrics have. Positions
 count from 1, bands (`policy.bands`) from 0. A draft counts for the band in which its K was chosen.
 
-*Steps* are counted by kind: steps with prefilled tokens (`prefill`), steps without them in which the drafter also read
-positions to catch up (`catch_up`), and all others (`decode`).
+*Steps* are counted by kind: steps with prefilled tokens (`prefill` with decodes, `prompt` without), steps without
+prefilled tokens in which the drafter also read positions to catch up (`catch_up`), and all others (`decode`).
 """
 
 PREFIX = "specpilot_engine_"
@@ -44,4 +44,5 @@ LABEL_PART = "part"
 LABEL_TOKENS = "tokens"
 LABEL_KIND = "kind"
 CATCH_UP = "catch_up"
-"""The kind of the steps in which the drafter read positions to catch up; the others are `decode` and `prefill`."""
+PROMPT = "prompt"
+"""Two of the kinds."""

@@ -1,4 +1,4 @@
-"""The closed loop in virtual time: engines, observations, the controller's law, schedule, engines."""
+"""The closed loop in virtual time: engines, observations, the controller, schedule, engines."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
 
     - `later`: a second, and the policy from then on.
     - `wander`: standard deviation of the machine's log slowdown, which varies over seconds.
-    - `is_steered`: whether the law's schedules are applied; otherwise `start` stays.
+    - `is_steered`: whether the controller's schedules are applied; otherwise `start` stays.
     - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
     - `plant`: replaces `step_s` and `catch_up_s`.
     - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.

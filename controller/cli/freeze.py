@@ -23,9 +23,7 @@ class FreezeSettings(AdminSettings):
 
     model: CliPositionalArg[str] = ""
     everything: Annotated[bool, Field(description="every model, instead of one", alias="all")] = False
-    hold: Annotated[Literal["current", "static"], Field(description="the schedule in force, or the static K")] = (
-        "current"
-    )
+    hold: Annotated[Literal["current", "static"], Field(description="the present K, or the static K")] = "current"
     duration: Annotated[str | None, Field(description="duration: 90s, 10m, 2h, 1d", alias="for")] = None
     lift: Annotated[bool, Field(description="end the freeze")] = False
     replace: Annotated[bool, Field(description="replace a freeze that somebody else began")] = False
@@ -90,5 +88,5 @@ def _list(client: AdminClient) -> None:
 
 def _line(item: dict[str, object]) -> str:
     until = item["until"]
-    held = "the static K" if item["hold"] == "static" else "the schedule in force"
+    held = "the static K" if item["hold"] == "static" else "the K of that time"
     return f"{held}, until {text.moment(until) if isinstance(until, int | float) else 'it is lifted'}"

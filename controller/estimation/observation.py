@@ -86,6 +86,11 @@ class Evidence:
         return sum(self.steps_by.values())
 
     @property
+    def decode_steps(self) -> float:
+        """The steps that had decodes."""
+        return self.steps - self.steps_by.get(names.PROMPT, 0.0)
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of all steps."""
         return sum(self.seconds_by.values())
@@ -125,17 +130,13 @@ class Snapshot(NamedTuple):
     @property
     def counted_decodes(self) -> float:
         """The decodes in steps that did not catch up, as in `corrected_s`."""
-        return _without_catch_ups(self.evidence.decodes_by)
+        return sum(count for kind, count in self.evidence.decodes_by.items() if kind != names.CATCH_UP)
 
     @property
     def step_s(self) -> float | None:
-        """The mean duration of a step that did not catch up, by `corrected_s`; `None` without one."""
-        steps = _without_catch_ups(self.evidence.steps_by)
+        """The mean duration of a step that decodes and does not catch up, by `corrected_s`; `None` without one."""
+        steps = self.evidence.decode_steps - self.evidence.steps_by.get(names.CATCH_UP, 0.0)
         return self.corrected_s / steps if steps else None
-
-
-def _without_catch_ups(counts: Mapping[str, float]) -> float:
-    return sum(count for kind, count in counts.items() if kind != names.CATCH_UP)
 
 
 class Compared(NamedTuple):

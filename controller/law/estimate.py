@@ -42,7 +42,7 @@ class Mix:
     def take(self, evidence: Evidence, elapsed_s: float, prices: PriceList | None) -> None:
         """Add the evidence of one scrape."""
         keep = 0.5 ** (elapsed_s / MIX_HALF_LIFE_S)
-        self.steps = self.steps * keep + evidence.steps
+        self.steps = self.steps * keep + evidence.decode_steps
         self.decodes = {key: count * keep for key, count in self.decodes.items()}
         for key, count in evidence.drafts_of.items():
             self.decodes[key] = self.decodes.get(key, 0.0) + count

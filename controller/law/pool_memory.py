@@ -56,9 +56,14 @@ class PoolMemory:
         """Add one snapshot of an engine; return its `corrected_s`."""
         later_s = 0.0 if prices is None else prices.left_s * prices.slowdown
         corrected_s = evidence.decode_s + later_s * evidence.drafted_ratio * evidence.undrafted
+        corrected_s *= evidence.decode_s > 0  # an engine that does not report it: unknown
         self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, corrected_s)
         self.mixes.setdefault(engine_id, Mix()).take(evidence, elapsed_s, prices)
         return corrected_s
+
+    def fresh_mixes(self, now: float) -> dict[str, Mix]:
+        """Return what each engine runs that was scraped lately."""
+        return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= self.tuning.stale_s}
 
     def forget_all_but(self, engines: Container[str]) -> None:
         """Drop the snapshots of engines that are gone."""

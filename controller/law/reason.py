@@ -39,18 +39,15 @@ class Reason(StrEnum):
     CANARY_ENDED = "canary_ended"
 
 
-UNKNOWN_LOAD = (Reason.STALE, Reason.IDLE, Reason.UNPRICED)
-"""Nothing can be said of the present load."""
-
-STATIC = (Reason.HOLD_OUT, Reason.STATIC_BETTER)
-"""All engines run the static K."""
+STATIC = (Reason.UNPRICED, Reason.HOLD_OUT, Reason.STATIC_BETTER)
+"""All engines that run requests have the static K."""
 
 MEANING: dict[Reason, str] = {
     Reason.NO_DRAFTER: "no engine of the pool can speculate (k_max is 0)",
     Reason.OFF: "the policy's mode is off: the static K is published",
     Reason.FROZEN: "an operator froze the model: K stays until the freeze is lifted or expires",
     Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on by the guidance that they have",
-    Reason.IDLE: "no request is running: the next one gets K by the engines' own choice",
+    Reason.IDLE: "no request is running",
     Reason.UNPRICED: "no busy engine has measured enough steps yet: until then engines run the static K",
     Reason.HOLD_OUT: "a window of the control group: the static K runs, for comparison",
     Reason.STATIC_BETTER: "by the control group the static K is better than the engines' choice: it is published",

@@ -71,6 +71,12 @@ def one_k(names: Sequence[str], max_num_seqs: int, k: int) -> Ranges:
     return dict.fromkeys(names, (KRange(1, max(1, max_num_seqs), k),))
 
 
+def static_rows(context: PoolContext) -> Ranges:
+    """Return the static K by class, moved inside bounds and pins."""
+    static = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)
+    return within(static, {name: context.bounds(name) for name in context.policy.class_names})
+
+
 def within(rows: Ranges, bounds: Bounds) -> Ranges:
     """Return the rows named in `bounds`, each with the K that `rows` have for it, moved inside its bounds."""
     found = {}

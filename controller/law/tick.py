@@ -20,7 +20,7 @@ from specpilot.controller.law.estimate import Estimate, mean_running, representa
 from specpilot.controller.law.hold_out import Comparison, Seen
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.law.rows import bounds_of, one_k, requirements, within
+from specpilot.controller.law.rows import bounds_of, one_k, requirements, static_rows, within
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
@@ -41,7 +41,8 @@ class Tick:
         self._now = now
         self._at = at
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
-        self._static = self._bounded_static()
+        self._static = static_rows(context)
+        self._mixes = pool.fresh_mixes(now)
         self._log_gains: list[LogGain] = []
         self._evidence: dict[str, Any] = pool.ages(now)
 
@@ -74,10 +75,10 @@ class Tick:
             return Reason.STALE
         if self._pool.is_idle:
             return Reason.IDLE
-        return Reason.UNPRICED if representative(self._pool.mixes) is None else None
+        return Reason.UNPRICED if representative(self._mixes) is None else None
 
     def _estimate(self) -> Estimate | None:
-        mix = representative(self._pool.mixes)
+        mix = representative(self._mixes)
         return None if mix is None else Estimate(self._context, mix, self._model.lengths(self._context.k_max))
 
     def _guided(
@@ -91,7 +92,8 @@ class Tick:
         drawn = pool.hold_out.drawn(pool.engines, self._at, policy.hold_out_ratio) if may_draw else ()
         is_static = is_back is not (0 < len(drawn) == len(pool.engines))
         known = (Reason.STATIC_BETTER if is_back else Reason.HOLD_OUT) if is_static else Reason.ADAPTIVE
-        pool.standing = self._static if is_back else chosen, policy.probe_ratio
+        is_known = is_back or pool.chosen is not None
+        pool.standing = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
         return self._answer(
             unknown or known, chosen, self._static, gain,
             probe_ratio=policy.probe_ratio,
@@ -124,10 +126,12 @@ class Tick:
         if self._context.hold is not Hold.CURRENT:
             pool.standing = None
         elif pool.standing is None and in_force is not None:
-            rows: Ranges | None = in_force.classes
-            if in_force.guidance is not None:
-                rows = self._static if in_force.is_fallen_back else chosen
-            pool.standing = None if rows is None else (rows, in_force.probe_ratio)
+            if in_force.guidance is None:
+                pool.standing = in_force.classes, in_force.probe_ratio
+            elif self._is_stepped_back:  # the schedule in force may be of a canary's window
+                pool.standing = self._static, self._policy.probe_ratio
+            elif chosen is not None:
+                pool.standing = chosen, self._policy.probe_ratio
 
     @property
     def _is_stepped_back(self) -> bool:
@@ -146,12 +150,6 @@ class Tick:
         if in_force is None:
             return static if context.engines_version else None
         return None if in_force.guidance is None and in_force.classes == static else static
-
-    def _bounded_static(self) -> Ranges:
-        """Return the static K by class, moved inside bounds and pins."""
-        context = self._context
-        static = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)
-        return within(static, {name: context.bounds(name) for name in self._policy.class_names})
 
     def _measure_hold_out(self) -> None:
         pool, context, policy = self._pool, self._context, self._policy
@@ -183,10 +181,10 @@ class Tick:
         """Put the load and the acceptance into the evidence; nothing if the load is not known."""
         if not is_known:
             return
-        pool, evidence = self._pool, self._pool.newest.evidence if self._pool.newest else Evidence()
+        evidence = self._pool.newest.evidence if self._pool.newest else Evidence()
         classes: dict[str, dict[str, Any]] = {}
         bands = self._model.described(self._context.k_max)
-        for (name, band), share in shares(pool.mixes).items():
+        for (name, band), share in shares(self._mixes).items():
             found = classes.setdefault(name, {"share": 0.0, "measured_length": None})
             found["share"] += share
             if band < len(bands):
@@ -196,7 +194,7 @@ class Tick:
             tokens = sum(count for (owner, _), count in evidence.decode_tokens.items() if owner == name)
             found["measured_length"] = tokens / drafts if drafts else None
         self._evidence |= {
-            "decodes": mean_running(pool.mixes),
+            "decodes": mean_running(self._mixes),
             "drafts": sum(evidence.drafts.values()),
             "steps": evidence.steps,
             "classes": classes,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.law.reason import MEANING, STATIC, Reason
 from specpilot.controller.recording import daily_gain
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
@@ -14,8 +14,8 @@ from specpilot.policy.types import Decision
 
 _THROUGHPUTS = (
     ("measured", "measured"),
-    ("predicted_in_force", "predicted, schedule in force"),
-    ("predicted_best", "predicted, best schedule known"),
+    ("predicted_in_force", "predicted, K in force"),
+    ("predicted_best", "predicted, the engines' choice"),
     ("predicted_static", "predicted, static K"),
 )
 
@@ -40,6 +40,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "k_advised": _k_advised(moment),
         "schedule": schedule,
         "guidance": schedule["guidance"] if schedule else None,
+        "is_estimate": _is_estimate(moment),
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
         "hold_out": evidence.get("hold_out"),
@@ -55,6 +56,14 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
     }
 
 
+def _is_estimate(moment: Decision) -> bool:
+    """Return whether K is the engines' own choice, of which the rows are an estimate."""
+    if moment.schedule is None or moment.schedule.guidance is None:
+        return False
+    is_static = moment.reason in STATIC or moment.schedule.is_fallen_back
+    return moment.reason == Reason.ADAPTIVE or not is_static
+
+
 def text(found: dict[str, Any]) -> str:
     """Return an explanation as lines for a person."""
     lines = [
@@ -64,7 +73,7 @@ def text(found: dict[str, Any]) -> str:
     if found["running_decodes"] is not None:
         lines.append(f"load: {found['running_decodes']:.1f} running decodes per step")
     lines += [_class_line(name, facts) for name, facts in sorted(found["classes"].items())]
-    if found["guidance"] is not None:
+    if found["is_estimate"]:
         lines.append("K is the engines' own choice; the rows are the controller's estimate of it")
     lines += _k_lines(found["k"], found["k_advised"])
     lines += [_band_line(band, facts) for band, facts in sorted(found["bands"].items())]
@@ -78,7 +87,7 @@ def text(found: dict[str, Any]) -> str:
     if step.get("measured") is not None and step.get("predicted") is not None:
         lines.append(f"step: {step['measured'] * 1000:.2f} ms measured, {step['predicted'] * 1000:.2f} ms predicted")
     if found["predicted_gain_ratio"] is not None:
-        lines.append(f"the best schedule would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
+        lines.append(f"the engines' choice would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
     if found["predicted_gain_over_static_ratio"] is not None:
         lines.append(f"the schedule gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
     return "\n".join(lines + _hold_out_lines(found) + _canary_lines(found["canary"])) + "\n"

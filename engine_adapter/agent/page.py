@@ -1,8 +1,8 @@
 """A page of Prometheus' text format that is kept line by line, so that only changed lines are formatted again.
 
-The table of steps has some thousand series. With prometheus-client's multiprocess files each scrape would take 60 ms of
-the API server's event loop, to read them and to format the page, while every stream waits. This page is a join of its
-lines.
+By class, band and K a page has up to some thousand series. With prometheus-client's multiprocess files a scrape would
+take 60 ms of the API server's event loop, to read them and to format the page, while every stream waits. This page is a
+join of its lines.
 """
 
 from collections.abc import Callable, Iterable, Sequence

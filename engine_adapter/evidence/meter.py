@@ -85,7 +85,8 @@ class StepKind(StrEnum):
     """What a step has besides decodes."""
 
     DECODE = "decode"  # nothing
-    PREFILL = "prefill"  # prefilled tokens; it need not have decodes
+    PREFILL = "prefill"  # prefilled tokens
+    PROMPT = "prompt"  # prefilled tokens, and no decode
     CATCH_UP = "catch_up"  # no prefilled tokens; its drafter read positions to catch up
 
 
@@ -151,7 +152,7 @@ class Evidence:
 def kind_of_step(shape: StepShape) -> StepKind:
     """Return the kind of a step that does something."""
     if shape.prefill:
-        return StepKind.PREFILL
+        return StepKind.PREFILL if shape.decodes else StepKind.PROMPT
     return StepKind.CATCH_UP if shape.read else StepKind.DECODE
 
 

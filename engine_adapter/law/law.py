@@ -41,7 +41,7 @@ from specpilot.engine_adapter.law.tuning import (
     UNPROBED_RATIO,
 )
 from specpilot.policy.bands import BANDS
-from specpilot.policy.choice import Chooser, Group, Worth, choose, worth_of
+from specpilot.policy.choice import Chooser, Group, Worth, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import Load, PriceList, Prices
 from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
@@ -117,6 +117,14 @@ class _Choice(NamedTuple):
     width: int = 0
 
 
+class _Latest(NamedTuple):
+    """The decodes of the latest step and their groups, by these wishes; replaced whole."""
+
+    wishes: Wishes
+    groups: Sequence[int]
+    requests: Sequence[Request]
+
+
 class EngineLaw:
     """Counts, prices and chooses for one engine, of at most `most_running` decodes."""
 
@@ -141,7 +149,7 @@ class EngineLaw:
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left = self._left_s = 0.0  # decodes left out, by the share drafted for; seconds of catching up
-        self._latest: tuple[Sequence[int], Sequence[Request]] = (), ()  # groups and decodes of the latest step
+        self._latest: _Latest | None = None
         self.wish({})
 
     def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
@@ -152,7 +160,7 @@ class EngineLaw:
             name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
         }
         self.wishes = Wishes(of, {name: of.index(wish) for name, wish in found.items()}, deepest, objective)
-        self._latest, self._choice = ((), ()), _Choice(None, self.wishes, Counter(), {})
+        self._latest, self._choice = None, _Choice(None, self.wishes, Counter(), {})
 
     # The scheduler's thread
 
@@ -164,7 +172,7 @@ class EngineLaw:
             static = [min(max(self.static_k, wish.low), wish.high, self.k_max) for wish in wishes.each]
             return [static[wish_of.get(request.label, default)] for request in requests]
         groups = [wish_of.get(request.label, default) << _WISH_AT | request.acceptance.code for request in requests]
-        self._latest = groups, requests
+        self._latest = _Latest(wishes, groups, requests)
         counts = Counter(groups)
         self.steps += 1
         choice = self._choice
@@ -233,9 +241,10 @@ class EngineLaw:
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes
         if self._has_traffic or self.acceptance.has_prior:
-            state, (groups, requests) = State(self.acceptance.lengths(), prices, found.slowdown), self._latest
-            if groups:
-                self._choice = _chosen(state, self.wishes, Counter(groups), _backlogs_of(groups, requests))
+            state, latest = State(self.acceptance.lengths(), prices, found.slowdown), self._latest
+            if latest is not None and latest.groups and latest.wishes is self.wishes:
+                backlogs = _backlogs_of(latest.groups, latest.requests)
+                self._choice = _chosen(state, latest.wishes, Counter(latest.groups), backlogs)
             self.state = state
 
     def described(self) -> dict[str, Any] | None:
@@ -257,11 +266,13 @@ class EngineLaw:
 
     def _explained(self) -> list[dict[str, Any]]:
         """Return each group of the latest step with its K, and the worth of its positions."""
-        choice, wishes, (codes, requests) = self._choice, self.wishes, self._latest
-        counts = Counter(codes)
-        if choice.state is None or choice.wishes is not wishes or not counts.keys() <= choice.k_of.keys():
+        choice, latest = self._choice, self._latest
+        if choice.state is None or latest is None or choice.wishes is not latest.wishes:
+            return []
+        wishes, counts = latest.wishes, Counter(latest.groups)
+        if not counts.keys() <= choice.k_of.keys():
             return []  # the next step chooses anew
-        backlogs = _backlogs_of(codes, requests)
+        backlogs = _backlogs_of(latest.groups, latest.requests)
         present = sorted(counts)
         groups = [_group(wishes, choice.state, code, counts[code], backlogs.get(code, 0)) for code in present]
         ks = [choice.k_of[code] for code in present]
@@ -285,22 +296,6 @@ class EngineLaw:
             }
             for code, k, positions in zip(present, ks, worth, strict=True)
         ]
-
-    def table(
-        self, mix: Mapping[tuple[str, int], float], loads: Sequence[int]
-    ) -> dict[int, dict[tuple[str, int], int]]:
-        """Return K by (class, band) at hypothetical loads of a mix, given by shares; empty while nothing is known."""
-        state, wishes = self.state, self.wishes
-        if state is None:
-            return {}
-        found = {}
-        for n in loads:
-            groups = [
-                _group(wishes, state, wishes.of_class.get(name, 0) << _WISH_AT | band, max(1, round(share * n)))
-                for (name, band), share in mix.items()
-            ]
-            found[n] = dict(zip(mix, choose(groups, state.lengths, state.prices, wishes.objective), strict=True))
-        return found
 
 
 def _said(worth: Worth, band: int) -> str:

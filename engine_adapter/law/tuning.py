@@ -19,8 +19,8 @@ SLOWDOWN_SHARE = 0.05
 SLOWDOWN_KEPT = 0.99
 """What the logarithm of the slowdown factor keeps of itself at each step: a memory of 100 steps, so that it returns
 to 1 where cells do not say otherwise. What makes only some steps slower, such as a slow host on a GPU, raised it for
-good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (0.965 of the
-controller's law on the trace `h200`; with it 1.019)."""
+good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (on the
+trace `h200` this memory gains 5 %)."""
 
 PAUSE = 0.5
 """Logarithm of a step's error beyond which it is not averaged into its cell: a pause is no cost."""

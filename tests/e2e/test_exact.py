@@ -62,7 +62,7 @@ def test_the_exported_counters_equal_a_brute_force_reading_of_every_step(found: 
     for name, counts in found["expected"].items():
         assert found["exported"][name] == counts, name
     assert len(found["expected"]) == 7
-    assert set(found["expected"][names.STEPS]) == {"decode", "prefill", "catch_up"}
+    assert set(found["expected"][names.STEPS]) == {"decode", "prefill", "prompt", "catch_up"}
 
 
 def test_the_law_is_told_the_shape_of_every_step(found: dict[str, Any]) -> None:

@@ -272,7 +272,8 @@ class BruteForce:
         prefill = sum(output.num_scheduled_tokens.values()) - verified
         is_uniform = len(set(lengths)) <= 1
         self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, noted["context"]))
-        kind = "prefill" if prefill else "catch_up" if read else "decode"
+        with_prefill = "prefill" if decodes else "prompt"
+        kind = with_prefill if prefill else "catch_up" if read else "decode"
         self._add(names.STEPS, kind)
         self._add(names.STEP_DECODES, kind, by=len(decodes))
 

@@ -42,7 +42,7 @@ async function open() {
 async function freeze() {
   const { engines } = await call("engines");
   const model = h("select", {}, h("option", { value: "" }, "everything"), [...new Set(engines.map((item) => item.model))].sort().map((name) => h("option", { value: name }, name)));
-  const hold = h("select", {}, h("option", { value: "current" }, "the schedule in force"), h("option", { value: "static" }, "the static K"));
+  const hold = h("select", {}, h("option", { value: "current" }, "the present K"), h("option", { value: "static" }, "the static K"));
   const minutes = h("input", { type: "number", min: 1, placeholder: "until it is lifted" });
   const comment = await confirm("Freeze K", h("div", { class: "fields" }, h("label", {}, "of", model), h("label", {}, "on", hold), h("label", {}, "minutes", minutes)));
   if (comment === null) return;
@@ -67,7 +67,7 @@ async function lift(model) {
 
 async function showFreezes() {
   const { freezes } = await call("freezes");
-  show(by("freezes"), freezes.map((item) => h("p", {}, h("b", {}, item.model === "*" ? "Everything" : item.model), ` is frozen on ${item.hold === "static" ? "the static K" : "the schedule in force"}, by ${item.author}, until ${item.until === null ? "it is lifted" : moment(item.until)}${item.comment ? ` (${item.comment})` : ""}`,
+  show(by("freezes"), freezes.map((item) => h("p", {}, h("b", {}, item.model === "*" ? "Everything" : item.model), ` is frozen on ${item.hold === "static" ? "the static K" : "the K of that time"}, by ${item.author}, until ${item.until === null ? "it is lifted" : moment(item.until)}${item.comment ? ` (${item.comment})` : ""}`,
     me.role !== "viewer" && h("button", { type: "button", onclick: () => lift(item.model).catch(tellState) }, "Lift"))));
 }
 

@@ -70,8 +70,8 @@ export function survival(bands) {
   ];
 }
 
-const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, schedule in force"],
-  ["predicted_best", "predicted, best schedule known"], ["predicted_static", "predicted, static K"]];
+const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, K in force"],
+  ["predicted_best", "predicted, the engines’ choice"], ["predicted_static", "predicted, static K"]];
 const CHANGES = new Set(["hold_out", "static_better", "canary_ended", "frozen"]);
 
 export function throughput(decisions) {

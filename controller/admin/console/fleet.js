@@ -27,7 +27,7 @@ function summary(why) {
     ["static K, predicted tokens/s", number(why.throughput?.predicted_static)],
     ...heldOut(why.hold_out),
     ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
-    ["best schedule would add", percent(why.predicted_gain_ratio)],
+    ["the engines’ choice would add", percent(why.predicted_gain_ratio)],
     ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
     ["schedule version", number(why.version)]);
   if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
@@ -105,7 +105,7 @@ export function fleet(page) {
     const schedule = schedules.find((item) => keyOf(item) === chosen);
     show(places.overview, overview(pools, engines, whys, chosen, choose));
     show(places.now, ...summary(why));
-    const rows = schedule?.guidance ? why?.schedule : schedule; // under guidance: the controller's estimate
+    const rows = why?.is_estimate ? why.schedule : schedule; // where engines choose: the controller's estimate
     show(places.schedule, heatMap(rows?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
     show(places.survival, survival(why?.bands));
     show(places.throughput, throughput(decisions));

@@ -47,6 +47,19 @@ def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np
     return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, Load(), draw.choice((0.0, 1e-4)))
 
 
+def test_bounds_hold_where_a_position_is_worth_nothing_at_all() -> None:
+    """After thousands of rejected drafts a survival vanishes in rounding: such a position ties with forbidden ones."""
+    draw, k_max = random.Random(4), 7
+    for _ in range(200):
+        al = lengths(draw.uniform(0.5, 0.99), draw.uniform(0.5, 0.99), 1e-7, k_max=k_max)
+        high = draw.choice((0, 1, 2))
+        groups = [Group(draw.choice((1, 9)), 0, 1.0, 0, high), Group(draw.choice((0, 4)), 1, 2.0, 0, k_max)]
+        groups.append(Group(draw.choice((0, 1, 9)), 2, 1.0, 0, k_max))
+        priced = prices(base=5e-2, slot=0.0, drafter=1e-4, token=draw.choice((1e-7, 1e-5)))
+        found = choose(groups, al, priced, near=draw.choice((None, 1, 3)))
+        assert all(group.low <= k <= group.high for group, k in zip(groups, found, strict=True)), (groups, found)
+
+
 @pytest.mark.parametrize("objective", Objective)
 def test_a_chooser_that_is_kept_chooses_as_a_new_one(objective: Objective) -> None:
     draw = random.Random(2)

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
 from specpilot.policy.types import KRange
 
 BUSY = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, steps_by={"decode": 10.0}, running={"a": 4})
@@ -41,3 +44,27 @@ def test_what_was_estimated_under_one_arms_policy_does_not_hold_under_the_others
     assert (pool.chosen, pool.standing) == (rows, (rows, 0.005))
     pool.begin(Arm.CANARY if arm is Arm.PRESENT else Arm.PRESENT)
     assert (pool.chosen, pool.standing) == (None, None)
+
+
+def test_an_engine_that_is_no_longer_scraped_leaves_the_estimate() -> None:
+    pool = PoolMemory.new(Tuning())
+    for at in range(20):
+        for name in ("gone", "here"):
+            if name == "here" or at < 8:
+                pool.take_engine(name, BUSY, 1.0, float(at), None)
+    assert pool.fresh_mixes(9.0).keys() == {"gone", "here"}
+    assert pool.fresh_mixes(19.0).keys() == {"here"}
+
+
+def test_steps_that_only_prefill_lower_no_mean() -> None:
+    pool = PoolMemory.new(Tuning())
+    evidence = replace(BUSY, steps_by={"decode": 10.0, "prompt": 30.0}, decode_s=0.1)
+    pool.take_engine("one", evidence, 1.0, 1.0, None)
+    assert pool.mixes["one"].running == pytest.approx(4.0)
+    assert pool.engines["one"].step_s == pytest.approx(0.01)
+
+
+def test_an_engine_that_does_not_report_the_time_of_decoding_has_no_corrected_one() -> None:
+    pool = PoolMemory.new(Tuning())
+    left = PriceList(Coefficients((0.0,) * len(PARTS), (0.0,) * len(KNOTS)), left_s=1e-4)
+    assert pool.take_engine("one", replace(BUSY, drafts={("a", 3, 0): 20.0, ("a", 3, 3): 20.0}), 1.0, 1.0, left) == 0.0

@@ -101,12 +101,13 @@ def test_steps_are_counted_by_kind() -> None:
     assert meter.take().steps == {
         StepKind.DECODE: StepSums(2, 0.75, 16),
         StepKind.CATCH_UP: StepSums(2, 3.0, 17),
-        StepKind.PREFILL: StepSums(3, 28.0, 15),
+        StepKind.PREFILL: StepSums(2, 12.0, 15),
+        StepKind.PROMPT: StepSums(1, 16.0, 0),
     }
 
 
-def test_the_kind_of_steps_that_catch_up_has_the_name_that_readers_of_the_metrics_know() -> None:
-    assert StepKind.CATCH_UP == names.CATCH_UP
+def test_kinds_have_the_names_that_readers_of_the_metrics_know() -> None:
+    assert (StepKind.CATCH_UP, StepKind.PROMPT) == (names.CATCH_UP, names.PROMPT)
 
 
 def test_steps_are_also_kept_one_by_one_with_their_shape_their_seconds_and_their_context() -> None:

@@ -178,12 +178,19 @@ def test_engines_of_the_smallest_k_max(k_max: int) -> None:
     assert law.k_of([request(HIGH)])[0] in (0, k_max)
 
 
-def test_a_table_of_hypothetical_loads_has_k_by_class_band_and_load() -> None:
-    law = EngineLaw(K_MAX, STATIC, 64)
-    assert law.table({("default", HIGH): 1.0}, [1]) == {}
-    found = measured(law).table({("default", HIGH): 0.5, ("default", LOW): 0.5}, [2, 16])
-    assert found[16]["default", HIGH] == K_MAX
-    assert found[16]["default", LOW] == 0
+def test_wishes_that_change_while_k_is_looked_up_do_not_disturb_the_agents_thread() -> None:
+    """The scheduler's thread has read the old wishes, and the agent's sets fewer ones, then refreshes."""
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.wish({"code": Wish(weight=2.0), "chat": Wish(weight=3.0)})
+
+    class Changing(list[Any]):
+        def __len__(self) -> int:
+            law.wish({})
+            return super().__len__()
+
+    law.k_of(Changing([request(HIGH, "chat"), request(LOW, "code")]))
+    law.refresh()
+    assert law.k_of([request(HIGH)]) == [K_MAX]
 
 
 def test_it_says_why_k_is_what_it_is() -> None:

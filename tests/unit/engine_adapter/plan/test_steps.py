@@ -93,7 +93,8 @@ def named(name: str) -> Any:
 
 
 def prefill_steps(evidence: Evidence) -> int:
-    return steps_by_kind(evidence).get(StepKind.PREFILL, 0)
+    found = steps_by_kind(evidence)
+    return found.get(StepKind.PREFILL, 0) + found.get(StepKind.PROMPT, 0)
 
 
 def steps_by_kind(evidence: Evidence) -> dict[StepKind, int]:
@@ -151,7 +152,7 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
         (StepShape(0, 0, 3, prefill=5, read=5), 0.0, 10),
         (StepShape(1, 4, 3), 0.0, 14),
     ]
-    assert steps_by_kind(evidence) == {StepKind.PREFILL: 2, StepKind.DECODE: 1}
+    assert steps_by_kind(evidence) == {StepKind.PROMPT: 2, StepKind.DECODE: 1}
     assert drafts(evidence) == {("default", 3): 1}
     assert tokens(evidence) == {"default": 3}
 
@@ -349,7 +350,7 @@ def test_more_input_to_a_session_is_prefilled() -> None:
     engine.table = table(default=3)
     engine.end(engine.begin(continued=["a"], a=500), a=1)
     evidence = engine.meter.take()
-    assert steps_by_kind(evidence) == {StepKind.PREFILL: 1}
+    assert steps_by_kind(evidence) == {StepKind.PROMPT: 1}
     assert engine.plan.catch_up == ()
 
 
