@@ -20,7 +20,7 @@ from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
 
 _UNKNOWN = {
     Reason.STALE: "the evidence is stale: no engine of the pool was scraped lately",
-    Reason.IDLE: "nothing runs: what a schedule would gain depends on the load",
+    Reason.IDLE: "nothing runs: what the policy would gain depends on the load",
     Reason.UNPRICED: "no busy engine has measured enough steps yet",
 }
 

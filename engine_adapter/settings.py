@@ -29,11 +29,13 @@ class AdapterSettings(BaseSettings):
         default=False, description="choose K in the engine, from its own counts, while no schedule is in force"
     )
     probe_ratio: float = Field(
-        default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine chooses K"
+        default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine adapts alone"
     )
-    least_k: int = Field(default=0, ge=0, description="the least K that the engine chooses")
+    least_k: int = Field(default=0, ge=0, description="the least K while the engine adapts alone")
     hold_schedule_s: float = Field(
-        default=86_400.0, ge=0, description="seconds that a schedule's K stays without renewal by a controller"
+        default=86_400.0,
+        ge=0,
+        description="seconds that guidance or a schedule's K stays in force without renewal by a controller",
     )
     calibrate_s: float = Field(
         default=20.0,

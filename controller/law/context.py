@@ -1,4 +1,4 @@
-"""The law's inputs about a pool besides its evidence, and its result."""
+"""What a tick reads of a pool besides its evidence, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 `ControlLaw.observe` learns from the engines' metrics; `ControlLaw.decide` decides for one pool. Nothing here reads a
 clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
-same calls give the same results. Acceptance is estimated per model from all its pools together, cost per pool.
+same calls give the same results. Acceptance is estimated per model from all its pools together; prices are those that
+engines export.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The law's state of one pool between ticks."""
+"""The controller's state of one pool between ticks."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field

@@ -45,8 +45,8 @@ STATIC = (Reason.UNPRICED, Reason.HOLD_OUT, Reason.STATIC_BETTER)
 MEANING: dict[Reason, str] = {
     Reason.NO_DRAFTER: "no engine of the pool can speculate (k_max is 0)",
     Reason.OFF: "the policy's mode is off: the static K is published",
-    Reason.FROZEN: "an operator froze the model: K stays until the freeze is lifted or expires",
-    Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on by the guidance that they have",
+    Reason.FROZEN: "an operator froze the model: engines follow fixed rows until the freeze is lifted or expires",
+    Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on as before",
     Reason.IDLE: "no request is running",
     Reason.UNPRICED: "no busy engine has measured enough steps yet: until then engines run the static K",
     Reason.HOLD_OUT: "a window of the control group: the static K runs, for comparison",

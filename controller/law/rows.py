@@ -1,5 +1,7 @@
 """Rows of K: for each class, or each band of a class, K by the number of running decodes. Pure.
 
+They are for the estimate, the static K and freezes; engines that choose do not read them.
+
 Acceptance belongs to the band, so the rows of `default` (`default:0` to `default:7`) serve every class with the same
 requirements as `default`. A class with another weight, bound or SLO has rows by band of its own. A class with a fixed K
 has a single row without a band, because it is not probed. The row `default` always exists; with bands it serves no

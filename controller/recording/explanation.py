@@ -89,7 +89,7 @@ def text(found: dict[str, Any]) -> str:
     if found["predicted_gain_ratio"] is not None:
         lines.append(f"the engines' choice would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
     if found["predicted_gain_over_static_ratio"] is not None:
-        lines.append(f"the schedule gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
+        lines.append(f"the K in force gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
     return "\n".join(lines + _hold_out_lines(found) + _canary_lines(found["canary"])) + "\n"
 
 
@@ -171,7 +171,7 @@ def _meaning(reason: str) -> str:
 
 
 def _k_advised(decision: Decision) -> dict[str, int]:
-    """Return K by row of the law's choice, at the load of the tick; in mode `act` this is the K in force."""
+    """Return the estimate of the engines' choice, by row, at the load of the tick."""
     decodes = max(1, round(decision.evidence.get("decodes") or 1))
     if decision.schedule is None:
         return {}

@@ -11,9 +11,9 @@ the scheduler's does, near the last width.
 
 Requests without a verified draft lie in the band in which their kind begins. Drafts whose K was chosen there do not
 count for this band: they are drafts of a mixture, and would hide that the requests which were found in the band draft
-well. Where requests without a verified draft
-are most of the decodes, the bands of the others say nothing of the whole: then each known request gets K as if all were
-like it, so that one that drafts well is drafted for, and with it all others once.
+well. Where requests without a verified draft are most of the decodes, the bands of the few others say little of the
+batch. Each known request then gets the K that it would have if all were like it. If that is above 0 the drafter runs,
+and the step can also make the first draft of the others.
 
 Until steps were measured and traffic was seen for a second the static K holds: at K = 0 from the start nothing would be
 learned of the first requests. With the acceptance of a fleet the law begins as soon as steps were measured.

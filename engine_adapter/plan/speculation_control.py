@@ -1,4 +1,4 @@
-"""The table of K in force on one engine: by class, band and running decodes, looked up every step, replaced whole.
+"""What decides K on one engine: its law, or rows by class, band and running decodes; read every step, replaced whole.
 
 Pure: the time is an argument. The agent's thread and the control route offer schedules, one at a time; the scheduler's
 thread reads. They share one reference, which is replaced whole, so a step sees the old table or the new one, never a

@@ -239,8 +239,8 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
         "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
         "control group: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
         "  gain in inter-token latency: +5.0%, between +1.0% and +9.0%",
-        "the best schedule would gain +10.0% now (predicted)",
-        "the schedule gains +66.7% over static K (predicted)",
+        "the engines' choice would gain +10.0% now (predicted)",
+        "the K in force gains +66.7% over static K (predicted)",
     ):
         assert line in told.stdout
     as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")

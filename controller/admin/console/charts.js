@@ -92,6 +92,6 @@ export function throughput(decisions) {
     scrolled("Throughput", "chart long", s("svg", { viewBox: `0 0 ${wide} 185`, role: "img", "aria-label": "Throughput over time, measured and predicted" }, scale, marks, lines,
       s("text", { x: 60, y: 180 }, clock(first)), s("text", { x: wide - 10, y: 180, "text-anchor": "end" }, clock(first + span)))),
     legend(THROUGHPUTS.map(([, label], at) => [label, colour(at)])),
-    h("p", { class: "empty" }, "Tokens per second and engine; a dotted line is a change of K."),
+    h("p", { class: "empty" }, "Tokens per second and engine; a dotted line is the begin of a control window of all engines, of a fall back or of a freeze, or the end of a canary."),
   ];
 }

@@ -18,7 +18,7 @@ const query = (key) => {
 
 function summary(why) {
   if (!why) return [h("p", { class: "why empty" }, "No decision was made yet.")];
-  const step = why.step_s ?? {}, parts = [["K now, by class", kText(why.k, why.bands)]];
+  const step = why.step_s ?? {}, parts = [[why.is_estimate ? "K now, estimated, by class" : "K now, by class", kText(why.k, why.bands)]];
   if (Object.entries(why.k_advised ?? {}).some(([row, k]) => why.k?.[row] !== k)) parts.push(["K advised", kText(why.k_advised, why.bands)]);
   parts.push(
     ["running decodes", number(why.running_decodes, 1)],
