@@ -15,7 +15,7 @@ from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.rows import bounds_of, k_of, loads, row_at
 from specpilot.policy.bands import BANDS, row_of
-from specpilot.policy.choice import Group, choose, step_of
+from specpilot.policy.choice import Chooser, Group, step_of
 from specpilot.policy.prices import PriceList
 from specpilot.policy.ranges import Ranges
 from specpilot.policy.types import DEFAULT_CLASS
@@ -103,21 +103,25 @@ class Estimate:
         self._of_row: list[int] = []  # of each group
         self._share: list[float] = []
         self._group: list[Group] = []
+        group_of: dict[tuple[int, int], int] = {}  # classes with the same wishes share their rows, and so a group
         for name in sorted(known):
             wanted = context.policy.of_class(name)
             slo_s = (wanted.itl_slo_ms or 0.0) / _MS / self._slowdown
             low, high = context.bounds(name)
             for band in range(BANDS):
-                self._of_row.append(row_of(places, name, band))
-                self._share.append(shares.get((name, band), 0.0))
-                self._group.append(Group(0, band, wanted.weight, low, high, 0, slo_s))
+                row = row_of(places, name, band)
+                at = group_of.setdefault((row, band), len(self._group))
+                if at == len(self._group):
+                    self._of_row.append(row)
+                    self._share.append(0.0)
+                    self._group.append(Group(0, band, wanted.weight, low, high, 0, slo_s))
+                self._share[at] += shares.get((name, band), 0.0)
 
     def rows(self) -> Ranges:
         """Return K by row and number of running decodes, for the present mix."""
-        chosen = [
-            self._by_row(choose(self._groups(decodes), self._lengths, self._prices, self._objective))
-            for decodes in self._loads
-        ]
+        chooser = Chooser(self._group, self._lengths, self._prices, self._objective)
+        none = [0] * len(self._group)
+        chosen = [self._by_row(chooser.choose(self._counts(decodes), none)) for decodes in self._loads]
         return {
             name: row_at(self._loads, [ks[at] for ks in chosen], self._loads[-1]) for at, name in enumerate(self._names)
         }
@@ -138,12 +142,17 @@ class Estimate:
         )
 
     def _groups(self, n: int) -> list[Group]:
-        """Return the groups of `n` decodes of the present mix: whole numbers that add up to `n`."""
+        """Return the groups of `n` decodes of the present mix."""
+        return [group._replace(decodes=count) for group, count in zip(self._group, self._counts(n), strict=True)]
+
+    def _counts(self, n: int) -> list[int]:
+        """Return the decodes of each group of `n` in all: whole numbers that add up to `n`."""
         wanted = np.array(self._share) * n
         counts = np.floor(wanted).astype(int)
         for at in np.argsort(counts - wanted, kind="stable")[: n - int(counts.sum())]:
             counts[at] += 1
-        return [group._replace(decodes=count) for group, count in zip(self._group, counts.tolist(), strict=True)]
+        found: list[int] = counts.tolist()
+        return found
 
     def _ks(self, rows: Ranges) -> list[int]:
         """Return K of each group at the present load."""
