@@ -75,7 +75,7 @@ def choose(
 class Chooser:
     """Chooses K of the same groups again and again, of which only decodes and backlogs change.
 
-    What does not depend on these is computed once: a choice then takes about half of the time.
+    What does not depend on these is computed once, so that each choice costs less than choosing from nothing.
     """
 
     def __init__(
