@@ -246,9 +246,9 @@ def test_a_freeze_from_the_command_line(controller: Controller) -> None:
     begun = controller.command("freeze", "demo", "--hold", "static", "--for", "2h", "--comment", "launch")
     assert begun.stdout.startswith("demo is frozen: the static K, until 20"), begun.stderr
     assert "no engine of demo runs" in begun.stderr
-    assert controller.command("freeze", "--all").stdout.startswith("everything is frozen: the schedule in force")
+    assert controller.command("freeze", "--all").stdout.startswith("everything is frozen: the K of that time")
     listed = controller.command("freeze", "--list").stdout
-    assert "everything: the schedule in force, until it is lifted, by --admin-token" in listed
+    assert "everything: the K of that time, until it is lifted, by --admin-token" in listed
     assert "demo: the static K" in listed
     assert listed.rstrip().endswith("# launch")
     assert controller.command("freeze", "--all", "--lift").returncode == 0
