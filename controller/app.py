@@ -31,8 +31,8 @@ from specpilot.controller.tuning import Tuning
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.model_policy import Mode
 from specpilot.policy.store import Store
-from specpilot.policy.types import Mode
 
 _log = logging.getLogger(__name__)
 

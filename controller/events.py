@@ -7,7 +7,7 @@ from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import differences
-from specpilot.policy.types import Schedule
+from specpilot.policy.schedule import Schedule
 
 
 def canary_ended(experiment: Experiment, at: float) -> AuditEntry:

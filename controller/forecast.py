@@ -15,8 +15,9 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.policy.bands import row_parts
 from specpilot.policy.freeze import Hold
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Mode, Policy, Schedule
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, Ranges, Schedule
 
 _UNKNOWN = {
     Reason.STALE: "the evidence is stale: no engine of the pool was scraped lately",

@@ -12,8 +12,9 @@ from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import static_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import DEFAULT_CLASS, Guidance, KRange, Mode
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import Guidance, KRange, Ranges
 
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:

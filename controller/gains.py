@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.policy.gain import DailyGain, LogGain, day_of
+from specpilot.policy.records import Lease
 from specpilot.policy.store import Store
-from specpilot.policy.types import Lease
 
 PoolKey = tuple[str, str]
 

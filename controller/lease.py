@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.records import Lease
 from specpilot.policy.store import Store
-from specpilot.policy.types import Lease
 
 TTL_S = 3.0
 """How long a lease lasts. Less shortens the pause after a leader dies; more avoids take-overs from one that stalls."""

@@ -38,8 +38,9 @@ from specpilot.policy.canary import Experiment
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, freeze_of
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import EngineRecord, Lease
 from specpilot.policy.store import Store
-from specpilot.policy.types import EngineRecord, Lease, Mode
 
 HANG_S = 10.0
 """Seconds without progress after which the loop counts as hanging: not ready, and its lease is not renewed."""

@@ -8,8 +8,10 @@ from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Arm, Experiment
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import CLASS_LIMIT, EngineRecord, Mode, Policy, Schedule
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import CLASS_LIMIT
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Ranges, Schedule
 
 FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that a pool's estimates outlive it."""

@@ -19,9 +19,9 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import PoolKey, next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
-from specpilot.policy.ranges import Ranges
+from specpilot.policy.records import Decision, Lease
+from specpilot.policy.schedule import Ranges, Schedule
 from specpilot.policy.store import Store
-from specpilot.policy.types import Decision, Lease, Schedule
 
 RENEW_S = 5.0
 """Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""

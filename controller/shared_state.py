@@ -26,8 +26,10 @@ from specpilot.policy.errors import (
     VersionConflictError,
 )
 from specpilot.policy.freeze import Freeze
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store, StoreMemory
-from specpilot.policy.types import EngineRecord, Policy, Schedule
 
 MEMORY_S = 5.0
 """Between two readings of the memory that Redis uses; it fills over hours."""

@@ -56,11 +56,11 @@ from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
 from specpilot.gateway.wire.deadlines import Limits
 from specpilot.gateway.wire.origins import Origins
 from specpilot.policy import json_log
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
-from specpilot.policy.types import ApiKey
 
 _log = logging.getLogger("gateway")
 

@@ -28,8 +28,8 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.origins import EXPOSED, MAX_AGE_S, METHODS
 from specpilot.gateway.wire.routes import PROXIED
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.codec import to_plain
-from specpilot.policy.types import ApiKey
 
 _METHOD_NOT_ALLOWED = 405
 

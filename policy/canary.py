@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 BLOCKS_LIMIT = 500
 """Blocks of one experiment at most; it bounds the stored document."""

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.policy.prices import Prices
-from specpilot.policy.types import Objective
+from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]

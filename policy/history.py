@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 VERSIONS_KEPT = 300
 """Versions that are kept of each policy; with the largest policy allowed they take some 20 MB of Redis."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from specpilot.policy.types import model_name_faults
+from specpilot.policy.names import model_name_faults
 
 ROUTES_LIMIT = 256
 """Names with a route at most; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""

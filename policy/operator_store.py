@@ -12,7 +12,7 @@ from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import DailyGain, LogGain
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
-from specpilot.policy.types import Lease
+from specpilot.policy.records import Lease
 
 
 class OperatorStore(Protocol):

@@ -17,8 +17,8 @@ from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, 
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.records import Lease
 from specpilot.policy.redis_connection import guarded
-from specpilot.policy.types import Lease
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

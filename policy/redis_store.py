@@ -17,26 +17,20 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from specpilot.policy import keys, redis_scripts
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.audit import CONTROLLER
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
+from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
 from specpilot.policy.redis_dials import Dials
 from specpilot.policy.redis_operators import OperatorRecords
 from specpilot.policy.redis_url import parse
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store, StoreMemory
-from specpilot.policy.types import (
-    ApiKey,
-    Decision,
-    EngineRecord,
-    GatewayUsage,
-    Lease,
-    Policy,
-    Schedule,
-    VersionedPolicy,
-)
 
 T = TypeVar("T")
 _FILED_WITHIN_MS = 1000

@@ -7,20 +7,14 @@ snapshot that a background thread keeps. Every call may raise `StoreUnavailableE
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.canary import Experiment
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.history import DELETED, WRITTEN, Change
+from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.operator_store import OperatorStore
-from specpilot.policy.types import (
-    ApiKey,
-    Decision,
-    EngineRecord,
-    GatewayUsage,
-    Lease,
-    Policy,
-    Schedule,
-    VersionedPolicy,
-)
+from specpilot.policy.records import Decision, EngineRecord, Lease
+from specpilot.policy.schedule import Schedule
 
 
 class StoreMemory(NamedTuple):

@@ -36,9 +36,9 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
 from specpilot.policy.history import Change, differences
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail
-from specpilot.policy.types import ClassPolicy, Mode, Policy
 from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor

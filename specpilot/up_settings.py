@@ -12,9 +12,9 @@ from specpilot import embedded_redis, sagemaker
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.model_policy import Policy
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import Policy
 from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"

@@ -190,7 +190,7 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()) -> None:
     from specpilot.policy.bands import row_name  # noqa: PLC0415 - beside vLLM's, at first use
-    from specpilot.policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
+    from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
 
     schedule = Schedule(
         control.model,

@@ -26,7 +26,8 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
 from specpilot.engine_adapter.plan.speculation_control import KTable, law_table, table_of
 from specpilot.policy.bands import BANDS, row_name
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, Schedule
 
 RUNNING = (64, 256)
 REPLY_TOKENS = (100, 500)

@@ -47,8 +47,9 @@ from specpilot.bench.process_end import end
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import DEFAULT_CLASS, Policy
 
 PROGRAM = "specpilot bench control"
 K_MAX = 7

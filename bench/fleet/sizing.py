@@ -46,9 +46,11 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy.bands import BANDS
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import PolicyError
+from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.schedule import KRange, Schedule
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import ClassPolicy, EngineRecord, KRange, Policy, Schedule
 
 PROGRAM = "specpilot bench sizing"
 MAX_NUM_SEQS = 64

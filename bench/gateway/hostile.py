@@ -28,9 +28,9 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.canned_engine import MODEL
 from specpilot.bench.gateway.stage import stage
 from specpilot.bench.report.output import say
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, load
-from specpilot.policy.types import ClassPolicy, MatchRule, Policy
 
 PROGRAM = "specpilot bench gateway-hostile"
 KEY = "bench-key"

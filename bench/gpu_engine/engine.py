@@ -35,7 +35,7 @@ class Engine:
 
         Requests without a group have the K of group 0.
         """
-        from specpilot.policy.types import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
+        from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
 
         control = self.control
         most = self.core.vllm_config.scheduler_config.max_num_seqs

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from specpilot.bench.data.shipped import SHIPPED, conversations
 from specpilot.policy.codec import decode, from_plain
-from specpilot.policy.types import is_class_name
+from specpilot.policy.names import is_class_name
 
 TRACES = Path(__file__).resolve().parent / "traces"
 

@@ -9,7 +9,7 @@ from specpilot.bench.simulation.engine import K_MAX, MODEL, Engine, uniform
 from specpilot.bench.simulation.gpu_plants import GpuPlant
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 SETTLE_S = 15
 """Unmeasured seconds of the load at the begin, in which the law learns the step times."""

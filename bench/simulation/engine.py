@@ -49,7 +49,8 @@ from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import DEFAULT_CLASS, Guidance, KRange, Objective, Schedule
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import Guidance, KRange, Objective, Schedule
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7

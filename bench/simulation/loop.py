@@ -17,7 +17,8 @@ from specpilot.controller.pools import schedule_of
 from specpilot.controller.tuning import Tuning
 from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import Policy, Schedule
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.schedule import Schedule
 
 WANDER_KEPT = math.exp(-1 / 15)
 """Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""

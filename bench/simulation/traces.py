@@ -14,7 +14,7 @@ from specpilot.bench.simulation.h200_plant import graphs as h200_graphs
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
-from specpilot.policy.types import ClassPolicy, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
 
 _WANDER = 0.08
 _PAUSED = 6.0

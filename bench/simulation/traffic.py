@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.names import DEFAULT_CLASS
 
 ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
     "chat": (0.32, 0.42, 0.46, 0.54, 0.61, 0.69, 0.76, 0.79, 0.84),

@@ -25,8 +25,9 @@ from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Change, Difference, differences
+from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.store import Store
-from specpilot.policy.types import DEFAULT_CLASS, Policy, VersionedPolicy
 
 _CANARY_REQUEST: dict[str, Any] = {
     "type": "object",

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.forecast import PoolForecast
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import Difference
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.history import differences
+from specpilot.policy.names import model_name_faults
 from specpilot.policy.store import Store
-from specpilot.policy.types import model_name_faults
 
 _FIELDS = ("hold", "until", "for_s", "replace")
 _FREEZE_REQUEST: dict[str, Any] = {

@@ -22,20 +22,19 @@ from specpilot.controller.admin.expiry import (
 )
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals
-from specpilot.policy.clock import Clock
-from specpilot.policy.errors import Fault
-from specpilot.policy.history import differences
-from specpilot.policy.store import Store
-from specpilot.policy.types import (
+from specpilot.policy.api_key import (
     ALLOWED_MODELS_LIMIT,
-    K_LIMIT,
     RATE_LIMIT_MAX,
     ApiKey,
     ceiling_faults,
-    is_class_name,
     model_faults,
     rate_faults,
 )
+from specpilot.policy.clock import Clock
+from specpilot.policy.errors import Fault
+from specpilot.policy.history import differences
+from specpilot.policy.names import K_LIMIT, is_class_name
+from specpilot.policy.store import Store
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
 _FIELDS = ("traffic_class", "allowed_classes", "allowed_models", *_LIMITS, "k_max", *EXPIRY_FIELDS)

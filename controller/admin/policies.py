@@ -24,8 +24,8 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.codec import from_plain, schema, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
+from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
 from specpilot.policy.store import Store
-from specpilot.policy.types import Mode, Policy, VersionedPolicy
 
 _CHANGES_LISTED = 8
 

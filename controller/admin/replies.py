@@ -11,7 +11,9 @@ from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
-from specpilot.policy.types import Decision, EngineRecord, Mode, Schedule, VersionedPolicy
+from specpilot.policy.model_policy import Mode, VersionedPolicy
+from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.schedule import Schedule
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -28,8 +28,9 @@ from specpilot.controller.forecast import Forecast
 from specpilot.controller.recording.explanation import explain
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import Decision
 from specpilot.policy.store import Store
-from specpilot.policy.types import Decision, Mode
 
 _AT_ONCE_S = 1e-6
 _ARRIVES_WITHIN_S = 2.0

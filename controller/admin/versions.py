@@ -21,7 +21,7 @@ from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault
 from specpilot.policy.history import VERSIONS_KEPT, Cause, PolicyVersion, differences
-from specpilot.policy.types import VersionedPolicy
+from specpilot.policy.model_policy import VersionedPolicy
 
 _NEWEST = 2**53
 Number = Annotated[int, Path(ge=1, le=_NEWEST)]

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.policy.bands import row_of, row_parts, serving_rows
-from specpilot.policy.ranges import k_at
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, k_at
 from specpilot.policy.settings import load
-from specpilot.policy.types import DEFAULT_CLASS, KRange
 
 PROGRAM = "specpilot export"
 Row = Sequence[Sequence[int]]

@@ -26,8 +26,9 @@ from specpilot.controller.tuning import Tuning
 from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import freeze_of
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.types import Policy, Schedule
 
 PROGRAM = "specpilot replay"
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from specpilot.policy.acceptance import BandCounts, lengths
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import K_LIMIT, FleetAcceptance
+from specpilot.policy.names import K_LIMIT
+from specpilot.policy.schedule import FleetAcceptance
 
 Vector = NDArray[np.float64]
 FLEET_TRIALS = 200.0

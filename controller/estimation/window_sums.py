@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from specpilot.controller.estimation.observation import Snapshot
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.names import DEFAULT_CLASS
 
 ROUNDING_S = 0.01
 """Tolerance of the begin of a snapshot: one that begins less than this before a window's evidence belongs to it."""

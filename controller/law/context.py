@@ -9,8 +9,9 @@ from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.ranges import Ranges, k_at
-from specpilot.policy.types import K_LIMIT, ClassGuidance, FleetAcceptance, Guidance, Policy, Schedule
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import K_LIMIT
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, Ranges, Schedule, k_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.rows import bounds_of, k_of, loads, row_at
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.choice import Chooser, Group, step_of
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.prices import PriceList
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.schedule import Ranges
 
 Vector = NDArray[np.float64]
 MIX_HALF_LIFE_S = 2.0

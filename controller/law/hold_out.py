@@ -45,7 +45,7 @@ from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
-from specpilot.policy.types import Objective
+from specpilot.policy.schedule import Objective
 
 _TAIL = 0.025
 

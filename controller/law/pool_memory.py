@@ -10,7 +10,7 @@ from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
 from specpilot.policy.prices import PriceList
-from specpilot.policy.ranges import Ranges
+from specpilot.policy.schedule import Ranges
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from specpilot.controller.law.context import PoolContext
 from specpilot.policy.bands import BANDS, row_name, row_of, row_parts
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.ranges import Ranges, k_at
-from specpilot.policy.types import DEFAULT_CLASS, KRange
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, Ranges, k_at
 
 Bounds = Mapping[str, tuple[int, int]]
 """The smallest and the largest K of each row, by its name."""

@@ -24,8 +24,9 @@ from specpilot.controller.law.rows import bounds_of, one_k, requirements, static
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import DEFAULT_CLASS, Mode, Schedule
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import Ranges, Schedule
 
 _SIGNIFICANT_DIGITS = 6
 

@@ -9,8 +9,8 @@ from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
-from specpilot.policy.ranges import k_at
-from specpilot.policy.types import Decision
+from specpilot.policy.records import Decision
+from specpilot.policy.schedule import k_at
 
 _THROUGHPUTS = (
     ("measured", "measured"),

@@ -14,7 +14,9 @@ from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.freeze import Freeze
-from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import aiohttp
 
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
 from specpilot.policy.clock import Clock
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.records import EngineRecord
 
 TIMEOUT_S = 2.0
 SCRAPED_EVERY_S = 2.0

@@ -14,7 +14,7 @@ import aiohttp
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.clock import Clock
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.records import EngineRecord
 
 TIMEOUT_S = 1.0
 """Seconds that an engine has to answer, from the start of its own request."""

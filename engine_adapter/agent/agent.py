@@ -18,8 +18,9 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy.bands import band_of
 from specpilot.policy.clock import Clock
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
 
 STALLED_S = 60.0
 """Seconds after which a step under way that has not ended makes the engine report that it is stalled. The longest

@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.names import DEFAULT_CLASS
 
 STEPS = 20
 """Steps that are measured of each setting: a mean good to some per cent, in a fifth of a second."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from specpilot.engine_adapter.agent.route_path import route_path
-from specpilot.policy.types import is_class_name
+from specpilot.policy.names import is_class_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -13,7 +13,7 @@ from specpilot.engine_adapter.evidence.acceptance import TEMPERATURE_RANGES
 from specpilot.policy.bands import BAND_EDGES, band_of
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.types import Schedule
+from specpilot.policy.schedule import Schedule
 
 STATE_METHOD = "specpilot_state"
 """The name of `state` on vLLM's `EngineCore`."""

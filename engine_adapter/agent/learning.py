@@ -14,7 +14,8 @@ from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law.law import Wish
 from specpilot.engine_adapter.law.tuning import REFRESH_S
 from specpilot.engine_adapter.plan.speculation_control import Source, law_table
-from specpilot.policy.types import DEFAULT_CLASS, FleetAcceptance, Guidance
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import FleetAcceptance, Guidance
 
 _MS = 1000.0
 

@@ -23,8 +23,8 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import keys
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.store import Store
-from specpilot.policy.types import EngineRecord
 
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats of an engine: each is one write to Redis."""

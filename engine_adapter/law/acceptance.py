@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.law.tuning import QUIET_S
 from specpilot.policy.acceptance import BandCounts, lengths
-from specpilot.policy.types import FleetAcceptance
+from specpilot.policy.schedule import FleetAcceptance
 
 Vector = NDArray[np.float64]
 

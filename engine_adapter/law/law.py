@@ -43,8 +43,9 @@ from specpilot.engine_adapter.law.tuning import (
 from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Chooser, Group, Worth, worth_of
 from specpilot.policy.graphs import Graphs
+from specpilot.policy.names import DEFAULT_CLASS, K_LIMIT
 from specpilot.policy.prices import Load, PriceList, Prices
-from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, Objective
+from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
 _BAND, _UNPROBED, _WISH_AT = 7, UNPROBED, 4

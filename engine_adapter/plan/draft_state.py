@@ -2,7 +2,7 @@
 
 from specpilot.engine_adapter.evidence.acceptance import START_ACCEPTANCE, Acceptance, Kind, trials
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import K_LIMIT
+from specpilot.policy.names import K_LIMIT
 
 
 class DraftState:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.plan.draft_state import DraftState
-from specpilot.policy.types import DEFAULT_CLASS, K_LIMIT, is_class_name
+from specpilot.policy.names import DEFAULT_CLASS, K_LIMIT, is_class_name
 
 CLASS_ARGUMENT = "traffic_class"
 """The entry of a request's `extra_args` that names its class."""

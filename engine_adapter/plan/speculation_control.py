@@ -27,7 +27,8 @@ from threading import Lock
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.policy.bands import BANDS, classes_in, row_name, row_of
-from specpilot.policy.types import DEFAULT_CLASS, KRange, Schedule
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, Schedule
 
 
 class Source(StrEnum):

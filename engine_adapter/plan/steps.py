@@ -36,7 +36,7 @@ from specpilot.engine_adapter.plan.scheduled_step import ScheduledDraft, Schedul
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_clock import StepClock
 from specpilot.engine_adapter.plan.step_plan import StepPlan
-from specpilot.policy.types import DEFAULT_CLASS
+from specpilot.policy.names import DEFAULT_CLASS
 
 
 class Steps:

@@ -24,8 +24,8 @@ from specpilot.gateway.routing.session import hash_of
 from specpilot.gateway.wire.request_facts import RequestFacts
 from specpilot.gateway.wire.response_id import tag_in, tag_of
 from specpilot.gateway.wire.routes import STORED
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.settings import without_secrets
-from specpilot.policy.types import EngineRecord
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import orjson
 from specpilot.gateway.engines.fetch import UnreachableError, fetch
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
-from specpilot.policy.types import is_model_name
+from specpilot.policy.names import is_model_name
 
 PROBE_CHECK_S: Final = 0.25
 """Seconds between two searches for engines that are due, so the least between two probes of an ejected engine."""

@@ -17,12 +17,13 @@ from typing import Final, TypeVar
 
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow
 from specpilot.gateway.limits.rate_limit import Shares, divide
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
 from specpilot.policy.keys import SCHEDULES
+from specpilot.policy.model_policy import VersionedPolicy
 from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.store import Store
-from specpilot.policy.types import ApiKey, GatewayUsage, VersionedPolicy
 
 EXCHANGE_S: Final = 1.0
 """Seconds between two exchanges of demand.

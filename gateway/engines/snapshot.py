@@ -15,17 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError
+from specpilot.policy.model_policy import MatchRule, VersionedPolicy
 from specpilot.policy.model_routes import ModelRoute
-from specpilot.policy.types import (
-    DEFAULT_CLASS,
-    ApiKey,
-    EngineRecord,
-    MatchRule,
-    VersionedPolicy,
-    is_class_name,
-)
+from specpilot.policy.names import DEFAULT_CLASS, is_class_name
+from specpilot.policy.records import EngineRecord
 
 
 @dataclass(frozen=True, slots=True)

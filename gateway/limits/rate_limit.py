@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
-from specpilot.policy.types import ApiKey, GatewayUsage
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 
 DEMAND_S: Final = 5.0
 """Seconds over which demand is averaged. Fewer follow bursts, and move shares more often."""

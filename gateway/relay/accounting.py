@@ -13,7 +13,7 @@ from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.errors import RateLimitError
 from specpilot.gateway.wire.heads import rate_lines
 from specpilot.gateway.wire.routes import UNCHARGED
-from specpilot.policy.types import ApiKey
+from specpilot.policy.api_key import ApiKey
 
 
 def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now: float) -> bool:

@@ -28,8 +28,10 @@ from specpilot.gateway.wire.errors import (
     KeysUnknownError,
 )
 from specpilot.gateway.wire.origins import Origins
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
-from specpilot.policy.types import OTHER, ApiKey, ClassPolicy, MatchRule
+from specpilot.policy.model_policy import ClassPolicy, MatchRule
+from specpilot.policy.names import OTHER
 
 SWEEP_S: Final = 0.1
 """Seconds between two sweeps. Fewer enforce time-outs earlier; more walk through the requests less often."""

@@ -36,7 +36,7 @@ from specpilot.gateway.wire.deadlines import overdue
 from specpilot.gateway.wire.errors import GatewayError, RequestTimeoutError
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import FORMS, STORED
-from specpilot.policy.types import ApiKey
+from specpilot.policy.api_key import ApiKey
 
 
 class _NeverAwaited:

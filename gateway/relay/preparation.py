@@ -27,7 +27,7 @@ from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, header_text
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts, in_utf_8, may_repeat_model, read_facts
 from specpilot.gateway.wire.routes import FORMS, MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
-from specpilot.policy.types import ApiKey
+from specpilot.policy.api_key import ApiKey
 
 
 def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request

@@ -8,7 +8,7 @@ from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts, read_facts
 from specpilot.gateway.wire.routes import RESPONSES
-from specpilot.policy.types import ApiKey
+from specpilot.policy.api_key import ApiKey
 
 MARKED_BYTES: Final = 2048
 """Bytes of a body's beginning and of its end that are hashed to distinguish bodies: 0.4 us a KiB."""

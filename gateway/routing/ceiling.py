@@ -10,7 +10,7 @@ from typing import Any, Final
 from specpilot.gateway.wire.body_fields import CEILING_FIELD, XARGS
 from specpilot.gateway.wire.errors import InvalidFieldError
 from specpilot.gateway.wire.heads import K_MAX_HEADER
-from specpilot.policy.types import K_LIMIT
+from specpilot.policy.names import K_LIMIT
 
 _DIGITS: Final = 4
 

@@ -20,7 +20,9 @@ from functools import lru_cache
 from typing import Final
 
 from specpilot.gateway.wire.request_facts import RequestFacts
-from specpilot.policy.types import DEFAULT_CLASS, ApiKey, MatchRule
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.model_policy import MatchRule
+from specpilot.policy.names import DEFAULT_CLASS
 
 OPENAI_TIERS: Final = frozenset(("auto", "default"))
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
 from specpilot.gateway.wire.sse import Usage
-from specpilot.policy.types import OTHER
+from specpilot.policy.names import OTHER
 
 CELL_LIMIT: Final = 1024
 """Pairs of model and class, more than any fleet has. Further ones count under `other`."""

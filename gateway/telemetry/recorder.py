@@ -11,7 +11,7 @@ from specpilot.gateway.telemetry.tracing import Span, Tracing
 from specpilot.gateway.wire.errors import GatewayError
 from specpilot.gateway.wire.heads import RequestHead, milliseconds, thousandths
 from specpilot.policy.clock import Clock
-from specpilot.policy.types import OTHER
+from specpilot.policy.names import OTHER
 
 _WRITTEN_MAX: Final = 1024
 _NULL: Final = b"null"

@@ -30,7 +30,7 @@ from specpilot.gateway.wire.json_members import WALKED, WALKED_STRINGS, members_
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts
 from specpilot.gateway.wire.routes import FORMS, STORED
-from specpilot.policy.types import is_class_name
+from specpilot.policy.names import is_class_name
 
 COPY_LIMIT_BYTES: Final = 65_536
 """Bytes up to which a body is copied into one buffer with its new fields. A larger one is sent in slices."""

@@ -8,8 +8,8 @@ from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.ranges import Ranges
-from specpilot.policy.types import ClassPolicy, Mode, Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.schedule import Ranges
 from tests.closed_loop.single_k import of_single_k
 
 

@@ -14,7 +14,9 @@ from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.types import K_LIMIT, Decision, Lease, Mode, Policy
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import K_LIMIT
+from specpilot.policy.records import Decision, Lease
 from tests.support.loop_rig import Rig, registered
 
 SHALLOW = Policy(MODEL, mode=Mode.OFF, static_k=1)

@@ -7,7 +7,8 @@ from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import demo_pair_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.policy.types import ClassPolicy, Objective, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.schedule import Objective
 
 SETTLED = slice(10, 30)
 

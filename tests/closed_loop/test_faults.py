@@ -9,7 +9,8 @@ from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.types import K_LIMIT, Policy
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import K_LIMIT
 
 JSON = [Source("json", 8)]
 WARM_UP = Phase(25, JSON)

@@ -10,7 +10,7 @@ from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.hold_out import is_drawn
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
-from specpilot.policy.types import ClassPolicy, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.closed_loop.single_k import of_single_k
 
 OFTEN = Policy(MODEL, hold_out_ratio=0.2)

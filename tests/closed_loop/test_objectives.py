@@ -6,7 +6,8 @@ from specpilot.bench.ablations import without
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.policy.types import ClassPolicy, Objective, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.schedule import Objective
 
 CHANGED_S, ENDS_S = 40, 100
 

@@ -7,8 +7,8 @@ from specpilot.bench.simulation.engine import MODEL, uniform
 from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
-from specpilot.policy.ranges import k_at
-from specpilot.policy.types import ClassPolicy, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.schedule import k_at
 from tests.closed_loop.single_k import best_single_k, of_single_k
 
 SETTLE_S = 8

@@ -10,7 +10,7 @@ from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import PageReader
-from specpilot.policy.types import ClassPolicy, Policy
+from specpilot.policy.model_policy import ClassPolicy, Policy
 
 ENGINES, POOLS = 1000, 50
 CLASSES = [f"class{index:02d}" for index in range(15)]

@@ -13,7 +13,8 @@ from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.types import ClassPolicy, Decision, Mode, Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.records import Decision
 from tests.support.loop_rig import Rig, k_of, registered
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from specpilot.gateway.engines import snapshot
 from specpilot.policy import keys
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually

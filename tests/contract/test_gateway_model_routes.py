@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from specpilot.gateway.engines import snapshot
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, ClassPolicy, Policy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayThread, eventually

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot
-from specpilot.policy.types import ClassPolicy, Policy, VersionedPolicy
+from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot
-from specpilot.policy.types import ClassPolicy, Policy, VersionedPolicy
+from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
 from tests.support.gateway_server import eventually

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.gateway.engines.snapshot import hash_of
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import RedisServer

@@ -10,8 +10,9 @@ import pytest
 
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.policy import keys
+from specpilot.policy.records import Lease
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import KRange, Lease, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support import axe
 from tests.support.browser import CHROMIUM, DRIVER, Browser, running_browser
 from tests.support.controller_engine import HttpEngine

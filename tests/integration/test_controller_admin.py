@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_program import Controller, running_controller
 from tests.support.stack import until
 

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from specpilot.controller.cli import admin_token, client_key, models
+from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import EngineRecord
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.stack import until
 

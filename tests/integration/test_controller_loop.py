@@ -25,8 +25,10 @@ from specpilot.policy import keys
 from specpilot.policy.bands import row_of
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.records import Decision, Lease
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import Decision, KRange, Lease, Mode, Policy, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_engine import HttpEngine
 from tests.support.redis_server import RedisServer
 

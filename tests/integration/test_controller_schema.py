@@ -19,8 +19,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from specpilot.policy.access import Role
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import Decision, EngineRecord, KRange, Mode, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.controller_writes import Watched
 

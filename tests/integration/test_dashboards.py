@@ -24,12 +24,14 @@ from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.bench.simulation.traffic import Source
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy import keys
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Block, Canary, Experiment, Gain
 from specpilot.policy.codec import from_plain
 from specpilot.policy.gain import LogGain
+from specpilot.policy.model_policy import Policy
 from specpilot.policy.model_routes import ModelRoutes
+from specpilot.policy.records import Lease
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, Lease, Policy
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import free_port, running_controller
 from tests.support.gateway_server import GatewayThread

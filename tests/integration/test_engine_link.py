@@ -16,8 +16,9 @@ from specpilot.engine_adapter.plan.speculation_control import Source, Speculatio
 from specpilot.policy import keys
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import encode
+from specpilot.policy.records import EngineRecord, Lease
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import EngineRecord, KRange, Lease, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.redis_server import RedisServer
 
 RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)

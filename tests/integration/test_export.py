@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import Decision, KRange, Mode, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port, wait_for
 

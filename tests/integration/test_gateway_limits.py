@@ -11,8 +11,8 @@ from specpilot.gateway.engines.redis_watch import EXCHANGE_S, PRESENCE_S
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.gateway.limits.rate_limit import PRIOR
 from specpilot.policy import keys
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, GatewayUsage
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.redis_server import RedisServer

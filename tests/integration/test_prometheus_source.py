@@ -16,7 +16,7 @@ from specpilot.controller.telemetry.prometheus_source import PrometheusSource
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import SystemClock
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.records import EngineRecord
 from tests.support.loop_rig import Clock
 from tests.support.stack import free_port
 

@@ -11,10 +11,13 @@ import pytest
 from specpilot.engine_adapter.agent.link import EngineLink
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import keys
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, Decision, EngineRecord, GatewayUsage, KRange, Mode, Policy, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually

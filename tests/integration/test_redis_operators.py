@@ -10,15 +10,17 @@ import redis
 
 from specpilot.policy import audit, keys
 from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import FencedError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
+from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
+from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, Decision, Mode, Policy
 from tests.support.redis_server import RedisServer
 
 

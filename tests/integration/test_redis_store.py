@@ -10,10 +10,13 @@ import pytest
 
 from specpilot.bench.fleet.redis_servers import Cluster
 from specpilot.policy import keys
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import ApiKey, Decision, EngineRecord, KRange, Mode, Policy, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
 
 SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}

@@ -17,26 +17,19 @@ from redis.exceptions import NoPermissionError
 from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels, is_answering
 from specpilot.policy import keys
 from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import LogGain
+from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
 from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.schedule import KRange, Schedule
 from specpilot.policy.store import Store
-from specpilot.policy.types import (
-    ApiKey,
-    Decision,
-    EngineRecord,
-    GatewayUsage,
-    KRange,
-    Lease,
-    Mode,
-    Policy,
-    Schedule,
-)
 from tests.support.certificates import make_certificates
 from tests.support.controller_engine import HttpEngine
 from tests.support.gateway_client import Answer, Client, request

@@ -9,7 +9,7 @@ from aiohttp import web
 from specpilot.bench.fleet.simulated_engines import page
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy.clock import SystemClock
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.records import EngineRecord
 from tests.support.loop_rig import Clock
 
 RECORD = EngineRecord("e", "http://e", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)

@@ -21,8 +21,11 @@ from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.publication import RENEW_S
 from specpilot.policy import keys
 from specpilot.policy.bands import BANDS, row_of
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.types import DEFAULT_CLASS, Decision, FleetAcceptance, Policy, Schedule
+from specpilot.policy.schedule import FleetAcceptance, Schedule
 from tests.support.controller_engine import HttpEngine
 from tests.support.redis_server import RedisServer
 

@@ -11,9 +11,10 @@ import pytest
 
 from specpilot import up
 from specpilot.policy import keys
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.schedule import Objective
 from specpilot.policy.settings import load
-from specpilot.policy.types import ClassPolicy, Mode, Objective, Policy
 from specpilot.supervisor import PartFailedError
 from specpilot.up_settings import UpSettings
 from tests.support.redis_server import RedisServer

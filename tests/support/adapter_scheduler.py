@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
     from specpilot.engine_adapter.vllm import scheduler as adapter
 
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import DEMO_MODEL
 
 K_MAX = 7

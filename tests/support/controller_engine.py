@@ -12,8 +12,9 @@ from aiohttp import web
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
 from specpilot.policy.errors import PolicyError
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store
-from specpilot.policy.types import EngineRecord, Schedule
 
 
 class HttpEngine:

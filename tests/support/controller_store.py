@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.errors import (
@@ -15,17 +16,10 @@ from specpilot.policy.errors import (
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import WRITTEN, Change
+from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.records import Decision, EngineRecord, Lease
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import StoreMemory
-from specpilot.policy.types import (
-    ApiKey,
-    Decision,
-    EngineRecord,
-    GatewayUsage,
-    Lease,
-    Policy,
-    Schedule,
-    VersionedPolicy,
-)
 
 
 @dataclass

@@ -17,7 +17,7 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 
 from vllm import LLM, SamplingParams
 
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 

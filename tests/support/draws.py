@@ -18,7 +18,7 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "
 from vllm import LLM, SamplingParams
 
 from specpilot.bench.adapter.engine_worker import prompt_texts
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import DEMO_MODEL
 
 TOKENS, TOGETHER, K_MAX = 3, 32, 7

@@ -41,7 +41,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
 from tests.support.interpreter import ON_V2

@@ -16,8 +16,9 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.recording.record import Recorded
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.ranges import Ranges, k_at
-from specpilot.policy.types import DEFAULT_CLASS, EngineRecord
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Ranges, k_at
 from tests.support.controller_store import MemoryStore
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from specpilot.bench.adapter.engine_worker import runner_of
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
 K_MAX = 7

@@ -34,7 +34,7 @@ from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, DEMO_MODEL
 

@@ -12,7 +12,7 @@ import yaml
 
 from specpilot.policy.canary import Canary
 from specpilot.policy.codec import from_plain
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 JSON_BLOCK = re.compile(r"^```json\n(.*?)^```", re.DOTALL | re.MULTILINE)

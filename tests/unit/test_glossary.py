@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.types import ClassPolicy, MatchRule, Policy, Schedule
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
+from specpilot.policy.schedule import Schedule
 from tests.unit.test_docs import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

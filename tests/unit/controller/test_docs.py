@@ -15,7 +15,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import from_plain
-from specpilot.policy.types import ClassPolicy, MatchRule, Policy
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from tests.support.controller_store import MemoryStore
 
 ROOT = Path(__file__).parents[3]

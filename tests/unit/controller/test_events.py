@@ -11,7 +11,7 @@ from specpilot.controller.law.hold_out import HoldOut
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 from tests.support.loop_rig import Rig
 
 

@@ -9,7 +9,8 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.controller.forecast import forecast_of, forecaster
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import ClassPolicy, Mode, Objective, Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.schedule import Objective
 from tests.support.loop_rig import Rig, k_of
 
 

@@ -11,8 +11,10 @@ from specpilot.controller.freezing import as_frozen, held
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.ranges import k_at
-from specpilot.policy.types import K_LIMIT, ClassPolicy, Decision, Mode, Policy, Schedule
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.names import K_LIMIT
+from specpilot.policy.records import Decision
+from specpilot.policy.schedule import Schedule, k_at
 from tests.support.loop_rig import Rig, k_of, registered
 
 

@@ -21,8 +21,10 @@ from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.records import Lease
+from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 from specpilot.policy.store import StoreMemory
-from specpilot.policy.types import ClassGuidance, ClassPolicy, Guidance, Lease, Mode, Objective, Policy
 from tests.support.controller_store import MemoryStore
 from tests.support.loop_rig import Rig, k_of, registered
 

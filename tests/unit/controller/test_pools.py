@@ -4,7 +4,8 @@ from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.pools import of_steerable, pool_contexts
 from specpilot.policy.codec import decode, encode
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import EngineRecord, Mode
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import EngineRecord
 
 GRAPHS = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), {1: (1, 2, 4), 8: (8, 16)}, (1, 2, 4, 8))
 ENGINE = EngineRecord("a", "http://a", "m", "p", 7, 3, 64, "eagle3", "0.32.0", "0.1.0", 0.0, 0.0, graphs=GRAPHS)

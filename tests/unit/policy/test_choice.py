@@ -10,7 +10,7 @@ from specpilot.bench.simulation.h200_plant import FULL, graphs
 from specpilot.policy.choice import REST_STEPS, Chooser, Group, choose, rate_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
-from specpilot.policy.types import Objective
+from specpilot.policy.schedule import Objective
 
 K = 4
 

@@ -6,23 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.codec import decode, encode, from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.types import (
-    ApiKey,
-    ClassGuidance,
-    ClassPolicy,
-    Decision,
-    FleetAcceptance,
-    Guidance,
-    KRange,
-    MatchRule,
-    Mode,
-    Objective,
-    Policy,
-    Schedule,
-    VersionedPolicy,
-)
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Mode, Policy, VersionedPolicy
+from specpilot.policy.records import Decision
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule
 
 
 def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> None:

@@ -15,8 +15,8 @@ from specpilot import gpus, up, up_settings
 from specpilot.controller.settings import ControllerSettings
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.model_policy import Policy
 from specpilot.policy.settings import load
-from specpilot.policy.types import Policy
 from specpilot.supervisor import Part
 from specpilot.up_settings import DEMO_TARGET, UpSettings, check, check_ports, policy_given, read
 from tests.support.stack import free_port

@@ -17,7 +17,7 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.bands import BANDS
 from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 TEXT = RULES.read_text()
 

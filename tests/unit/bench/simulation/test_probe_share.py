@@ -10,7 +10,7 @@ from specpilot.bench.simulation.step_times import cpu_catch_up_s, cpu_step_s, gp
 from specpilot.bench.simulation.traffic import Source
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.types import KRange, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 
 NEVER = (KRange(1, 512, 0),)
 PLANTS: dict[str, tuple[Plant, Graphs | None]] = {

@@ -12,9 +12,11 @@ from specpilot.controller.admin import problems
 from specpilot.controller.admin.access import Access, Entrance
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.history import Change
-from specpilot.policy.types import ApiKey, Lease, Policy, VersionedPolicy
+from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.records import Lease
 from tests.support.controller_store import MemoryStore
 from tests.support.loop_rig import Clock
 

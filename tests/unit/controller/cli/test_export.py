@@ -12,7 +12,7 @@ from specpilot.controller.cli.export import (
     sglang_notes,
     vllm_table,
 )
-from specpilot.policy.types import KRange, range_faults
+from specpilot.policy.schedule import KRange, range_faults
 
 CLASSES = {
     "default": [[1, 8, 3], [9, 64, 1]],

@@ -16,7 +16,9 @@ from specpilot.controller.recording.record import Recorded, from_line, to_line
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.types import EngineRecord, Mode, Policy, Schedule
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Schedule
 from tests.support.loop_rig import Rig, registered
 
 

@@ -10,7 +10,7 @@ from specpilot.controller.experiments.blocks import GAP_S, BlockSums
 from specpilot.controller.experiments.canary import window_at
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 CANARY = Canary(Policy("m"), window_s=10.0, min_duration_s=60.0, max_duration_s=600.0)
 START = 1000.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specpilot.controller.experiments.canary import checkpoints, described, ended, intervals, judge, window_at
 from specpilot.policy.canary import BLOCKS_LIMIT, Arm, Block, Canary, Experiment, Gain, Lost, Outcome
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 CANARY = Canary(Policy("m"), window_s=20.0, min_duration_s=240.0, max_duration_s=1600.0)
 

@@ -2,7 +2,7 @@ from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm, Canary, Experiment
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 
 
 def test_what_is_remembered_of_canaries_does_not_grow_with_their_number() -> None:

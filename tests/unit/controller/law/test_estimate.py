@@ -8,9 +8,9 @@ from specpilot.controller.law.estimate import Estimate, Mix, representative
 from specpilot.policy.bands import BANDS
 from specpilot.policy.choice import Group, rate_of
 from specpilot.policy.graphs import Graphs
+from specpilot.policy.model_policy import Policy
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
-from specpilot.policy.ranges import k_at
-from specpilot.policy.types import Policy
+from specpilot.policy.schedule import k_at
 
 K_MAX, RUNNING = 7, 32
 PRICES = {"base": 5e-3, "drafter": 2e-3, "slot": 5e-5, "piecewise": 8e-3, "graphless": 9e-3}

@@ -10,7 +10,7 @@ from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.law.hold_out import Comparison, HoldOut, Seen, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
-from specpilot.policy.types import Objective
+from specpilot.policy.schedule import Objective
 
 TUNING = Tuning()
 NOISE, MUCH_NOISE = 0.1, 0.15

@@ -7,7 +7,7 @@ from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
-from specpilot.policy.types import KRange
+from specpilot.policy.schedule import KRange
 
 BUSY = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, steps_by={"decode": 10.0}, running={"a": 4})
 

@@ -10,7 +10,7 @@ from specpilot.controller.estimation.t_interval import interval
 from specpilot.controller.recording.daily_gain import described, gain_ratio_of
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.gain import DailyGain, GainSums, day_of
-from specpilot.policy.types import Policy
+from specpilot.policy.model_policy import Policy
 from tests.support.loop_rig import Rig
 
 GAINS = [0.10, 0.14, 0.07, 0.12, 0.11, 0.09]

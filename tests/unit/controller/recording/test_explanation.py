@@ -8,7 +8,9 @@ import pytest
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import ClassGuidance, Decision, Guidance, KRange, Mode, Objective, Schedule
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.records import Decision
+from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
 
 K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
 GUIDANCE = Guidance(Objective.THROUGHPUT, {"default": ClassGuidance()})

@@ -12,7 +12,7 @@ from specpilot.engine_adapter.law.law import EngineLaw, Wish
 from specpilot.engine_adapter.law.tuning import LEAST_STEPS, REFRESH_S
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
-from specpilot.policy.types import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule
 
 
 def scheduler(k_max: int = 7) -> Any:

@@ -10,7 +10,7 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import speculation_control as apply
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
 from specpilot.policy.bands import BANDS
-from specpilot.policy.types import ClassGuidance, Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
 
 
 def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:

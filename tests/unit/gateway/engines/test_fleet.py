@@ -6,7 +6,7 @@ import pytest
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
-from specpilot.policy.types import EngineRecord
+from specpilot.policy.records import EngineRecord
 from tests.support.candidates import facts
 
 NAME = "dns+https://vllm.example:8443/base"

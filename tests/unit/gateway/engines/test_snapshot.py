@@ -3,8 +3,10 @@ import hashlib
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_of, keys_of
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.types import ApiKey, ClassPolicy, EngineRecord, MatchRule, Policy, VersionedPolicy
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy, VersionedPolicy
+from specpilot.policy.records import EngineRecord
 
 
 def engine(engine_id: str, url: str = "http://x") -> EngineRecord:

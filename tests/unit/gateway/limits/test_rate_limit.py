@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specpilot.gateway.engines.redis_watch import EXCHANGE_S
 from specpilot.gateway.limits.rate_limit import DEMAND_S, MINUTE_S, PRIOR, Denied, Meter, Rates, Shares, divide
 from specpilot.gateway.wire.heads import duration, rate_lines
-from specpilot.policy.types import ApiKey, GatewayUsage
+from specpilot.policy.api_key import ApiKey, GatewayUsage
 
 L = 600
 

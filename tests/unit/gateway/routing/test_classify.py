@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from specpilot.gateway.routing.classify import Classified, classify, is_match
 from specpilot.gateway.wire.request_facts import RequestFacts, read_facts
-from specpilot.policy.types import ApiKey, MatchRule
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.model_policy import MatchRule
 
 KNOWN = frozenset({"default", "code", "chat", "batch"})
 

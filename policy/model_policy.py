@@ -1,0 +1,166 @@
+"""The policy of one model, which operators write through the admin API: mode, objective, bounds, classes and rules.
+
+All values are frozen and checked at creation. `__post_init__` collects every fault of an object before it raises, so
+that an operator sees all of them at once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from specpilot.policy.names import CLASS_LIMIT, DEFAULT_CLASS, K_LIMIT, is_class_name, model_name_faults, raise_faults
+from specpilot.policy.schedule import WEIGHT_LIMIT, Objective
+
+PRIORITY_LIMIT = 1000
+"""A bound on a class's priority, both ways; it only catches typing errors."""
+
+RULE_LIMIT = 256
+"""Match rules of a policy at most; it bounds the size of its history."""
+
+PATH_LIMIT = 256
+"""Characters of a match rule's path at most."""
+
+_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
+
+
+class Mode(StrEnum):
+    """What the controller may do for one model."""
+
+    OFF = "off"  # publish the static K
+    ADVISE = "advise"  # decide and record, publish nothing: engines stay on their static K
+    ACT = "act"  # publish the decisions
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPolicy:
+    """What an operator wants for one traffic class of one model.
+
+    `weight` scales the class's tokens in the objective, and its share of the places that become free while requests
+    wait in a gateway. There a higher `priority` always goes first. `k_min` and `k_max` bound K; `None` keeps the
+    model's bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean inter-token latency,
+    in milliseconds, that the law may predict for the class.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    weight: float = 1.0
+    k_min: int | None = None
+    k_max: int | None = None
+    pin: int | None = None
+    itl_slo_ms: float | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
+            faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
+        if not 0 < self.weight <= WEIGHT_LIMIT:
+            faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
+        for label in ("k_min", "k_max", "pin"):
+            value = getattr(self, label)
+            if value is not None and not 0 <= value <= K_LIMIT:
+                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
+            faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
+        if self.pin is not None and self.k_min is not None and self.pin < self.k_min:
+            faults.append(f"pin {self.pin} is below the class's own k_min {self.k_min}; remove one of the two")
+        if self.pin is not None and self.k_max is not None and self.pin > self.k_max:
+            faults.append(f"pin {self.pin} is above the class's own k_max {self.k_max}; remove one of the two")
+        if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
+            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
+        raise_faults(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRule:
+    """Gives `traffic_class` to a request that meets every stated condition. The first rule that matches wins.
+
+    `path` is the request path; `stream` whether it streams; `has_tools` and `has_response_format` whether the
+    body names tools or a response format; `max_tokens_at_most` and `prompt_chars_at_least` bound the sizes.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    traffic_class: str
+    path: str | None = None
+    stream: bool | None = None
+    has_tools: bool | None = None
+    has_response_format: bool | None = None
+    max_tokens_at_most: int | None = None
+    prompt_chars_at_least: int | None = None
+
+    def __post_init__(self) -> None:
+        if not is_class_name(self.traffic_class):
+            raise ValueError(f"traffic_class {self.traffic_class!r} is not a class name")
+        if self.path is not None and len(self.path) > PATH_LIMIT:
+            raise ValueError(f"path has {len(self.path)} characters; at most {PATH_LIMIT}")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator wants for one model. Written by people, through the admin API.
+
+    `static_k` is the K that the controller publishes in mode `off`, in windows of the control group and where nothing
+    is known; `None`: each engine's own static K, at which an engine without a schedule runs in any case.
+    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio` (0..1) is the share of the
+    time that an engine runs the static K as control group, to measure the gain of adaptive K over it; 0 switches that
+    off.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    model: str
+    mode: Mode = Mode.ACT
+    objective: Objective = Objective.THROUGHPUT
+    static_k: int | None = None
+    k_min: int = 0
+    k_max: int | None = None
+    probe_ratio: float = 0.005
+    hold_out_ratio: float = 0.01
+    classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
+    match: tuple[MatchRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = model_name_faults("model", self.model)
+        for label, value in (("static_k", self.static_k), ("k_min", self.k_min), ("k_max", self.k_max)):
+            if value is not None and not 0 <= value <= K_LIMIT:
+                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        if self.k_max is not None and self.k_min > self.k_max:
+            faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
+        if not 0 <= self.probe_ratio <= 0.5:  # noqa: PLR2004 - more is no probe
+            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
+        if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
+            faults.append(f"hold_out_ratio is {self.hold_out_ratio}; it must be between 0 and 0.5")
+        named = set(self.classes) | {DEFAULT_CLASS}
+        if len(named) > CLASS_LIMIT:
+            faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")
+        faults.extend(
+            f"classes.{name} is not a class name (lower case, at most 32 characters)"
+            for name in self.classes
+            if not is_class_name(name)
+        )
+        if len(self.match) > RULE_LIMIT:
+            faults.append(f"match has {len(self.match)} rules; at most {RULE_LIMIT}")
+        faults.extend(
+            f"match[{index}].traffic_class {rule.traffic_class!r} is not one of the policy's classes"
+            for index, rule in enumerate(self.match)
+            if rule.traffic_class not in named
+        )
+        raise_faults(faults)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Every class of the model, `default` first."""
+        return (DEFAULT_CLASS, *sorted(set(self.classes) - {DEFAULT_CLASS}))
+
+    def of_class(self, name: str) -> ClassPolicy:
+        """Return the wishes for class `name`; the defaults where the policy states none."""
+        return self.classes.get(name) or ClassPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedPolicy:
+    """A policy as it is stored: `version` is the ETag, `updated_at` Unix seconds."""
+
+    version: int
+    updated_at: float
+    policy: Policy

@@ -1,0 +1,74 @@
+"""What the programs record of themselves: an engine its facts, a controller its decisions and its leadership."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import model_name_faults, name_faults, raise_faults
+from specpilot.policy.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """The facts that an engine reports with every heartbeat.
+
+    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its K without a valid
+    schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
+    drafter, `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` where it runs
+    without. `stalled`: it has requests, and no step has ended for far longer than a step takes. Times are Unix
+    seconds.
+    """
+
+    engine_id: str
+    url: str
+    model: str
+    pool: str
+    k_max: int
+    static_k: int
+    max_num_seqs: int
+    method: str
+    vllm_version: str
+    adapter_version: str
+    started_at: float
+    heartbeat_at: float
+    schedule_version: int = 0
+    draining: bool = False
+    graphs: Graphs | None = None
+    stalled: bool = False
+
+    def __post_init__(self) -> None:
+        faults = name_faults(engine_id=self.engine_id, pool=self.pool)
+        raise_faults([*faults, *model_name_faults("model", self.model)])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One controller tick for one (model, pool): its evidence, its choice and the reason.
+
+    `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law used, `schedule` is its
+    choice, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one states the static K.
+    `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
+    the predicted throughput over that of the schedule in force, minus 1; `None` when it could not be predicted.
+    """
+
+    at: float
+    model: str
+    pool: str
+    mode: Mode
+    reason: str
+    published: bool
+    version: int
+    schedule: Schedule | None
+    predicted_gain_ratio: float | None
+    evidence: Mapping[str, Any]
+    k: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leadership of one controller: `fence` grows with every change of leader and goes with each write."""
+
+    holder: str
+    fence: int
