@@ -37,13 +37,12 @@ class BandCounts:
         self.trials = np.zeros((BANDS, k_max))
         self.accepts = np.zeros((BANDS, k_max))
 
-    def learn(self, trials: Mapping[tuple[int, int], float], accepts: Mapping[tuple[int, int], float]) -> Vector:
-        """Add new trials and accepts by (band, position); return the trials that were added. Others are ignored."""
+    def learn(self, trials: Mapping[tuple[int, int], float], accepts: Mapping[tuple[int, int], float]) -> None:
+        """Add new trials and accepts by (band, position); others are ignored."""
         tried, accepted = (_table(counts, self.trials.shape) for counts in (trials, accepts))
         keep = np.exp(-tried / MEMORY_TRIALS)
         self.trials = self.trials * keep + tried
         self.accepts = self.accepts * keep + np.minimum(accepted, tried)
-        return tried
 
     def conditional(self, prior: "BandCounts | None" = None) -> Vector:
         """Return a_i [bands, k_max], with the counts of `prior` added."""

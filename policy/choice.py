@@ -4,9 +4,10 @@
 
 For each width of the drafter the draft positions of all groups are sorted by value over price, and the best prefix of
 that order wins. Survival only falls along a draft and prices do not, so a prefix of the order is a prefix of each
-draft. A position costs a token to verify for each decode of its group; the first one also the group's slots, and its
-backlog, spread over `REST_STEPS`. Positions that are only worth it together get the value over price that they have
-together. A step that drafts for some is charged with what it leaves out (`Prices.left_s`).
+draft. A position costs a token to verify for each decode of its group; the first one also the group's slots. Positions
+that are only worth it together get the value over price that they have together. A step that drafts for some is charged
+with what it leaves out (`Prices.left_s`). Catching up with a backlog is not charged: it is over in some steps, and a
+draft pays over the rest of the reply.
 
 Where the mean inter-token latency of a group is bounded, the best rate among what keeps all bounds wins; where nothing
 does, the smallest worst excess. For latency V is the harmonic mean of AL in place of the arithmetic one. A group that
@@ -27,15 +28,6 @@ from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
-REST_STEPS = 512.0
-"""Steps over which catching up with a backlog is spread: the rest of a reply, and of the replies after it, which begin
-without a backlog once all are drafted for. With few, requests that were at K = 0 for long stay there though drafting
-pays: their backlog grows with each step, and the charge with it. In simulation 8 steps held 60 of 66 predictable
-requests at K = 0, at 0.63 of the rate that K = 3 for all had; 128 steps held 66 of acceptance 0.5 there, at 0.81 of the
-rate of K = 2, where 512 and 1,000 have 1.04 (trace `uncalibrated-graphs`). What goes to and fro is not charged here but
-by `Prices.left_s`."""
-
-
 NEAR_WIDTHS = 1
 """How far from the last width a quick choice goes. More takes longer: 24 groups take 120 to 145 µs in place of 200 to
 250 for all seven widths."""
@@ -44,8 +36,8 @@ NEAR_WIDTHS = 1
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
-    `backlog` is how many rows their drafter has not read, together. `itl_slo_s` bounds their mean inter-token latency;
-    0: no bound. A group without decodes changes nothing for the others; its K is that of a decode that joins it.
+    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. A group without decodes changes nothing for the
+    others; its K is that of a decode that joins it.
     """
 
     decodes: int
@@ -53,7 +45,6 @@ class Group(NamedTuple):
     weight: float
     low: int
     high: int
-    backlog: int = 0
     itl_slo_s: float = 0.0
 
 
@@ -69,13 +60,13 @@ def choose(
     With `near` only drafters of about that width are compared, up to `NEAR_WIDTHS` less and more, and none.
     """
     chooser = Chooser(groups, lengths, prices, objective)
-    return chooser.choose([group.decodes for group in groups], [group.backlog for group in groups], near)
+    return chooser.choose([group.decodes for group in groups], near)
 
 
 class Chooser:
-    """Chooses K of the same groups again and again, of which only decodes and backlogs change.
+    """Chooses K of the same groups again and again, of which only the numbers of decodes change.
 
-    What does not depend on these is computed once, so that each choice costs less than choosing from nothing.
+    What does not depend on them is computed once, so that each choice costs less than choosing from nothing.
     """
 
     def __init__(
@@ -106,14 +97,13 @@ class Chooser:
         self._gains = self._gain.cumsum(axis=1)
         self._k, self._group_of = k, np.repeat(at, k_max)
 
-    def choose(self, decodes: Sequence[int], backlogs: Sequence[int], near: int | None = None) -> list[int]:
+    def choose(self, decodes: Sequence[int], near: int | None = None) -> list[int]:
         """Return K of each group; see the function."""
         if self._is_fixed:
             return list(self._least_k)
         prices, n = self._prices, sum(decodes)
         count = np.array(decodes, dtype=np.float64)
-        backlog = np.array(backlogs, dtype=np.float64) if any(backlogs) else None
-        least = self._least(n, count, decodes, backlogs)
+        least = self._least(n, count, decodes)
         narrow, wide = self._range(near)
         chosen = slice(narrow - 1, wide)
         widths, has_room = self._k[chosen], self._has_room[chosen]
@@ -121,8 +111,6 @@ class Chooser:
         # The positions of each width, in the order of value over price: a draft's stay in their order
         token_s = prices.token_s(n, self._k_max)[chosen][:, None, None]
         opening_s = (widths * prices.slot_s)[:, None] * self._is_open
-        if backlog is not None:
-            opening_s = opening_s + backlog / np.maximum(count, 1.0) * self._is_open * (prices.read_s / REST_STEPS)
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
@@ -135,10 +123,6 @@ class Chooser:
         opens[:, 0] = count * self._is_open
         drafted = least.drafted + opens.ravel()[order].cumsum(axis=1)
         value = least.value + (count[:, None] * self._gain).ravel()[order].cumsum(axis=1)
-        rows: Vector | None = None
-        if backlog is not None:
-            opens[:, 0] = backlog * self._is_open
-            rows = least.rows + opens.ravel()[order].cumsum(axis=1)
         sizes = np.minimum(tokens, n * (1 + self._k_max)).astype(int)
         seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
         number = self._number[chosen]
@@ -146,7 +130,7 @@ class Chooser:
             last = np.arange(len(widths)), number - 1
             is_uniform = sizes[last] == n * (1 + widths)
             seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, self._k_max)[widths], 0.0)
-        seconds += _later_s(prices, n, drafted, rows)
+        seconds += _later_s(prices, n, drafted)
         score = _score(value, seconds, self._objective)
         if self._slos:
             limits_s = self._limits_s(decodes, self._group_of[order])
@@ -167,15 +151,12 @@ class Chooser:
             narrow, wide = min(near, self._deepest) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, self._k_max)
         return max(1, self._widest, narrow), max(self._widest, wide)
 
-    def _least(self, n: int, count: Vector, decodes: Sequence[int], backlogs: Sequence[int]) -> "_Least":
+    def _least(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Least":
         """Return what the least K of all groups comes to."""
         if self._widest or self._slos:
-            groups = [
-                group._replace(decodes=own, backlog=rows)
-                for group, own, rows in zip(self._groups, decodes, backlogs, strict=True)
-            ]
+            groups = [group._replace(decodes=own) for group, own in zip(self._groups, decodes, strict=True)]
             return _least(groups, self._values, self._prices)
-        return _Least(n, 0, 0, float(count @ self._least_value), self._prices.plain_s(n), np.inf)
+        return _Least(n, 0, float(count @ self._least_value), self._prices.plain_s(n), np.inf)
 
     def _limits_s(self, decodes: Sequence[int], owner: Ints) -> Vector:
         """Return how long a step may take after so many positions [widths, positions]."""
@@ -246,7 +227,6 @@ class _Least(NamedTuple):
 
     tokens: int
     drafted: int
-    rows: int
     value: float
     seconds: float
     limit_s: float
@@ -261,27 +241,24 @@ class _Least(NamedTuple):
 def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
     n, width = sum(group.decodes for group in groups), max(group.low for group in groups)
     tokens, value, limit_s = n, 0.0, np.inf
-    drafted = rows = 0
+    drafted = 0
     for group, own in zip(groups, values, strict=True):
-        count, _, weight, low, _, backlog, itl_slo_s = group
+        count, _, weight, low, _, itl_slo_s = group
         tokens += count * low
         value += count * weight * own[low]
         if low and count:
             drafted += count
-            rows += backlog
         if itl_slo_s and count:
             limit_s = min(limit_s, itl_slo_s * abs(own[low]) ** (1 if own[low] > 0 else -1))
     seconds = prices.step_s(n, tokens, width * drafted, is_uniform=tokens == n * (1 + width))
     if drafted:
-        seconds += float(_later_s(prices, n, np.array(drafted), np.array(rows)))
-    return _Least(tokens, drafted, rows, value, seconds, limit_s)
+        seconds += float(_later_s(prices, n, np.array(drafted)))
+    return _Least(tokens, drafted, value, seconds, limit_s)
 
 
-def _later_s(prices: Prices, n: int, drafted: Vector, rows: Vector | None) -> Vector:
-    """Return what catching up costs by a step that drafts: what is behind now, and what is left out for later."""
+def _later_s(prices: Prices, n: int, drafted: Vector) -> Vector:
+    """Return what a step that drafts for so many of its decodes leaves out for later."""
     found: Vector = (n - drafted) * drafted * (prices.left_out_s(n) / n**2)
-    if rows is not None:
-        found += (prices.reads_s * (rows > 0) + prices.read_s * rows) / REST_STEPS
     return found
 
 

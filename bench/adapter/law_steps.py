@@ -85,7 +85,7 @@ def _played(engine: Any, running: int, k_max: int, steps: int) -> tuple[list[int
             _step(engine, acceptance, rng, k_max)
             if step % REFRESH_STEPS == REFRESH_STEPS - 1:
                 steps_taken = [(shape, _step_s(shape), 0) for shape, _, _ in engine.meter.take_steps()]
-                law.learn(steps_taken, engine.meter.take(), 1.0)
+                law.learn(steps_taken, engine.meter.take())
                 law.refresh()
                 engine.planner.prices = law.probe_prices
     return extra, law

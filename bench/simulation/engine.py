@@ -172,7 +172,6 @@ class Engine:
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
         self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
         self.wish(self.wishes)
-        self._taken_at = 0.0
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
         self._requests: dict[str, _Request] = {}
@@ -200,7 +199,6 @@ class Engine:
         self._under_way = None
         self._meter.take()
         self._meter.take_steps()
-        self._taken_at = self._now
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
 
@@ -287,8 +285,7 @@ class Engine:
         self.drafts += evidence.drafts.total()
         self.probes += evidence.probes.total()
         self._exporter.add(evidence)
-        self.law.learn(self._meter.take_steps(), evidence, self._now - self._taken_at)
-        self._taken_at = self._now
+        self.law.learn(self._meter.take_steps(), evidence)
 
     def _refresh(self) -> None:
         self.law.refresh()

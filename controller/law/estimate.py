@@ -114,14 +114,13 @@ class Estimate:
                 if at == len(self._group):
                     self._of_row.append(row)
                     self._share.append(0.0)
-                    self._group.append(Group(0, band, wanted.weight, low, high, 0, slo_s))
+                    self._group.append(Group(0, band, wanted.weight, low, high, slo_s))
                 self._share[at] += shares.get((name, band), 0.0)
 
     def rows(self) -> Ranges:
         """Return K by row and number of running decodes, for the present mix."""
         chooser = Chooser(self._group, self._lengths, self._prices, self._objective)
-        none = [0] * len(self._group)
-        chosen = [self._by_row(chooser.choose(self._counts(decodes), none)) for decodes in self._loads]
+        chosen = [self._by_row(chooser.choose(self._counts(decodes))) for decodes in self._loads]
         return {
             name: row_at(self._loads, [ks[at] for ks in chosen], self._loads[-1]) for at, name in enumerate(self._names)
         }

@@ -34,16 +34,13 @@ class Learning:
         self._own = {DEFAULT_CLASS: Wish(low=least_k)}
         self._guidance: Guidance | None = None
         self._fleet: FleetAcceptance | None = None
-        self._learned_at: float | None = None
         self._refreshed_at = float("-inf")
         scheduler.law.wish(self._own)
 
     def learn(self, evidence: Evidence, now: float) -> None:
         """Learn from the counts since the last call; `now` is monotonic, in seconds."""
         scheduler, law = self._scheduler, self._scheduler.law
-        elapsed_s = 0.0 if self._learned_at is None else now - self._learned_at
-        law.learn(scheduler.meter.take_steps(), evidence, elapsed_s)
-        self._learned_at = now
+        law.learn(scheduler.meter.take_steps(), evidence)
         is_changed = self._follow(now)
         is_due = now - self._refreshed_at >= REFRESH_S
         if is_due:

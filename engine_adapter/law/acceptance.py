@@ -1,17 +1,14 @@
 """How likely each draft token is to be accepted, by band and position, as this engine counted it. Pure.
 
 Counts of the whole fleet, where a controller sends them, are added as they are: they are few, so that own counts soon
-outweigh them. Where requests of a band run and no draft of theirs counts, all of the band's counts lose weight with
-time: K = 0 would be the last that is ever known of it. First drafts do not count (`law.law`).
+outweigh them. First drafts do not count (`law.law`).
 """
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.engine_adapter.law.tuning import QUIET_S
 from specpilot.policy.acceptance import BandCounts, lengths
 from specpilot.policy.schedule import FleetAcceptance
 
@@ -38,18 +35,9 @@ class BandAcceptance:
         """Whether the fleet has tried any position."""
         return bool(self._fleet.trials.any())
 
-    def learn(
-        self,
-        trials: Mapping[tuple[int, int], float],
-        accepts: Mapping[tuple[int, int], float],
-        ran: Collection[int] = (),
-        elapsed_s: float = 0.0,
-    ) -> None:
-        """Take in what was tried and accepted in `elapsed_s` seconds, by (band, position), and the bands that `ran`."""
-        tried = self._own.learn(trials, accepts)
-        quiet = [band for band in ran if not tried[band].any()]
-        self._own.trials[quiet] *= math.exp(-elapsed_s / QUIET_S)
-        self._own.accepts[quiet] *= math.exp(-elapsed_s / QUIET_S)
+    def learn(self, trials: Mapping[tuple[int, int], float], accepts: Mapping[tuple[int, int], float]) -> None:
+        """Take in what was tried and accepted, by (band, position)."""
+        self._own.learn(trials, accepts)
 
     def lengths(self) -> Vector:
         """Return AL(K) for K from 0 to `k_max`: [bands, k_max + 1] tokens."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.meter import StepShape
+from specpilot.engine_adapter.law import nnls
 from specpilot.engine_adapter.law.tuning import CELL_STEPS, CELLS, KNOWN_STEPS, PAUSE, SLOWDOWN_KEPT, SLOWDOWN_SHARE
-from specpilot.policy import nnls
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 

@@ -79,7 +79,6 @@ class Request(Protocol):
     """What the law reads of a request that decodes."""
 
     label: str
-    backlog: int
     acceptance: Acceptance
 
 
@@ -119,11 +118,10 @@ class _Choice(NamedTuple):
 
 
 class _Latest(NamedTuple):
-    """The decodes of the latest step and their groups, by these wishes; replaced whole."""
+    """The groups of the decodes of the latest step, by these wishes; replaced whole."""
 
     wishes: Wishes
     groups: Sequence[int]
-    requests: Sequence[Request]
 
 
 class EngineLaw:
@@ -173,7 +171,7 @@ class EngineLaw:
             static = [min(max(self.static_k, wish.low), wish.high, self.k_max) for wish in wishes.each]
             return [static[wish_of.get(request.label, default)] for request in requests]
         groups = [wish_of.get(request.label, default) << _WISH_AT | request.acceptance.code for request in requests]
-        self._latest = _Latest(wishes, groups, requests)
+        self._latest = _Latest(wishes, groups)
         counts = Counter(groups)
         self.steps += 1
         choice = self._choice
@@ -181,7 +179,7 @@ class EngineLaw:
             self.choices += 1
             is_alike = len(requests) <= 2 * choice.counts.total() <= 4 * len(requests)
             near = choice.width if is_alike and choice.width else None
-            self._choice = choice = _chosen(state, wishes, counts, _backlogs_of(groups, requests), near)
+            self._choice = choice = _chosen(state, wishes, counts, near)
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
@@ -196,8 +194,8 @@ class EngineLaw:
 
     # The agent's thread
 
-    def learn(self, steps: Iterable[Step], evidence: Evidence | None = None, elapsed_s: float = 0.0) -> None:
-        """Take in steps that have ended, and what was counted in `elapsed_s` seconds.
+    def learn(self, steps: Iterable[Step], evidence: Evidence | None = None) -> None:
+        """Take in steps that have ended, and what was counted in them.
 
         Without `evidence` the drafts of these steps say nothing of traffic.
         """
@@ -216,9 +214,8 @@ class EngineLaw:
         self._load = Load(ratio, tokens, context)
         if evidence is not None:
             self._has_traffic |= bool(evidence.drafts)
-            ran = {band for _, band, _ in evidence.drafts}
             trials, accepts = evidence.trials - evidence.first_trials, evidence.accepts - evidence.first_accepts
-            self.acceptance.learn(trials, accepts, ran, elapsed_s)
+            self.acceptance.learn(trials, accepts)
 
     def _prefill_s(self, shape: StepShape) -> float:
         """Return what a step's prefilled tokens took, the drafter's pass included, by the prices; 0 without any."""
@@ -244,8 +241,7 @@ class EngineLaw:
         if self._has_traffic or self.acceptance.has_prior:
             state, latest = State(self.acceptance.lengths(), prices, found.slowdown), self._latest
             if latest is not None and latest.groups and latest.wishes is self.wishes:
-                backlogs = _backlogs_of(latest.groups, latest.requests)
-                self._choice = _chosen(state, latest.wishes, Counter(latest.groups), backlogs)
+                self._choice = _chosen(state, latest.wishes, Counter(latest.groups))
             self.state = state
 
     def described(self) -> dict[str, Any] | None:
@@ -273,9 +269,8 @@ class EngineLaw:
         wishes, counts = latest.wishes, Counter(latest.groups)
         if not counts.keys() <= choice.k_of.keys():
             return []  # the next step chooses anew
-        backlogs = _backlogs_of(latest.groups, latest.requests)
         present = sorted(counts)
-        groups = [_group(wishes, choice.state, code, counts[code], backlogs.get(code, 0)) for code in present]
+        groups = [_group(wishes, choice.state, code, counts[code]) for code in present]
         ks = [choice.k_of[code] for code in present]
         worth = worth_of(groups, choice.state.lengths, choice.state.prices, ks)
         return [
@@ -305,39 +300,28 @@ def _said(worth: Worth, band: int) -> str:
     )
 
 
-def _backlogs_of(groups: Sequence[int], requests: Sequence[Request]) -> dict[int, int]:
-    """Return the rows that the requests of each group have to catch up with; groups without any are left out."""
-    backlogs: dict[int, int] = {}
-    for group, request in zip(groups, requests, strict=True):
-        if request.backlog:
-            backlogs[group] = backlogs.get(group, 0) + request.backlog
-    return backlogs
-
-
-def _chosen(
-    state: State, wishes: Wishes, counts: Counter[int], backlogs: Mapping[int, int], near: int | None = None
-) -> _Choice:
+def _chosen(state: State, wishes: Wishes, counts: Counter[int], near: int | None = None) -> _Choice:
     """Choose K for each band of the wishes of these decodes; `near`: of about that width, which takes less time."""
     n, present = counts.total(), sorted({code >> _WISH_AT for code in counts})
     unprobed = sum([count for code, count in counts.items() if code & _UNPROBED])
     flags = (_UNPROBED,) if unprobed > UNPROBED_RATIO * n else (0, _UNPROBED)  # in the first case told apart
     codes = tuple([wish << _WISH_AT | band for wish in present for band in range(BANDS)])
-    decodes, rows = ([sum([of.get(code | flag, 0) for flag in flags]) for code in codes] for of in (counts, backlogs))
-    ks = state.chooser(wishes, codes).choose(decodes, rows, near)
+    decodes = [sum([counts[code | flag] for flag in flags]) for code in codes]
+    ks = state.chooser(wishes, codes).choose(decodes, near)
     k_of = {code | flag: k for flag in flags for code, k in zip(codes, ks, strict=True)}
     if near is not None and not any(k_of.get(code, 1) for code in counts):  # a narrower drafter may pay
-        return _chosen(state, wishes, counts, backlogs)
+        return _chosen(state, wishes, counts)
     for code in counts.keys() - k_of.keys():
-        [k_of[code]] = state.chooser(wishes, (code,)).choose([n], [backlogs.get(code, 0)])
+        [k_of[code]] = state.chooser(wishes, (code,)).choose([n])
     return _Choice(state, wishes, counts, k_of, max(k_of.values()))
 
 
-def _group(wishes: Wishes, state: State, code: int, count: int = 0, backlog: int = 0) -> Group:
+def _group(wishes: Wishes, state: State, code: int, count: int = 0) -> Group:
     """Return so many decodes as a group, by its code."""
     wish, k_max = wishes.each[code >> _WISH_AT], state.lengths.shape[1] - 1
     high = min(wish.high, k_max)
     slo_s = wish.itl_slo_s / state.slowdown
-    return Group(count, code & _BAND, wish.weight, min(wish.low, high), high, backlog, slo_s)
+    return Group(count, code & _BAND, wish.weight, min(wish.low, high), high, slo_s)
 
 
 def _is_like(counts: Counter[int], choice: _Choice, n: int) -> bool:

@@ -1,9 +1,5 @@
 """The engine law's constants, each with its unit and what it trades."""
 
-QUIET_S = 60.0
-"""Seconds in which requests of a band ran and no draft of them was verified, after which its counts have lost 63 % of
-their weight. So a band that was learned to be worth nothing is tried again. Less tries it more often for nothing."""
-
 CELL_STEPS = 400
 """Steps after which a cell of like steps follows new measurements."""
 

@@ -8,8 +8,8 @@ The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
 2. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
-   traffic; for the schedule's `valid_for_s` and `hold_s` more. Not while the control group has the engine follow rows:
-   this ends with the schedule's validity, at the latest;
+   traffic; for the schedule's `valid_for_s` and `hold_s` more. While the schedule is valid, a drawn engine does the
+   opposite of the others (`Schedule.is_guided`); afterwards it does as they do;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
 5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
@@ -193,8 +193,8 @@ class SpeculationControl:
             return adapting or self._static  # 4, 6
         age_s, schedule = now - applied.received_at, applied.schedule
         is_valid, is_held = age_s <= schedule.valid_for_s, age_s <= schedule.valid_for_s + self.hold_s
-        is_window_over = not is_valid and not schedule.is_fallen_back and schedule.guidance is not None
-        if guided is not None and is_held and (applied.is_guided or is_window_over):
+        chooses = applied.is_guided if is_valid else schedule.guidance is not None and not schedule.is_fallen_back
+        if guided is not None and is_held and chooses:
             return guided  # 2
         if is_valid:
             return applied.table  # 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specpilot.bench.simulation.h200_plant import FULL, graphs
-from specpilot.policy.choice import REST_STEPS, Chooser, Group, choose, rate_of, worth_of
+from specpilot.policy.choice import Chooser, Group, choose, rate_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
 from specpilot.policy.schedule import Objective
@@ -41,8 +41,7 @@ def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np
     for band in range(draw.randrange(1, 5)):
         low = draw.choice((0, 0, 0, 1))
         high = draw.choice((K, K, K, max(low, 2)))
-        weight, backlog = draw.choice((0.5, 1.0, 1.0, 3.0)), draw.choice((0, 0, 50, 800))
-        groups.append(Group(draw.randrange(1, 30), band, weight, low, high, backlog))
+        groups.append(Group(draw.randrange(1, 30), band, draw.choice((0.5, 1.0, 1.0, 3.0)), low, high))
     acceptance = [draw.uniform(0.05, 0.98) for _ in groups]
     return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, Load(), draw.choice((0.0, 1e-4)))
 
@@ -68,12 +67,10 @@ def test_a_chooser_that_is_kept_chooses_as_a_new_one(objective: Objective) -> No
         groups = [group._replace(itl_slo_s=draw.choice((0.0, 0.0, 8e-3))) for group in groups]
         kept = Chooser(groups, al, priced, objective)
         for _ in range(5):
-            now = [
-                group._replace(decodes=draw.choice((0, 2, 20)), backlog=draw.choice((0, 0, 300))) for group in groups
-            ]
+            now = [group._replace(decodes=draw.choice((0, 2, 20))) for group in groups]
             now[0] = now[0]._replace(decodes=1)
             near = draw.choice((None, 1, K))
-            found = kept.choose([group.decodes for group in now], [group.backlog for group in now], near)
+            found = kept.choose([group.decodes for group in now], near)
             assert found == choose(now, al, priced, objective, near)
 
 
@@ -131,15 +128,6 @@ def test_latency_counts_the_slow_more_than_throughput_does() -> None:
     assert fair != fast
 
 
-def test_a_large_backlog_does_not_hold_requests_at_k_0_that_drafting_pays_for() -> None:
-    """With the charge spread over a few steps, each step at K = 0 would make the next draft dearer."""
-    rows = 500
-    [k] = choose([Group(1, 0, 1.0, 0, K, backlog=rows)], lengths(0.95), prices())
-    assert k == K
-    assert rows * 2.6e-5 / 8 > 1e-3, "spread over 8 steps it would be dearer than the drafter's pass"
-    assert REST_STEPS >= 100
-
-
 def test_leaving_out_has_a_price() -> None:
     """A single step would leave a few requests out, which then catch up in a later one."""
     groups, al = [Group(30, 1, 1.0, 0, K), Group(2, 0, 1.0, 0, K)], lengths(0.1, 0.9)
@@ -185,13 +173,13 @@ def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_fo
     for _ in range(100):
         groups, al, priced = drawn(draw, in_force)
         alone = choose(groups, al, priced)
-        empty = [group._replace(decodes=0, backlog=0, itl_slo_s=1e-9) for group in groups]
+        empty = [group._replace(decodes=0, itl_slo_s=1e-9) for group in groups]
         found = choose([*empty, *groups], al, priced)
         assert found[len(groups) :] == alone
         for k, other, group in zip(alone, found, groups, strict=False):
             assert group.low <= other <= group.high
             # within a block of positions that are worth it only together, a padded step may end before the block does
-            assert group.backlog or other == k or (in_force and other > k)
+            assert other == k or (in_force and other > k)
 
 
 @pytest.mark.parametrize("k_max", [0, 1])

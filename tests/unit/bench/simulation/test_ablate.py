@@ -14,8 +14,7 @@ from specpilot.bench.simulation.traces import traces
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.engine_adapter.evidence import acceptance as request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law import acceptance, cost, law
-from specpilot.policy import choice
+from specpilot.engine_adapter.law import cost, law
 from specpilot.policy.prices import Prices
 
 
@@ -64,8 +63,6 @@ def in_force() -> dict[str, Any]:
         "bands": request_acceptance.band_of,
         "first-drafts": Evidence.add_drafts,
         "cold-start": law.UNPROBED_RATIO,
-        "forgetting": acceptance.QUIET_S,
-        "backlog": choice.REST_STEPS,
         "left-out": Prices.left_out_s,
         "cost-learning": cost.StepCost.note,
         "slowdown": cost.SLOWDOWN_SHARE,

@@ -29,7 +29,7 @@ def learned(graphs: Graphs | None, rng: random.Random) -> EngineLaw:
     law.learn([(StepShape(1, 1, 0), 5.1e-3 * slow, 200) for slow in (*([1.0] * 40), *([1.2] * 40))])  # slower of late
     evidence = Evidence()
     evidence.drafts["default", 7, K_MAX] = 50
-    law.learn((), evidence, 1.0)
+    law.learn((), evidence)
     law.refresh()
     for _ in range(50):
         law.note_plan(16, 12, 30)

@@ -9,15 +9,15 @@ import pytest
 from specpilot.engine_adapter.evidence.acceptance import UNPROBED
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw, Wish
-from specpilot.engine_adapter.law.tuning import LEAST_STEPS, QUIET_S
+from specpilot.engine_adapter.law.tuning import LEAST_STEPS
 
 K_MAX, STATIC = 7, 3
 HIGH, LOW = 7, 1
 
 
-def request(band: int, label: str = "default", backlog: int = 0, drafts: int = 5) -> Any:
+def request(band: int, label: str = "default", drafts: int = 5) -> Any:
     acceptance = SimpleNamespace(code=band if drafts else band | UNPROBED)
-    return SimpleNamespace(label=label, backlog=backlog, acceptance=acceptance)
+    return SimpleNamespace(label=label, acceptance=acceptance)
 
 
 def step_s(n: int, m: int, slots: int) -> float:
@@ -29,7 +29,7 @@ def measured(law: EngineLaw) -> EngineLaw:
     for n in (1, 4, 8, 16, 32):
         for k in (0, 2, 7):
             law.learn([(StepShape(n, n * (1 + k), n * k), step_s(n, n * (1 + k), n * k), 0)] * 30)
-    law.learn((), counted(HIGH, 0.97), 1.0)
+    law.learn((), counted(HIGH, 0.97))
     law.refresh()
     return law
 
@@ -47,7 +47,7 @@ def counted(band: int, acceptance: float, drafts: int = 100, k: int = K_MAX) -> 
 
 def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() -> None:
     law = EngineLaw(K_MAX, STATIC, 32)
-    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * (LEAST_STEPS - 1), counted(HIGH, 0.97), 1.0)
+    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * (LEAST_STEPS - 1), counted(HIGH, 0.97))
     law.refresh()
     assert law.k_of([request(HIGH)]) == [STATIC]
     calibrated = EngineLaw(K_MAX, STATIC, 32)
@@ -86,26 +86,12 @@ def test_k_is_chosen_anew_when_many_have_ended() -> None:
         assert law.choices == choices, left
 
 
-def test_the_agents_thread_chooses_with_the_present_backlogs() -> None:
-    law = measured(EngineLaw(K_MAX, STATIC, 32))
-    for read in (8, 64, 512):
-        law.learn([(StepShape(8, 16, 8, 0, read), step_s(8, 16, 8) + 1e-4 * read, 0)] * 30)
-    law.refresh()
-    batch = [request(HIGH) for _ in range(8)]
-    assert law.k_of(batch)[0] > 0
-    for item in batch:
-        item.backlog = 100_000
-    assert law.k_of(batch)[0] > 0, "the batch is the same"
-    law.refresh()
-    assert law.k_of(batch)[0] == 0
-
-
 def test_new_prices_are_chosen_by_on_the_agents_thread() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     batch = [request(HIGH) for _ in range(8)]
     assert law.k_of(batch)[0] == K_MAX
     for _ in range(20):
-        law.learn((), counted(HIGH, 0.0, drafts=1000), 1.0)
+        law.learn((), counted(HIGH, 0.0, drafts=1000))
     law.refresh()
     assert law.k_of(batch)[0] == 0
     assert law.choices == 1
@@ -143,20 +129,6 @@ def test_one_request_that_drafts_well_among_unprobed_ones_is_drafted_for() -> No
     assert law.k_of([alone, *(request(LOW, drafts=0) for _ in range(40))])[0] == K_MAX
 
 
-def test_a_band_that_was_learned_to_be_worth_nothing_gets_evidence_again() -> None:
-    """At K = 0 nothing is verified, so nothing would ever say that it has become worth it."""
-    law = measured(EngineLaw(K_MAX, STATIC, 32))
-    law.learn((), counted(HIGH, 0.0, drafts=3000), 1.0)
-    law.refresh()
-    batch = [request(HIGH) for _ in range(4)]
-    assert law.k_of(batch)[0] == 0
-    idle = Evidence(drafts=Counter({("default", HIGH, 0): 100}))
-    for _ in range(round(6 * QUIET_S)):
-        law.learn((), idle, 1.0)
-    law.refresh()
-    assert law.k_of(batch)[0] > 0
-
-
 def test_a_slower_machine_keeps_bounds_on_latency() -> None:
     """The slowdown factor strikes what is predicted, too."""
     batch = [request(HIGH, "chat"), *(request(5) for _ in range(15))]
@@ -173,7 +145,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
 @pytest.mark.parametrize("k_max", [0, 1])
 def test_engines_of_the_smallest_k_max(k_max: int) -> None:
     law = EngineLaw(k_max, 0, 8)
-    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * LEAST_STEPS, Evidence(drafts=Counter({("default", 0, 0): 1})), 1.0)
+    law.learn([(StepShape(1, 1, 0), 0.005, 0)] * LEAST_STEPS, Evidence(drafts=Counter({("default", 0, 0): 1})))
     law.refresh()
     assert law.k_of([request(HIGH)])[0] in (0, k_max)
 
@@ -215,11 +187,11 @@ def test_first_drafts_do_not_count_for_the_band_in_which_requests_begin() -> Non
     refused = counted(HIGH, 0.0, drafts=3000)
     refused.first_trials, refused.first_accepts = refused.trials.copy(), refused.accepts.copy()
     for _ in range(3):
-        law.learn((), refused, 1.0)
-        law.learn((), counted(HIGH, 0.97), 1.0)
+        law.learn((), refused)
+        law.learn((), counted(HIGH, 0.97))
     law.refresh()
     assert law.k_of([request(HIGH)]) == [K_MAX]
-    law.learn((), counted(HIGH, 0.0, drafts=3000), 1.0)
+    law.learn((), counted(HIGH, 0.0, drafts=3000))
     law.refresh()
     assert law.k_of([request(HIGH)]) == [0]
 
@@ -235,7 +207,7 @@ def test_the_time_of_decoding_leaves_out_catching_up_and_what_prefilled_tokens_t
 
     def decoding_s(*shapes: StepShape) -> float:
         before = law.decode_s
-        law.learn([(shape, took(shape), 800) for shape in shapes], Evidence(), 1.0)
+        law.learn([(shape, took(shape), 800) for shape in shapes], Evidence())
         return law.decode_s - before
 
     assert decoding_s(prefills[0]) == pytest.approx(took(prefills[0])), "there are no prices yet"
@@ -249,5 +221,5 @@ def test_the_time_of_decoding_leaves_out_catching_up_and_what_prefilled_tokens_t
     assert decoding_s(prefills[0]) == pytest.approx(0.010, rel=0.15)
     assert decoding_s(prefills[1]) == pytest.approx(0.010, rel=0.15), "the drafter's pass over a prompt is the prompt's"
     assert decoding_s(StepShape(0, 0, 0, 128)) == 0, "no decode was in it"
-    law.learn([(prefills[0], 1e-4, 800)], Evidence(), 1.0)  # by the prices its tokens took longer than all of it
+    law.learn([(prefills[0], 1e-4, 800)], Evidence())  # by the prices its tokens took longer than all of it
     assert decoding_s() == 0

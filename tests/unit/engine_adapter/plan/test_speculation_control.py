@@ -86,6 +86,7 @@ def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_sched
     for version, drawn, source in ((3, ("two",), Source.SCHEDULE), (4, ("one",), Source.GUIDANCE)):
         engine.offer(replace(guided, version=version, drawn=drawn, is_fallen_back=True), 20.0)
         assert engine.table(20.0).source is source
+    assert engine.table(31.0).source is Source.HELD  # its window is over, and the pool has fallen back
     engine.offer(replace(guided, version=5, drawn=(), is_fallen_back=True), 20.0)
     assert engine.table(31.0).source is Source.HELD  # the static K stays, as the law lost
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.policy import nnls
+from specpilot.engine_adapter.law import nnls
 
 
 @given(st.integers(0, 10_000))
