@@ -81,6 +81,7 @@ def _frozen(
         fleet=None,
         drawn=(),
         is_fallen_back=False,
+        is_own_choice=guidance is not None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
 

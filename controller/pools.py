@@ -84,13 +84,9 @@ def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRe
 
 
 def in_window(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
-    """Return `context` with the policy of the canary's window at `at` (Unix seconds); after a promotion, its arm."""
-    if experiment is None:
-        return context
-    if experiment.outcome is not None and experiment.outcome.is_promotion:
-        return context
-    now = window_at(experiment, context.pool, at)
-    if now is None:
+    """Return `context` with the policy of the canary's window at `at` (Unix seconds); unchanged when none runs."""
+    now = None if experiment is None else window_at(experiment, context.pool, at)
+    if experiment is None or now is None:
         return context
     policy = experiment.canary.policy if now.arm is Arm.CANARY else context.policy
     return replace(context, policy=policy, arm=now.arm)

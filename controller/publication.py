@@ -83,8 +83,7 @@ class Publisher:
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
                 self.store.publish_schedule(schedule, lease)
-                is_back = result.is_fallen_back or result.reason is Reason.STATIC_BETTER
-                if is_new and is_back and not written.is_step_back_audited:
+                if is_new and result.is_fallen_back and not written.is_step_back_audited:
                     self.audit(stepped_back(old, schedule, self.clock.now()))
                     written.is_step_back_audited = True
                 written.published_at = now
@@ -111,6 +110,7 @@ class Publisher:
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
                 k=result.k(result.applied),
+                is_estimate=result.is_own_choice,
             ),
             is_lasting=is_lasting,
         )

@@ -49,8 +49,9 @@ class Decision:
 
     `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law used, `schedule` is its
     choice, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one states the static K.
-    `k` is K by class, as sent, at the load of the tick. `predicted_gain_ratio` is
-    the predicted throughput over that of the schedule in force, minus 1; `None` when it could not be predicted.
+    `k` is K by class at the load of the tick: as sent, or where engines choose (`is_estimate`) an estimate of it.
+    `predicted_gain_ratio` is the predicted throughput over that of the K in force, minus 1; `None` when it could not be
+    predicted.
     """
 
     at: float
@@ -64,6 +65,7 @@ class Decision:
     predicted_gain_ratio: float | None
     evidence: Mapping[str, Any]
     k: Mapping[str, int] = field(default_factory=dict)
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

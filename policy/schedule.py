@@ -214,7 +214,8 @@ class Schedule:
 
     def is_guided(self, engine_id: str) -> bool:
         """Return whether `engine_id` chooses K by the guidance; otherwise it follows rows."""
-        return self.guidance is not None and (engine_id in self.drawn) is self.is_fallen_back
+        is_drawn = engine_id in self.drawn
+        return self.guidance is not None and is_drawn == self.is_fallen_back
 
     @property
     def deepest_k(self) -> int:

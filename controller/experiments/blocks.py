@@ -3,8 +3,8 @@
 A window is measured like one of the control group, in throughput and in latency (`window_sums`), with equal weights of
 all classes. When a block has several windows of the present policy, the mean of their logarithms counts.
 
-Steps at K = 0 leave rows for the drafter to catch up. Their time, at the pool's measured seconds per row, is charged to
-the window that left them, even when the catch-up runs in a window of the other policy.
+Catching up counts in the window in which it runs. Only the corrected throughput, which decides nothing, charges it to
+the decodes at K = 0 that made it necessary.
 
 Not counted:
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specpilot.controller.law.reason import STATIC, Reason
+from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
@@ -89,6 +89,8 @@ class TickResult:
         publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
             withdraw a schedule of mode `act`).
         drawn, is_fallen_back: which engines follow `publish` in spite of guidance, as in a `Schedule`.
+        is_own_choice: whether the K on the engines is their own choice. Of several engines, a drawn one alone may have
+            the other K.
         fleet: the acceptance that the engines' laws begin with, beside `guidance`.
         guidance: by which the engines choose K themselves; `publish` then holds only where an engine's law knows
             nothing. `None`: K is `publish`.
@@ -112,12 +114,12 @@ class TickResult:
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
     is_fallen_back: bool = False
+    is_own_choice: bool = False
 
     @property
     def applied(self) -> Ranges | None:
         """The rows of the K on the engines; where they choose an estimate. `None`: nothing is published."""
-        is_static = self.reason in STATIC or (self.is_fallen_back and self.reason is not Reason.ADAPTIVE)
-        return self.publish if self.guidance is None or is_static else self.proposed
+        return self.proposed if self.is_own_choice else self.publish
 
     @property
     def decodes(self) -> int:
@@ -126,7 +128,10 @@ class TickResult:
 
     @property
     def is_stepped_back(self) -> bool | None:
-        """Whether the pool has fallen back, also during a window that runs the law; `None` without this evidence."""
+        """Whether the law lost its comparison, also where an SLO or a canary keeps the pool from the static K.
+
+        `None` without this evidence.
+        """
         state = self.evidence.get("hold_out")
         return None if state is None else bool(state["is_stepped_back"])
 

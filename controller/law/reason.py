@@ -1,6 +1,6 @@
 """The possible results of a pool's tick. The first row that applies is the reason.
 
-| reason          | holds when                                                         | engines get          |
+| reason          | holds when                                                         | published            |
 |-----------------|--------------------------------------------------------------------|----------------------|
 | `frozen`        | an operator froze the model                                        | the freeze's rows    |
 | `canary_ended`  | in the first tick after a canary's end                             | as without a canary  |
@@ -9,14 +9,18 @@
 | `stale`         | no fresh evidence                                                  | guidance             |
 | `idle`          | no request has run lately                                          | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices to its steps yet    | guidance             |
-| `static_better` | the pool has fallen back: the static K was found to be better      | the static K         |
-| `hold_out`      | all engines are in a window of the control group                   | the static K         |
+| `static_better` | the pool has fallen back: the static K was found to be better      | guidance, and below  |
+| `hold_out`      | all engines are in a window of the control group                   | guidance, and below  |
 | `adaptive`      | otherwise                                                          | guidance             |
 
-- With guidance each engine chooses K for its own batch. Where its law knows nothing yet, it runs the static K.
-- An engine that is in a window of the control group runs the static K also where others choose; while the pool has
-  fallen back, such an engine chooses. Without fresh evidence no window is drawn.
-- The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps.
+- With guidance each engine chooses K for its own batch. Where its law knows nothing yet, it runs the static K, which is
+  published beside it.
+- Guidance comes with the engines that are drawn, in a window of the control group, and with whether the pool has fallen
+  back. Drawn engines run the static K while the others choose; where the pool has fallen back it is the reverse, also
+  while it is `stale`, `idle` or `unpriced`. Without fresh evidence no window is drawn.
+- The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps. Such a
+  pool does not fall back to it either.
+- A freeze of the current K publishes guidance until there is an estimate of that K.
 - In mode `advise` the reason is the same, and engines get nothing: they keep the K that they have by themselves. An
   older schedule on them is withdrawn once, by publishing the static K.
 """
@@ -38,9 +42,6 @@ class Reason(StrEnum):
     ADAPTIVE = "adaptive"
     CANARY_ENDED = "canary_ended"
 
-
-STATIC = (Reason.UNPRICED, Reason.HOLD_OUT, Reason.STATIC_BETTER)
-"""All engines that run requests have the static K."""
 
 MEANING: dict[Reason, str] = {
     Reason.NO_DRAFTER: "no engine of the pool can speculate (k_max is 0)",

@@ -91,7 +91,8 @@ class Tick:
         is_back = self._is_stepped_back and not breaks_slo
         may_draw = unknown is None and context.arm is None and not breaks_slo
         drawn = pool.hold_out.drawn(pool.engines, self._at, policy.hold_out_ratio) if may_draw else ()
-        is_static = is_back is not (0 < len(drawn) == len(pool.engines))
+        all_are_drawn = 0 < len(drawn) == len(pool.engines)
+        is_static = is_back != all_are_drawn  # a drawn engine does the opposite of the others
         known = (Reason.STATIC_BETTER if is_back else Reason.HOLD_OUT) if is_static else Reason.ADAPTIVE
         is_known = is_back or pool.chosen is not None
         pool.standing = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
@@ -102,6 +103,7 @@ class Tick:
             fleet=self._model.shared(),
             drawn=drawn,
             is_fallen_back=is_back,
+            is_own_choice=not is_static and unknown is not Reason.UNPRICED,
         )  # fmt: skip
 
     @property

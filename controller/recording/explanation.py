@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.reason import MEANING, STATIC, Reason
+from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.recording import daily_gain
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
@@ -40,7 +40,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "k_advised": _k_advised(moment),
         "schedule": schedule,
         "guidance": schedule["guidance"] if schedule else None,
-        "is_estimate": _is_estimate(moment),
+        "is_estimate": moment.is_estimate,
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
         "hold_out": evidence.get("hold_out"),
@@ -54,14 +54,6 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "canary": evidence.get("canary"),
         "evidence": dict(evidence),
     }
-
-
-def _is_estimate(moment: Decision) -> bool:
-    """Return whether K is the engines' own choice, of which the rows are an estimate."""
-    if moment.schedule is None or moment.schedule.guidance is None:
-        return False
-    is_static = moment.reason in STATIC or moment.schedule.is_fallen_back
-    return moment.reason == Reason.ADAPTIVE or not is_static
 
 
 def text(found: dict[str, Any]) -> str:
@@ -157,10 +149,6 @@ def _latest_gain_lines(found: Mapping[str, Any] | None) -> list[str]:
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
     head = f"control group: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"
     return [head, *_gain_lines(found)]
-
-
-def _percent(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{ratio:+.1%}"
 
 
 def _meaning(reason: str) -> str:

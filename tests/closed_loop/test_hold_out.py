@@ -99,6 +99,7 @@ def test_a_pool_that_stepped_back_keeps_the_static_k_while_nothing_runs() -> Non
     assert len(idle) >= 15
     for result in (*idle, run.of_phase(2)[0].result):
         assert {item.k for ranges in (result.publish or {}).values() for item in ranges} == {0}
+        assert not result.is_own_choice
 
 
 @pytest.mark.parametrize("seed", range(2))

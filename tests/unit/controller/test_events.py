@@ -56,6 +56,7 @@ def test_a_step_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None
     asyncio.run(rig.tick(60))
     assert returns_to_static(rig) >= 3
     assert len(rig.store.audited) == 1
+    assert all(item.is_estimate == (item.reason == "adaptive") for item in rig.store.log[-60:])
     rig.loop.view().law._pools[MODEL, POOL].hold_out.is_stepped_back = False
     asyncio.run(rig.tick(4))
     step_back(rig)

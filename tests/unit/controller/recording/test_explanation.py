@@ -10,10 +10,9 @@ from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import BANDS
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
-from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import KRange, Schedule
 
 K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
-GUIDANCE = Guidance(Objective.THROUGHPUT, {"default": ClassGuidance()})
 BOUNDS = {"low": -0.01, "mean": 0.04, "high": 0.09}
 TOLD = "control group: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"
 GAINS = (
@@ -87,17 +86,8 @@ def test_the_interval_is_greenwoods_and_holds_the_survival() -> None:
     assert with_intervals({"0": {"share": 0.5}})["0"] == {"share": 0.5, "survival_low": [], "survival_high": []}
 
 
-@pytest.mark.parametrize(
-    ("reason", "is_fallen_back", "is_estimate"),
-    [("adaptive", False, True), ("adaptive", True, True), ("idle", False, True), ("idle", True, False),
-     ("static_better", True, False), ("hold_out", False, False), ("unpriced", False, False)],
-)  # fmt: skip
-def test_k_is_called_the_engines_own_choice_only_where_they_choose(
-    reason: str, is_fallen_back: bool, is_estimate: bool
-) -> None:
-    moment = decision(reason)
-    assert moment.schedule is not None
-    guided = replace(moment.schedule, guidance=GUIDANCE, is_fallen_back=is_fallen_back)
-    found = explain(replace(moment, schedule=guided))
+@pytest.mark.parametrize("is_estimate", [True, False])
+def test_k_is_called_the_engines_own_choice_only_where_they_choose(*, is_estimate: bool) -> None:
+    found = explain(replace(decision("adaptive"), is_estimate=is_estimate))
     assert found["is_estimate"] is is_estimate
     assert ("the engines' own choice" in text(found)) is is_estimate
