@@ -12,7 +12,7 @@ from unittest.mock import patch
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.engine_adapter.evidence import acceptance as request_acceptance
 from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
-from specpilot.engine_adapter.law import cost, law
+from specpilot.engine_adapter.law import batch_choice, cost
 from specpilot.engine_adapter.law.cost import StepCost
 from specpilot.policy.prices import Prices
 
@@ -50,7 +50,7 @@ def _with_first_drafts() -> Any:
 IDEAS: Mapping[str, Callable[[], Any]] = {
     "bands": lambda: patch.object(request_acceptance, "band_of", lambda _: _ONE_BAND),
     "first-drafts": _with_first_drafts,
-    "cold-start": lambda: patch.object(law, "UNPROBED_RATIO", math.inf),
+    "cold-start": lambda: patch.object(batch_choice, "UNPROBED_RATIO", math.inf),
     "left-out": lambda: patch.object(Prices, "left_out_s", lambda *_: 0.0),
     "cost-learning": _learned_once,
     "slowdown": lambda: patch.object(cost, "SLOWDOWN_SHARE", 0.0),

@@ -18,7 +18,8 @@ class Tuning:
             average over more traffic.
         delivered_s: time after a change of the K in force in which evidence does not count.
         window_steps: least steps of a valid window of the control group or of a canary.
-        hold_out_memory: number of the newest windows that count; at 1 % and 4 s these are the last 11 hours.
+        hold_out_memory: number of the newest windows that count; at 1 % and 4 s these are the last 11 hours of one
+            engine, the last hour of eleven.
         hold_out_least: least windows for an interval.
         hold_out_near: most windows on either side with which a drawn one is compared.
         step_back_error: probability that an adaptive K without a loss falls back within the first `hold_out_memory`

@@ -13,8 +13,9 @@ Where the mean inter-token latency of a group is bounded, the best rate among wh
 does, the smallest worst excess. For latency V is the harmonic mean of AL in place of the arithmetic one. A group that
 has to draft (its least K is not 0) has its slots paid in any case.
 
-Everything is evaluated for all widths and all prefixes at once: some thirty operations of numpy, whose number does not
-grow with the groups. `Chooser` keeps what does not change from one choice to the next.
+Everything is evaluated for all widths and all prefixes at once: some twenty operations of numpy, whose number does not
+grow with the groups. The order of the positions depends on the number of decodes alone, not on their groups, so
+`Chooser` keeps it from one choice to the next.
 """
 
 from collections.abc import Sequence
@@ -63,6 +64,17 @@ def choose(
     return chooser.choose([group.decodes for group in groups], near)
 
 
+class _Order(NamedTuple):
+    """The draft positions of each width, the best value over price first, forbidden ones last.
+
+    `group` is the group of a position [widths, positions]. `adds` is what it adds to a step for each decode of its
+    group [3, widths, positions]: a token, a decode drafted for (the first position of a draft), and value.
+    """
+
+    group: Ints
+    adds: Vector
+
+
 class Chooser:
     """Chooses K of the same groups again and again, of which only the numbers of decodes change.
 
@@ -78,12 +90,12 @@ class Chooser:
         weight = np.array([group.weight for group in groups])
         values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[bands]
         at = np.arange(len(groups))
-        self._low, self._least_k = low, low.tolist()
+        self._low, self._low_k = low, low.tolist()
         self._is_fixed = k_max == 0 or bool((low >= high).all())
         self._widest, self._deepest = int(low.max()), int(high.max())
         self._is_bound = self._widest > 0 or bool((high < k_max).any())
         self._is_open = (low == 0).astype(np.float64)  # 0: the group drafts in any case
-        self._values, self._least_value = values, weight * values[at, low]
+        self._values, self._low_value = values, weight * values[at, low]
         self._slos = [place for place, group in enumerate(groups) if group.itl_slo_s]
         k = np.arange(1, k_max + 1)
         self._gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
@@ -94,55 +106,63 @@ class Chooser:
             self._gain *= k > low[:, None]
             self._depth = np.maximum(self._depth - low[:, None], 1.0)
         self._has_room, self._number = has_room, has_room.sum(axis=(1, 2))  # and how many positions each width has
+        self._is_beyond = np.where(np.arange(len(groups) * k_max) < self._number[:, None], 0.0, -np.inf)
         self._gains = self._gain.cumsum(axis=1)
-        self._k, self._group_of = k, np.repeat(at, k_max)
+        self._k = k
+        self._orders: dict[tuple[int, int, int], _Order] = {}
 
     def choose(self, decodes: Sequence[int], near: int | None = None) -> list[int]:
-        """Return K of each group; see the function."""
+        """Return K of each group, with these numbers of decodes; one at least is above 0. `near`: as in `choose`."""
         if self._is_fixed:
-            return list(self._least_k)
+            return list(self._low_k)
         prices, n = self._prices, sum(decodes)
         count = np.array(decodes, dtype=np.float64)
-        least = self._least(n, count, decodes)
+        lowest = self._lowest(n, count, decodes)
         narrow, wide = self._range(near)
+        order = self._orders.get((n, narrow, wide))
+        if order is None:
+            order = self._orders[n, narrow, wide] = self._order(n, narrow, wide)
+
+        # What the step comes to with each prefix of that order
+        chosen = slice(narrow - 1, wide)
+        widths = self._k[chosen]
+        tokens, drafted, value = (count[order.group] * order.adds).cumsum(axis=2)
+        drafted += lowest.drafted
+        sizes = np.minimum(tokens + lowest.tokens, n * (1 + self._k_max)).astype(int)
+        seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
+        if prices.has_graphs:
+            last = np.arange(len(widths)), self._number[chosen] - 1
+            is_uniform = sizes[last] == n * (1 + widths)
+            seconds[last] += np.where(is_uniform, prices.uniform_extra_s(n, self._k_max)[widths], 0.0)
+        seconds += _later_s(prices, n, drafted)
+        score = _score(value + lowest.value, seconds, self._objective)
+        if self._slos:
+            limits_s = self._limits_s(decodes, order.group)
+            score = np.where(seconds <= limits_s, score, -seconds / limits_s)
+        score += self._is_beyond[chosen]
+        at = int(score.argmax())
+        if score.flat[at] <= lowest.score(self._objective):
+            return list(self._low_k)
+        row, taken = divmod(at, score.shape[1])
+        added = np.bincount(order.group[row, : taken + 1], minlength=len(count))
+        found: list[int] = (self._low + added).tolist()
+        return found
+
+    def _order(self, n: int, narrow: int, wide: int) -> _Order:
+        """Return the order of the positions of these widths in a step of `n` decodes; a draft's stay in their order."""
         chosen = slice(narrow - 1, wide)
         widths, has_room = self._k[chosen], self._has_room[chosen]
-
-        # The positions of each width, in the order of value over price: a draft's stay in their order
-        token_s = prices.token_s(n, self._k_max)[chosen][:, None, None]
-        opening_s = (widths * prices.slot_s)[:, None] * self._is_open
+        token_s = self._prices.token_s(n, self._k_max)[chosen][:, None, None]
+        opening_s = (widths * self._prices.slot_s)[:, None] * self._is_open
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
         density = np.where(has_room, np.where(self._k <= first[..., None] + 1, best[..., None], alone), -np.inf)
         order = (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
-
-        # What the step comes to with each prefix of that order
-        tokens = least.tokens + count[self._group_of][order].cumsum(axis=1)
-        opens = np.zeros((len(count), self._k_max))
-        opens[:, 0] = count * self._is_open
-        drafted = least.drafted + opens.ravel()[order].cumsum(axis=1)
-        value = least.value + (count[:, None] * self._gain).ravel()[order].cumsum(axis=1)
-        sizes = np.minimum(tokens, n * (1 + self._k_max)).astype(int)
-        seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
-        number = self._number[chosen]
-        if prices.has_graphs:
-            last = np.arange(len(widths)), number - 1
-            is_uniform = sizes[last] == n * (1 + widths)
-            seconds[last] += np.where(is_uniform, prices.uniform_gain_s(n, self._k_max)[widths], 0.0)
-        seconds += _later_s(prices, n, drafted)
-        score = _score(value, seconds, self._objective)
-        if self._slos:
-            limits_s = self._limits_s(decodes, self._group_of[order])
-            score = np.where(seconds <= limits_s, score, -seconds / limits_s)
-        score[np.arange(score.shape[1]) >= number[:, None]] = -np.inf
-        at = int(score.argmax())
-        if score.flat[at] <= least.score(self._objective):
-            return list(self._least_k)
-        row, taken = divmod(at, score.shape[1])
-        added = np.bincount(self._group_of[order[row, : taken + 1]], minlength=len(count))
-        found: list[int] = (self._low + added).tolist()
-        return found
+        adds = np.ones((3, *self._gain.shape))
+        adds[1] = self._is_open[:, None] * (self._k == 1)
+        adds[2] = self._gain
+        return _Order(order // self._k_max, adds.reshape(3, -1)[:, order])
 
     def _range(self, near: int | None) -> tuple[int, int]:
         """Return the narrowest and the widest drafter that is compared; no drafter is wider than the deepest draft."""
@@ -151,12 +171,12 @@ class Chooser:
             narrow, wide = min(near, self._deepest) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, self._k_max)
         return max(1, self._widest, narrow), max(self._widest, wide)
 
-    def _least(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Least":
-        """Return what the least K of all groups comes to."""
+    def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Outcome":
+        """Return the outcome of the least K of all groups."""
         if self._widest or self._slos:
             groups = [group._replace(decodes=own) for group, own in zip(self._groups, decodes, strict=True)]
-            return _least(groups, self._values, self._prices)
-        return _Least(n, 0, float(count @ self._least_value), self._prices.plain_s(n), np.inf)
+            return _outcome(groups, self._values, self._prices)
+        return _Outcome(n, 0, float(count @ self._low_value), self._prices.plain_s(n), np.inf)
 
     def _limits_s(self, decodes: Sequence[int], owner: Ints) -> Vector:
         """Return how long a step may take after so many positions [widths, positions]."""
@@ -169,16 +189,10 @@ class Chooser:
         return found
 
 
-def rate_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> float:
-    """Return the weighted tokens per second of any K by group; bounds on latency are left out."""
-    least = _least_of(groups, lengths, prices, ks)
-    return least.value / least.seconds / sum(group.decodes * group.weight for group in groups)
-
-
 def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> tuple[float, float]:
     """Return the weighted tokens that a step of these K by group yields, and its seconds."""
-    least = _least_of(groups, lengths, prices, ks)
-    return least.value, least.seconds
+    found = _outcome_of(groups, lengths, prices, ks)
+    return found.value, found.seconds
 
 
 class Worth(NamedTuple):
@@ -197,12 +211,12 @@ def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Seque
     is worth more than it costs is taken. A group without decodes has none; K = 0 has no last position, K_max no next.
     """
     k_max = lengths.shape[1] - 1
-    least = _least_of(groups, lengths, prices, ks)
+    present = _outcome_of(groups, lengths, prices, ks)
     found: list[list[Worth]] = []
     for at, (group, k) in enumerate(zip(groups, ks, strict=True)):
         positions = [position for position in (k, k + 1) if 1 <= position <= k_max and group.decodes]
         seconds = {
-            depth: _least_of(groups, lengths, prices, [*ks[:at], depth, *ks[at + 1 :]]).seconds
+            depth: _outcome_of(groups, lengths, prices, [*ks[:at], depth, *ks[at + 1 :]]).seconds
             for depth in {depth for position in positions for depth in (position - 1, position)}
         }
         survival = np.diff(lengths[group.band])
@@ -210,20 +224,20 @@ def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Seque
             Worth(
                 position,
                 group.weight * float(survival[position - 1]),
-                (seconds[position] - seconds[position - 1]) * least.value / least.seconds / group.decodes,
+                (seconds[position] - seconds[position - 1]) * present.value / present.seconds / group.decodes,
             )
             for position in positions
         ])  # fmt: skip
     return found
 
 
-def _least_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> "_Least":
+def _outcome_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> "_Outcome":
     chosen = [group._replace(low=k) for group, k in zip(groups, ks, strict=True)]
-    return _least(chosen, lengths[[group.band for group in groups]], prices)
+    return _outcome(chosen, lengths[[group.band for group in groups]], prices)
 
 
-class _Least(NamedTuple):
-    """What the least K of all groups comes to."""
+class _Outcome(NamedTuple):
+    """A step of the groups with one K each: tokens to verify, decodes drafted for, value, seconds, and their limit."""
 
     tokens: int
     drafted: int
@@ -238,7 +252,7 @@ class _Least(NamedTuple):
         return float(_score(np.array(self.value), np.array(self.seconds), objective))
 
 
-def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
+def _outcome(groups: Sequence[Group], values: Vector, prices: Prices) -> _Outcome:
     n, width = sum(group.decodes for group in groups), max(group.low for group in groups)
     tokens, value, limit_s = n, 0.0, np.inf
     drafted = 0
@@ -253,7 +267,7 @@ def _least(groups: Sequence[Group], values: Vector, prices: Prices) -> _Least:
     seconds = prices.step_s(n, tokens, width * drafted, is_uniform=tokens == n * (1 + width))
     if drafted:
         seconds += float(_later_s(prices, n, np.array(drafted)))
-    return _Least(tokens, drafted, value, seconds, limit_s)
+    return _Outcome(tokens, drafted, value, seconds, limit_s)
 
 
 def _later_s(prices: Prices, n: int, drafted: Vector) -> Vector:

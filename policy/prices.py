@@ -110,7 +110,7 @@ class Prices:
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
         self._plain_s: dict[int, float] = {}
         self._token_s: dict[int, Vector] = {}
-        self._uniform_gain: dict[int, Vector] = {}
+        self._uniform_extra: dict[int, Vector] = {}
 
     def step_s(self, n: int, m: int, slots: int, *, is_uniform: bool = False) -> float:
         """Return the seconds of one step of `n` decodes that neither prefills nor catches up."""
@@ -146,13 +146,13 @@ class Prices:
             self._token_s[n] = found
         return found
 
-    def uniform_gain_s(self, n: int, k_max: int) -> Vector:
+    def uniform_extra_s(self, n: int, k_max: int) -> Vector:
         """Return how many seconds the pass of a uniform step takes more than a mixed one's: for K from 0 to `k_max`."""
-        found = self._uniform_gain.get(n)
+        found = self._uniform_extra.get(n)
         if found is None:
             lengths = range(1, k_max + 2)
             found = np.array([self.uniform_s(n, length) - float(self.mixed[n * length]) for length in lengths])
-            self._uniform_gain[n] = found
+            self._uniform_extra[n] = found
         return found
 
     def uniform_s(self, n: int, length: int) -> float:

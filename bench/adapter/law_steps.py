@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 from specpilot.bench.report.output import say
 from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.law.law import EngineLaw, Wish
+from specpilot.engine_adapter.law.batch_choice import Wish
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import planner
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT

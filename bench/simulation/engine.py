@@ -34,7 +34,8 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Meter
-from specpilot.engine_adapter.law.law import EngineLaw, Wish
+from specpilot.engine_adapter.law.batch_choice import Wish
+from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
 from specpilot.engine_adapter.plan.speculation_control import (

@@ -138,7 +138,7 @@ class HoldOut:
         self._gains: deque[Scores] = deque(maxlen=tuning.hold_out_memory)
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # compared windows since the last reset
-        self._compared: Comparison | None = None
+        self._comparison: Comparison | None = None
         self._stepped_back_from = ""  # digest of the comparison in which the last leader fell back
         self.is_stepped_back = False
 
@@ -147,12 +147,12 @@ class HoldOut:
         share = self._tuning.stepped_back_ratio if self.is_stepped_back and ratio > 0 else ratio
         return tuple(unit for unit in sorted(units) if is_drawn(unit, self._index(at), share))
 
-    def compare(self, compared: Comparison) -> None:
+    def set_comparison(self, comparison: Comparison) -> None:
         """Set the comparison; a change resets the count."""
-        if compared != self._compared:
+        if comparison != self._comparison:
             self.reset()
-            self._compared = compared
-            self.is_stepped_back = compared.digest == self._stepped_back_from
+            self._comparison = comparison
+            self.is_stepped_back = comparison.digest == self._stepped_back_from
             self._stepped_back_from = ""
 
     def resume(self, digest: str) -> None:
@@ -160,37 +160,37 @@ class HoldOut:
 
         If the windows compared in stand-by show a gain of the law, the pool does not fall back.
         """
-        if self._compared is None:
+        if self._comparison is None:
             self._stepped_back_from = digest
-        elif digest == self._compared.digest and not self.is_stepped_back and not self._is_found_to_gain():
+        elif digest == self._comparison.digest and not self.is_stepped_back and not self._is_found_to_gain():
             self.reset()
             self.is_stepped_back = True
 
     def take(self, seen: Mapping[str, Seen], at: float) -> list[LogGain]:
         """Add a tick at `at` of the present units; return d by each score of the windows that it could compare."""
-        self._units = {name: found for name, found in self._units.items() if name in seen}
-        gains = [self._take(name, *found, at) for name, found in seen.items()]
+        self._units = {name: unit for name, unit in self._units.items() if name in seen}
+        gains = [self._take(name, newest, at) for name, newest in seen.items()]
         return [gain for gain in gains if gain is not None]
 
-    def _take(self, name: str, snapshot: Snapshot | None, seen_at: float, is_static: bool, at: float) -> LogGain | None:  # noqa: FBT001 - a `Seen`, spread out
+    def _take(self, name: str, seen: Seen, at: float) -> LogGain | None:
         unit = self._units.setdefault(name, _Unit(deque(maxlen=2 * self._near + 2)))
-        windows, index, compared = unit.windows, self._index(at), None
+        windows, index, gain = unit.windows, self._index(at), None
         if windows and index < windows[-1].index:  # the clock was set back
             windows.clear()
             unit.seen_at = -math.inf
         if not windows or windows[-1].index != index:
-            windows.append(_Window(index, at))
-            compared = self._compare(windows)
+            windows.append(_Window(index, at))  # until now the K of the window before was in force
+            gain = self._gain_of_middle(windows)
         else:
-            windows[-1].note(is_static=is_static)
-        if snapshot is None or seen_at <= unit.seen_at:
-            return compared
-        unit.seen_at = seen_at
+            windows[-1].note(is_static=seen.is_static)
+        if seen.snapshot is None or seen.seen_at <= unit.seen_at:
+            return gain
+        unit.seen_at = seen.seen_at
         for window in windows:
-            late_by_s = seen_at - snapshot.elapsed_s - window.begun_at - self._tuning.delivered_s
-            if window.index == self._index(seen_at) and late_by_s >= -ROUNDING_S:
-                window.sums.take(snapshot)
-        return compared
+            late_by_s = seen.seen_at - seen.snapshot.elapsed_s - window.begun_at - self._tuning.delivered_s
+            if window.index == self._index(seen.seen_at) and late_by_s >= -ROUNDING_S:
+                window.sums.take(seen.snapshot)
+        return gain
 
     def pause(self) -> None:
         """Begin a time without comparison; the gains so far stay."""
@@ -214,7 +214,7 @@ class HoldOut:
         return {
             "windows": len(self._gains),
             "is_stepped_back": self.is_stepped_back or bool(self._stepped_back_from),
-            "compared": self._compared.digest if self._compared else self._stepped_back_from or None,
+            "compared": self._comparison.digest if self._comparison else self._stepped_back_from or None,
             "measure": self._measure,
             "gain_ratio": gains[self._measure],
             **{f"{name}_gain_ratio": found for name, found in gains.items()},
@@ -223,7 +223,7 @@ class HoldOut:
 
     @property
     def _measure(self) -> str:
-        return (self._compared or Comparison(0)).measure
+        return (self._comparison or Comparison(0)).measure
 
     def _gains_in(self, measure: str) -> list[float]:
         return [getattr(gain.counted, measure) for gain in self._gains]
@@ -231,27 +231,28 @@ class HoldOut:
     def _index(self, at: float) -> int:
         return math.floor(at / self._tuning.hold_out_window_s)
 
-    def _compare(self, windows: Sequence[_Window]) -> LogGain | None:
-        """Compare a unit's middle window, if it is of the drawn kind, with those around it; return d.
+    def _gain_of_middle(self, windows: Sequence[_Window]) -> LogGain | None:
+        """Return d of a unit's middle window; `None` unless the tried K ran in it, and the usual K on both sides of it.
 
-        The newest window has just begun and is not used.
+        The tried K is the static one, after a fall back the adaptive one. The newest window has just begun and is not
+        used.
         """
         if len(windows) <= 2 * self._near + 1:
             return None
         middle = windows[self._near]
-        is_rare_static = not self.is_stepped_back
-        if middle.is_static is not is_rare_static:
+        tries_static = not self.is_stepped_back
+        if middle.is_static is not tries_static:
             return None
-        weights, fewest = (self._compared or Comparison(0)).weights, self._tuning.window_steps
+        weights, fewest = (self._comparison or Comparison(0)).weights, self._tuning.window_steps
         drawn = middle.log_scores(fewest, weights)
         sides: list[list[Scores]] = [[], []]
         for window in windows:
             scores, away = window.log_scores(fewest, weights), window.index - middle.index
-            if scores is not None and window.is_static is not is_rare_static and abs(away) <= self._near:
+            if scores is not None and window.is_static is not tries_static and abs(away) <= self._near:
                 sides[away > 0].append(scores)
         if drawn is None or not all(sides):
             return None
-        around, sign = mean([mean(side) for side in sides]), 1 if is_rare_static else -1
+        around, sign = mean([mean(side) for side in sides]), 1 if tries_static else -1
         pairs = zip(around.counted, drawn.counted, strict=True)
         gain = LogGain(*(sign * (other - one) for other, one in pairs))
         self._gains.append(Scores(gain, sign * (around.corrected - drawn.corrected)))
@@ -272,7 +273,8 @@ class HoldOut:
         if not is_due:
             return
         bounds = self._bounds()
-        if bounds.low > 0 if self.is_stepped_back else bounds.high < 0:
+        gains, loses = bounds.low > 0, bounds.high < 0
+        if gains if self.is_stepped_back else loses:
             self.is_stepped_back = not self.is_stepped_back
             self._gains.clear()
             self._taken = 0

@@ -156,11 +156,11 @@ class Tick:
 
     def _measure_hold_out(self) -> None:
         pool, context, policy = self._pool, self._context, self._policy
-        if context.arm is Arm.CANARY:
+        if context.arm is Arm.CANARY:  # its policy is not the compared one
             pool.hold_out.pause()
             return
         required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.hold_out.compare(Comparison(context.fallback_k, policy.objective, self._weights, required))
+        pool.hold_out.set_comparison(Comparison(context.fallback_k, policy.objective, self._weights, required))
         if context.arm is not None:  # a canary's alternating policies do not reset the count
             pool.hold_out.pause()
         elif policy.hold_out_ratio <= 0:

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law.law import Wish
-from specpilot.engine_adapter.law.tuning import REFRESH_S
+from specpilot.engine_adapter.law.batch_choice import Wish
 from specpilot.engine_adapter.plan.speculation_control import Source, law_table
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import FleetAcceptance, Guidance
+
+REFRESH_S = 1.0
+"""Seconds between two fits. Prices change slowly; less follows a new load sooner, and costs a fit each time."""
 
 _MS = 1000.0
 

@@ -65,7 +65,7 @@ def trials(k: int, accepted: int, *, is_refused: bool) -> int:
     return min(accepted + 1, k + is_refused)
 
 
-UNPROBED = 1 << BANDS.bit_length() - 1
+UNPROBED = 1 << (BANDS - 1).bit_length()
 """A bit above those of a band's number."""
 
 

@@ -18,20 +18,44 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import nnls
-from specpilot.engine_adapter.law.tuning import CELL_STEPS, CELLS, KNOWN_STEPS, PAUSE, SLOWDOWN_KEPT, SLOWDOWN_SHARE
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 
 Vector = NDArray[np.float64]
+CELL_STEPS = 400
+"""Steps after which a cell of like steps follows new measurements."""
+
+KNOWN_STEPS = 30
+"""Steps of a cell that tell what its steps take well enough to tell the slowdown factor by them."""
+
+CELLS = 400
+"""Cells that are remembered; bounds the time of a fit: some milliseconds a second, beside the scheduler's thread."""
+
+SLOWDOWN_SHARE = 0.05
+"""What a step adds to the logarithm of the slowdown factor: a memory of 20 steps."""
+
+SLOWDOWN_KEPT = 0.99
+"""What the logarithm of the slowdown factor keeps of itself at each step: a memory of 100 steps, so that it returns
+to 1 where cells do not say otherwise. What makes only some steps slower, such as a slow host on a GPU, raised it for
+good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (on the
+trace `h200` this memory gains 5 %)."""
+
+PAUSE = 0.5
+"""Logarithm (a factor of 1.65) of a step's error beyond which it is not averaged into its cell: a pause is no cost."""
+
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """The largest number of decodes or tokens that a cell names exactly, and the cells of each doubling above it."""
 _GRAPHS = PARTS.index("piecewise")
 """Where the features begin that say which graphs a step lacks: such steps share no cell with others."""
-_HALF_WEIGHT, _SMOOTHNESS, _RIDGE = 20.0, 0.05, 1e-4
+_HALF_WEIGHT = 20.0
+"""Steps of a cell that have half of the largest weight in the fit."""
+_SMOOTHNESS, _RIDGE = 0.05, 1e-4
+"""Weights of the two penalties, relative to a measured step. Both are small: they decide where the data cannot."""
 _DOUBT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
     "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0, "drafter_graphless": 5.0,
 }  # fmt: skip
+"""The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
 _DOUBTS = np.array([*(_DOUBT[name] for name in PARTS), *([1.0] * len(KNOTS))])
 
 

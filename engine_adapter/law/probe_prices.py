@@ -12,10 +12,10 @@ _LEAST_POSITION = 1e-5
 class ProbePrices(NamedTuple):
     """Costs of a probe where nothing else drafts, all in steps that draft nothing.
 
-    `drafting` is what it takes before any position: a pass of the drafter, and in the step after it what a step takes
-    longer that verifies something. `verifying` is the part of that which it takes where the drafter runs in any case,
-    for a prompt. `position` is one that the drafter reads or lays out, `token` one that is verified. `second` is how
-    many such steps a second has.
+    `drafting` is the fixed cost: a pass of the drafter, and the extra time of the next step because it verifies. The
+    second part alone is `verifying`, the fixed cost where the drafter runs in any case, for a prompt. `position` is the
+    cost of a position that the drafter reads or lays out, `token` that of a token to verify. `second` is the number of
+    such steps in a second.
     """
 
     drafting: float
@@ -25,10 +25,10 @@ class ProbePrices(NamedTuple):
     second: float = math.inf
 
     def of_draft(self, backlog: int, width: int, k: int) -> float:
-        """Return what a probe of `k` tokens takes beside what its step takes longer.
+        """Return the cost of a probe of `k` tokens without the fixed cost.
 
-        The drafter reads the backlog and lays out `width` slots, both for the draft and in the step after: with drafted
-        tokens the request comes with several positions, so it is in the drafter's batch once more.
+        The drafter reads the backlog and lays out `width` slots. In the next step it lays them out once more, because a
+        request that has more than one token in a step is always in the drafter's batch.
         """
         return (backlog + 1 + 2 * width) * self.position + k * self.token
 
@@ -36,9 +36,7 @@ class ProbePrices(NamedTuple):
     def of(cls, prices: Prices, n: int) -> "ProbePrices":
         """Return the costs with `n` decodes running."""
         plain = prices.step_s(n, n, 0, is_uniform=True)
-        verifies = max(
-            0.0, prices.step_s(n, n + 1, 0) - plain
-        )  # a step in which one verifies finds a mixed graph at best
+        verifies = max(0.0, prices.step_s(n, n + 1, 0) - plain)  # a step in which one request verifies is a mixed one
         token = max(0.0, prices.step_s(n, 2 * n, 0) - prices.step_s(n, n + 1, 0)) / max(1, n - 1)
         slot = max(prices.slot_s, prices.read_s)
         drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot) + prices.reads_s

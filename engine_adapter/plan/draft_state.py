@@ -98,5 +98,5 @@ class DraftState:
 
     def catch_up(self) -> int:
         """Send the whole backlog through the drafter; return how many rows that is."""
-        rows, self.backlog, self.held_until = self.backlog, 0, None
+        rows, self.backlog, self.left_out_rows, self.held_until = self.backlog, 0, 0, None
         return rows

@@ -26,14 +26,18 @@ P-EAGLE lays them out in one pass. A sequential EAGLE head does a pass for each 
 
 When traffic changes:
 
-- more or fewer requests run: 3b gives another K in the same step, and so does 3a if more than `MOVED_RATIO` of the
-  decodes came, ended or changed their group;
-- a request with K > 0 becomes more or less predictable: its verified drafts move its band, and 3 follows;
-- a request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
+- A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
+  has the K that was chosen for that band.
+- The batch changes: 3a chooses K of all bands anew when more than `MOVED_RATIO` of the decodes came, ended or changed
+  their group, and in any case once a second. 3b follows the number of running decodes in the same step.
+- A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. A probe that is accepted whole is followed up as soon as its outcome is known. These drafts move the
-  band until 3 gives the request a K;
-- a new request starts in the band of its kind (`evidence.acceptance.Priors`), and its first draft is due at once;
+  band until 3 gives the request a K.
+- A new request starts in the band of its kind (`evidence.acceptance.Priors`), and its first draft is due at once. The
+  outcome moves the start of the kind, and with it all requests of the kind that had no draft yet.
 - K rises after steps at K = 0: 6 spreads the backlogs over steps, smallest first.
+- A queue builds up: nothing here reads its length. K follows from more running decodes, and from the room that they
+  leave (2).
 """
 
 from collections.abc import Sequence
@@ -118,7 +122,8 @@ class Planner:
             width = max(width, self.catch_up.least_width)
             # 5. Probes
             if table.probed and table.probe_ratio > 0.0 and deepest:
-                depth = min(deepest, width if self.next_width else self._lone_probe)
+                is_drafting = self.next_width > 0
+                depth = min(deepest, width if is_drafting else self._lone_probe)
                 width = self.probes.choose(states, table, self._step, width, depth)
         # 6. Backlogs
         if width == 0:
@@ -202,7 +207,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
             if k > width:  # noqa: PLR1730
                 width = k
             if state.left_out_rows:
-                rows += min(state.left_out_rows, state.backlog)
+                rows += state.left_out_rows
                 state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:

@@ -45,8 +45,8 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
 
 PROBE_AFTER = 16
-"""Steps without a verified draft after which a request at K = 0 is due for a probe. In closed-loop replay a change in
-the text is then noticed in 10 to 14 steps; more frequent probes cost more than they find."""
+"""Steps after its last planned draft from which on a request at K = 0 is due for a probe. In closed-loop replay a
+change in the text is then noticed in 10 to 14 steps; more frequent probes cost more than they find."""
 
 FIRST_DRAFT_ROWS = 64
 """Rows of the largest backlog with which a request's first draft is free; with them it takes a quarter of a step at
@@ -97,7 +97,7 @@ class Probes:
         self.drafted_at = 0
         self._k_max = k_max
         self._rows_per_step = rows_per_step
-        self._prompt_budget = 0.0  # the part of `budget` that prompts may spend where nothing else is drafted
+        self._prompt_budget = 0.0  # a second limit, for prompts in steps that draft nothing else
         self._charges: dict[str, float] = {}  # in the current step, by request
 
     @property
@@ -141,7 +141,7 @@ class Probes:
         return self._probe_due(due, prices, step, width, depth_of)  # 3
 
     def refund(self, request_id: str) -> None:
-        """Return the charge of a probe that the step postpones."""
+        """Return a postponed probe's own part of its charge; the fixed cost of its step stays paid."""
         self.budget += self._charges.get(request_id, 0.0)
 
     def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
@@ -155,7 +155,7 @@ class Probes:
             return most
         until_out_of_debt = most
         if any(state.needs_follow_up for state in probed):
-            until_out_of_debt = _steps_to_earn(self._least(prices) - self.budget, probe_ratio, most)
+            until_out_of_debt = _steps_to_earn(self._debt_limit(prices) - self.budget, probe_ratio, most)
         until_due = min(_due_at(state) for state in probed) - step - 1
         until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
         # The next step is planned before a step's position joins the backlog, and each position makes the probe dearer.
@@ -168,14 +168,14 @@ class Probes:
         until_step_starts = min(until_step_starts, until_undrafted)
         return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
 
-    def _least(self, prices: ProbePrices) -> float:
+    def _debt_limit(self, prices: ProbePrices) -> float:
         """Return the budget below which no follow-up starts."""
         return max(-self.limit, -_FOLLOW_UP_DEBT * prices.drafting)
 
     def _follow_up(self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
         """Probe the candidates whose last probe was accepted whole; return the step's width."""
         for state in [state for state in candidates if state.k == 0 and state.needs_follow_up]:
-            if self.budget < self._least(prices):
+            if self.budget < self._debt_limit(prices):
                 break
             fixed = 0.0 if width else prices.drafting
             state.k = depth_of(state)

@@ -2,12 +2,13 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from specpilot.bench.simulation.h200_plant import FULL, graphs
-from specpilot.policy.choice import Chooser, Group, choose, rate_of, worth_of
+from specpilot.policy.choice import Chooser, Group, choose, step_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
 from specpilot.policy.schedule import Objective
@@ -57,6 +58,12 @@ def test_bounds_hold_where_a_position_is_worth_nothing_at_all() -> None:
         priced = prices(base=5e-2, slot=0.0, drafter=1e-4, token=draw.choice((1e-7, 1e-5)))
         found = choose(groups, al, priced, near=draw.choice((None, 1, 3)))
         assert all(group.low <= k <= group.high for group, k in zip(groups, found, strict=True)), (groups, found)
+
+
+def rate_of(groups: Sequence[Group], al: np.ndarray, priced: Prices, ks: Sequence[int]) -> float:
+    """The weighted tokens per second of these K by group."""
+    tokens, seconds = step_of(groups, al, priced, ks)
+    return tokens / seconds
 
 
 @pytest.mark.parametrize("objective", Objective)

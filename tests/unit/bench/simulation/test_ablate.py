@@ -14,7 +14,7 @@ from specpilot.bench.simulation.traces import traces
 from specpilot.controller.law.hold_out import HoldOut
 from specpilot.engine_adapter.evidence import acceptance as request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law import cost, law
+from specpilot.engine_adapter.law import batch_choice, cost
 from specpilot.policy.prices import Prices
 
 
@@ -62,7 +62,7 @@ def in_force() -> dict[str, Any]:
     return {
         "bands": request_acceptance.band_of,
         "first-drafts": Evidence.add_drafts,
-        "cold-start": law.UNPROBED_RATIO,
+        "cold-start": batch_choice.UNPROBED_RATIO,
         "left-out": Prices.left_out_s,
         "cost-learning": cost.StepCost.note,
         "slowdown": cost.SLOWDOWN_SHARE,

@@ -6,7 +6,7 @@ from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.estimate import Estimate, Mix, representative
 from specpilot.policy.bands import BANDS
-from specpilot.policy.choice import Group, rate_of
+from specpilot.policy.choice import Group, step_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
@@ -28,7 +28,8 @@ def test_with_graphs_the_estimate_compares_all_widths_at_each_load() -> None:
     row = Estimate(context, mix, lengths).rows()["default:0"]
     prices = price_list.prices(RUNNING * (1 + K_MAX), GRAPHS)
     groups = [[Group(int(decodes), 0, 1.0, 0, K_MAX)] for decodes in n]
-    rates = np.array([[rate_of(group, lengths, prices, [k]) for k in range(K_MAX + 1)] for group in groups])
+    steps = np.array([[step_of(group, lengths, prices, [k]) for k in range(K_MAX + 1)] for group in groups])
+    rates = steps[..., 0] / steps[..., 1]
     best = rates.argmax(axis=1)
     assert {best[5], best[6]} == {7, 1}  # the best width jumps
     assert [k_at(row, int(decodes)) for decodes in n] == best.tolist()

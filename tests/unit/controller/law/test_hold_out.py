@@ -37,7 +37,7 @@ class Traffic:
     def __init__(self, seed: int, noise: float = NOISE) -> None:
         self._noise = noise
         self.hold_out = HoldOut(TUNING)
-        self.hold_out.compare(Comparison(7))
+        self.hold_out.set_comparison(Comparison(7))
         self._rng = random.Random(seed)
         self._index = 0
 
@@ -150,7 +150,7 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
 ) -> None:
     tuning = Tuning().for_snapshots(look_s)
     hold_out = HoldOut(tuning)
-    hold_out.compare(Comparison(7))
+    hold_out.set_comparison(Comparison(7))
     gains = measured(
         hold_out,
         tuning,
@@ -166,7 +166,7 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
 def test_what_changes_steadily_cancels() -> None:
     """Throughput grows by a tenth each window at any K: equally many windows before and after count."""
     hold_out, index = HoldOut(TUNING), [0]
-    hold_out.compare(Comparison(7))
+    hold_out.set_comparison(Comparison(7))
 
     def growing(is_static: bool) -> dict[str, float]:
         del is_static
@@ -199,7 +199,7 @@ def test_throughput_and_latency_are_measured_with_the_policys_weights(
     objective: Objective, weights: dict[str, float], gain: LogGain
 ) -> None:
     hold_out = HoldOut(TUNING)
-    hold_out.compare(Comparison(7, objective, weights))
+    hold_out.set_comparison(Comparison(7, objective, weights))
     gains = measured(hold_out, TUNING, one_gains_what_the_other_loses, windows=24)
     assert gains
     assert all(found == pytest.approx(gain) for found in gains)
@@ -210,7 +210,7 @@ def test_throughput_and_latency_are_measured_with_the_policys_weights(
 )
 def test_both_measures_are_told_and_the_objectives_decides(objective: Objective, measure: str, loses: bool) -> None:
     hold_out = HoldOut(TUNING)
-    hold_out.compare(Comparison(7, objective))
+    hold_out.set_comparison(Comparison(7, objective))
     measured(hold_out, TUNING, one_gains_what_the_other_loses)
     found = hold_out.described()
     assert (found["is_stepped_back"], found["measure"]) == (loses, measure)
@@ -220,7 +220,7 @@ def test_both_measures_are_told_and_the_objectives_decides(objective: Objective,
 
 def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
     hold_out = HoldOut(TUNING)
-    hold_out.compare(Comparison(7))
+    hold_out.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
@@ -236,12 +236,12 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
     for compared, expected in ((Comparison(7), True), (Comparison(3), False)):
         fresh = HoldOut(TUNING)
         fresh.resume(digest)
-        fresh.compare(compared)
+        fresh.set_comparison(compared)
         assert fresh.is_stepped_back is expected
-        fresh.compare(Comparison(1))
+        fresh.set_comparison(Comparison(1))
         assert not fresh.is_stepped_back
     in_stand_by = HoldOut(TUNING)
-    in_stand_by.compare(Comparison(7))
+    in_stand_by.set_comparison(Comparison(7))
     in_stand_by.resume(digest)
     assert in_stand_by.is_stepped_back
     again = HoldOut(TUNING)  # a canary runs since it began, and it is replaced, too
@@ -257,7 +257,7 @@ def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> N
 def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
     """Two engines of unlike speed: a window is compared with those of its own engine alone."""
     hold_out, drawn = HoldOut(TUNING), {"one": 4, "two": 6}
-    hold_out.compare(Comparison(7))
+    hold_out.set_comparison(Comparison(7))
     gains = []
     for index in range(40):
         begun_at = index * TUNING.hold_out_window_s
@@ -290,7 +290,7 @@ def test_engines_are_drawn_independently() -> None:
 def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
     """Half of the time of each step is a prompt's: without it adaptive K gains more."""
     hold_out = HoldOut(TUNING)
-    hold_out.compare(Comparison(7))
+    hold_out.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1200.0}

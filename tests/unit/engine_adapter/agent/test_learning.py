@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.agent.learning import Learning
+from specpilot.engine_adapter.agent.learning import REFRESH_S, Learning
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter, Outcome, StepShape
-from specpilot.engine_adapter.law.law import EngineLaw, Wish
-from specpilot.engine_adapter.law.tuning import LEAST_STEPS, REFRESH_S
+from specpilot.engine_adapter.law.batch_choice import Wish
+from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule

@@ -8,8 +8,8 @@ import pytest
 
 from specpilot.engine_adapter.evidence.acceptance import UNPROBED
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
-from specpilot.engine_adapter.law.law import EngineLaw, Wish
-from specpilot.engine_adapter.law.tuning import LEAST_STEPS
+from specpilot.engine_adapter.law.batch_choice import Wish
+from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
 
 K_MAX, STATIC = 7, 3
 HIGH, LOW = 7, 1
