@@ -18,19 +18,15 @@ from typing_extensions import override
 
 from specpilot.policy import keys, redis_scripts
 from specpilot.policy.api_key import ApiKey, GatewayUsage
-from specpilot.policy.audit import CONTROLLER
-from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
-from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change
-from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
 from specpilot.policy.redis_dials import Dials
-from specpilot.policy.redis_operators import OperatorRecords
+from specpilot.policy.redis_policies import PolicyRecords, decoded
 from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
-from specpilot.policy.store import Store, StoreMemory
+from specpilot.policy.store import StoreMemory
 
 T = TypeVar("T")
 _FILED_WITHIN_MS = 1000
@@ -39,7 +35,7 @@ _EPOCH_CHECK_S = 0.5
 """Seconds within which a subscription ends after another connection has found that the server has changed."""
 
 
-class RedisStore(OperatorRecords, Store):
+class RedisStore(PolicyRecords):
     """`policy.store.Store` on a Redis server, the primary that sentinels name, a cluster, or a service like one."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
@@ -53,10 +49,8 @@ class RedisStore(OperatorRecords, Store):
         )  # its answers are typed for two protocols at once
         super().__init__(self._redis)
         self._change = self._redis.register_script(redis_scripts.CHANGE)
-        self._put_if_version = self._redis.register_script(redis_scripts.PUT_IF_VERSION)
         self._publish_schedule = self._redis.register_script(redis_scripts.PUBLISH_SCHEDULE)
         self._remove_schedule = self._redis.register_script(redis_scripts.REMOVE_SCHEDULE)
-        self._put_canary = self._redis.register_script(redis_scripts.PUT_CANARY)
         self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
         self._release = self._redis.register_script(redis_scripts.RELEASE)
 
@@ -80,80 +74,8 @@ class RedisStore(OperatorRecords, Store):
 
     @override
     @guarded
-    def policy(self, model: str) -> VersionedPolicy | None:
-        return _decoded(VersionedPolicy, self._redis.hget(keys.POLICIES, model))
-
-    @override
-    @guarded
-    def policies(self) -> Sequence[VersionedPolicy]:
-        return self._readable(VersionedPolicy, "the policy of", self._redis.hgetall(keys.POLICIES))
-
-    @override
-    @guarded
-    def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        return decode_each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
-
-    @override
-    @guarded
-    def put_policy(
-        self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
-    ) -> VersionedPolicy:
-        version = self._write_policy(policy.model, expected_version, encode(policy), now, change)
-        return VersionedPolicy(version=version, updated_at=now, policy=policy)
-
-    @override
-    @guarded
-    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
-        return self._write_policy(model, expected_version, b"", now, change) > 0
-
-    def _write_policy(self, model: str, expected_version: int | None, text: bytes, now: float, change: Change) -> int:
-        expected = "" if expected_version is None else str(expected_version)
-        outcome, version = self._put_if_version(
-            keys=[keys.POLICIES, keys.CHANGES, keys.DELETED_POLICIES, keys.policy_versions(model)],
-            args=[model, expected, text, repr(now), _ending(change), VERSIONS_KEPT],
-        )
-        if outcome == 0:
-            raise VersionConflictError(f"the policy of {model}", expected_version or 0, version)
-        return int(version)
-
-    @override
-    @guarded
-    def canary(self, model: str) -> Experiment | None:
-        return _decoded(Experiment, self._redis.hget(keys.CANARIES, model))
-
-    @override
-    @guarded
-    def canaries(self) -> Sequence[Experiment]:
-        return self._readable(Experiment, "the canary of", self._redis.hgetall(keys.CANARIES))
-
-    @override
-    @guarded
-    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
-        model, expected, base = experiment.model, experiment.version - 1, experiment.base_version
-        promotes = experiment.outcome is not None and experiment.outcome.is_promotion
-        policy = encode(experiment.canary.policy) if promotes else b""
-        fence = "" if lease is None else lease.fence
-        outcome, stored = self._put_canary(
-            keys=[
-                *(keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES),
-                keys.policy_versions(model),
-            ],
-            args=[
-                *(model, expected, encode(experiment), fence, policy, base, repr(now)),
-                *(_ending(change or _promoted(experiment)), VERSIONS_KEPT),
-            ],
-        )
-        if outcome == -1:
-            raise FencedError(f"lease {fence} was followed by lease {stored}")
-        if outcome == 0:
-            raise VersionConflictError(f"the canary of {model}", expected, stored)
-        if outcome == 2:  # noqa: PLR2004 - the script's third answer
-            raise VersionConflictError(f"the policy of {model}", base, stored)
-
-    @override
-    @guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:
-        return _decoded(Schedule, self._redis.hget(keys.SCHEDULES, keys.schedule_field(model, pool)))
+        return decoded(Schedule, self._redis.hget(keys.SCHEDULES, keys.schedule_field(model, pool)))
 
     @override
     @guarded
@@ -331,20 +253,6 @@ class RedisStore(OperatorRecords, Store):
                 elif time.monotonic() >= due:
                     yield None
                     due = time.monotonic() + poll_s
-
-
-def _ending(change: Change) -> bytes:
-    """Return the author, cause and comment of a version, as the last members of its document."""
-    return encode(change)[1:]
-
-
-def _promoted(experiment: Experiment) -> Change:
-    """Return the entry in the history for a promotion that no operator asked for."""
-    return Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
-
-
-def _decoded(kind: type[T], text: bytes | None) -> T | None:
-    return None if text is None else decode(kind, text)
 
 
 def _decompressed(text: bytes) -> bytes:

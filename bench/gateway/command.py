@@ -30,67 +30,42 @@ import asyncio
 import json
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import uvloop
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
-from specpilot.bench.gateway.origin import EVENTS
+from specpilot.bench.gateway.figures import (
+    DIRECT,
+    FLOOR,
+    LOOP_FLOOR,
+    NAIVE,
+    OURS,
+    PLAIN,
+    SCENARIOS,
+    STACK_FLOOR,
+    Sample,
+    Scenario,
+    markdown,
+    summary,
+)
 from specpilot.bench.load.asker import Asker
 from specpilot.bench.native.build import build
-from specpilot.bench.report.markdown import table
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench gateway"
-DIRECT = "direct"
-OURS = "specpilot"
-PLAIN = "specpilot, not compiled"
-NAIVE = "fastapi+httpx"
-FLOOR = "bytes only"
-LOOP_FLOOR = "uvloop, bytes only"
-STACK_FLOOR = "uvloop + httptools"
-FLOORS = (FLOOR, LOOP_FLOOR, STACK_FLOOR)
 START_WITHIN_S = 120.0
 STAGGER_S = 0.005
 """Seconds between the begins of two paced streams, so that their first bytes do not compete."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """`requests` requests over `connections` connections.
-
-    `kind` is as in `bench.gateway.origin`; `padding` is the bytes added to the prompt.
-    """
-
-    name: str
-    connections: int
-    requests: int
-    kind: str = "json"
-    padding: int = 100
-
-
-JSON, PACED = Scenario("json, 32 connections", 32, 6000), Scenario("paced streams, 500", 500, 500, "paced")
-SCENARIOS = {
-    "json-1": Scenario("json, 1 connection", 1, 1000),
-    "json-32": JSON,
-    "json-256": Scenario("json, 256 connections", 256, 6000),
-    "json-16k": Scenario("json, 32, 16 KB bodies", 32, 3000, padding=16_000),
-    "json-1m": Scenario("json, 8, 1 MB bodies", 8, 200, padding=1_000_000),
-    "burst": Scenario("streams in a burst, 32", 32, 600, "burst"),
-    "paced": PACED,
-}
 
 
 class GatewayBenchSettings(ProgramSettings):
@@ -112,18 +87,6 @@ class GatewayBenchSettings(ProgramSettings):
     )
     workers: int = Field(default=1, ge=1, description="more than 1: measure the gateway with as many workers, too")
     scale: float = Field(default=1.0, gt=0, description="make every scenario this many times as long")
-
-
-@dataclass(slots=True)
-class Sample:
-    """One scenario against one target, once. Times in seconds, memory in bytes."""
-
-    seconds: float
-    cpu_s: float
-    memory: int
-    failed: int
-    first: list[float] = field(default_factory=list)
-    between: list[float] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -257,83 +220,6 @@ async def _watch_memory(pid: int, before: int, sample: Sample) -> None:
     while True:
         sample.memory = max(sample.memory, memory_of(pid) - before)
         await asyncio.sleep(0.2)
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def _units(scenario: Scenario, sample: Sample) -> int:
-    return len(sample.first) * (EVENTS if scenario.kind != "json" else 1)
-
-
-def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, name: str) -> dict[str, float]:
-    """Return a target's medians in a scenario: CPU µs a request or event, added ms, requests a second, KB a stream."""
-    mine, direct = samples[scenario.name, name], samples[scenario.name, DIRECT]
-
-    def added_ms(part: str, share: float) -> float:
-        return statistics.median(
-            1e3 * (_percentile(getattr(a, part), share) - _percentile(getattr(b, part), share))
-            for a, b in zip(mine, direct, strict=True)
-        )
-
-    return {
-        "cpu_us": statistics.median(1e6 * item.cpu_s / max(_units(scenario, item), 1) for item in mine),
-        "per_s": statistics.median(len(item.first) / item.seconds for item in mine),
-        "ttft_p50": added_ms("first", 0.5),
-        "ttft_p99": added_ms("first", 0.99),
-        "itl_p50": added_ms("between", 0.5),
-        "itl_p99": added_ms("between", 0.99),
-        "kb": statistics.median(item.memory for item in mine) / scenario.connections / 1e3,
-        "failed": sum(item.failed for item in mine),
-    }
-
-
-def markdown(samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]) -> str:
-    """Return one table for each scenario."""
-    lines = ["Added milliseconds are p50 / p99."]
-    for scenario in scenarios:
-        unit = "event" if scenario.kind != "json" else "request"
-        heads = (
-            "",
-            f"CPU µs a {unit}",
-            "requests/s",
-            "first byte, added",
-            "between events, added",
-            "KB a stream",
-            "failed",
-        )
-        rows = []
-        for name in names:
-            found = figures(samples, scenario, name)
-            cells = [f"{found['cpu_us']:.1f}", f"{found['per_s']:.0f}"]
-            cells += [f"{found[f'{part}_p50']:.2f} / {found[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
-            rows.append([name, *cells, f"{found['kb']:.1f}", f"{found['failed']:.0f}"])
-        lines += [f"\n{scenario.name}\n", *table(heads, rows)]
-    return "\n".join(lines)
-
-
-def summary(
-    samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
-) -> dict[str, Any]:
-    """Return the figures of the last line, for the played scenarios."""
-    peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
-    found: dict[str, Any] = {}
-    for title, scenario in (("json", JSON), ("sse", PACED)):
-        if scenario in scenarios:
-            cpu_us = {name: figures(samples, scenario, name)["cpu_us"] for name in names}
-            best = min(cpu_us[peer] for peer in peers)
-            for kind, name in (("cpu", OURS), ("floor", FLOOR), ("stack_floor", STACK_FLOOR)):
-                found[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
-            if PLAIN in names and scenario is JSON:
-                found["json_cpu_vs_not_compiled"] = round(cpu_us[OURS] / cpu_us[PLAIN], 3)
-    if PACED in scenarios:
-        mine = figures(samples, PACED, OURS)
-        found["added_ttft_ms_p99"] = round(mine["ttft_p99"], 2)
-        found["added_itl_ms_p99"] = round(mine["itl_p99"], 2)
-        found["kb_per_stream"] = round(mine["kb"], 1)
-    return found | {"peers": peers}
 
 
 def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:

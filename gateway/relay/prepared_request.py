@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specpilot.gateway.telemetry.metrics import Cell
+from specpilot.gateway.telemetry.cell import Cell
 from specpilot.gateway.wire.body_fields import REQUEST_ID
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.outline import BodyOutline

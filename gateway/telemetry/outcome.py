@@ -1,6 +1,6 @@
 """The outcome of one request, as plain values: the source of its counts, its access log line and its span."""
 
-from specpilot.gateway.wire.sse import Usage
+from specpilot.gateway.wire.usage import Usage
 
 
 class Outcome:

@@ -5,7 +5,8 @@ from typing import Final
 import orjson
 
 from specpilot.gateway.telemetry.access_log import AccessLog
-from specpilot.gateway.telemetry.metrics import Cell, GatewayMetrics
+from specpilot.gateway.telemetry.cell import Cell
+from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span, Tracing
 from specpilot.gateway.wire.errors import GatewayError

@@ -30,7 +30,8 @@ from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
 from specpilot.gateway.wire.keep_alive import KeepAlives
-from specpilot.gateway.wire.sse import JsonTap, SseTap, Usage, is_engines_fault, is_error
+from specpilot.gateway.wire.sse import JsonTap, SseTap
+from specpilot.gateway.wire.usage import Usage, is_engines_fault, is_error
 from specpilot.gateway.wire.usage_filter import UsageFilter
 
 ERROR_BODY_BYTES: Final = 262_144

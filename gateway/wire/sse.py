@@ -13,23 +13,16 @@ Output of a stream without usage. An event carries all tokens of one step, or of
 slowly. So text is measured in bytes: the excess of each event over the shortest event before it, which is mostly the
 JSON around the text. Of events with names only those named a delta count, because others repeat it.
 
-Usage. The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output
-tokens, its `metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed
-from the client and is ignored. Only if the text was too long to keep, the last `usage` is searched. Each number is
-`None` when the engine did not state it.
-
 Memory is bounded. Of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
 more, and if its last `usage` is before that, `USAGE_BYTES` from there.
 """
 
 import re
-from math import inf, isfinite
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, says_nothing
 from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
+from specpilot.gateway.wire.usage import USAGE, Usage, is_engines_fault, is_error, last_usage
 
 TAIL_BYTES: Final = 16_384
 """Bytes at the end of a JSON body that are kept, where its usage is. They bound the cost of reading it."""
@@ -40,24 +33,7 @@ USAGE_BYTES: Final = 4_096
 FRAME_BYTES: Final = 65_536
 """Bytes of one event that are searched whole. Of a longer one only the end is kept."""
 
-_TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
-_SPECULATION: Final = re.compile(
-    rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})'
-)
-_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 _USUAL_DATA: Final = b'data: {"id"'
-_ERROR: Final = re.compile(
-    rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\[\s*\]'
-    rb'|\{\s*(?:"\w*"\s*:\s*(?:null\b|false\b|0\b|"")\s*,?\s*)*+\})\S|(?:object|type)"\s*:\s*"error")'
-)
-"""A JSON object that is an error, by the value of its first member: some good answers have `"error": null`, or an error
-object whose members are all null."""
-_ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
-_CLIENTS_ERROR: Final = re.compile(
-    rb'"type"\s*:\s*"(?:invalid_request_error|not_found_error|request_too_large|(?:BadRequest|NotFound)Error)"'
-)
-_CLIENTS_FAULT: Final = range(400, 500)
-_OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
 _NAME: Final = re.compile(
     rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|"
     + KEEP_ALIVE_NAMES
@@ -74,105 +50,6 @@ _OPENING: Final = 2
 _END: Final = 3
 _NAME_BYTES: Final = 64
 _UNKNOWN_BYTES: Final = 1 << 60
-
-
-class Usage:
-    """The usage in a response: its tokens and mean acceptance length (bonus token included)."""
-
-    __slots__ = ("acceptance_length", "input_tokens", "output_tokens")
-
-    def __init__(self) -> None:
-        self.input_tokens: int | None = None
-        self.output_tokens: int | None = None
-        self.acceptance_length: float | None = None
-
-    @property
-    def total_tokens(self) -> int | None:
-        """Input and output tokens together; `None` when the response states neither."""
-        if self.input_tokens is None and self.output_tokens is None:
-            return None
-        return (self.input_tokens or 0) + (self.output_tokens or 0)
-
-    def read_document(self, text: bytes) -> bool:
-        """Read one whole JSON document; return whether it is one.
-
-        Its usage is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message`
-        (Anthropic's).
-        """
-        try:
-            found = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return False
-        if type(found) is not dict:
-            return True
-        self._take(found)
-        self._take(found.get("response"))
-        self._take(found.get("message"))
-        metrics = found.get("metrics")
-        speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
-        length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
-        if isinstance(length, (int, float)):
-            self.acceptance_length = float(length) if isfinite(length) else None
-        return True
-
-    def _take(self, holder: object) -> None:
-        """Learn from the `usage` of `holder`, if it is an object that has one."""
-        usage = holder.get("usage") if type(holder) is dict else None
-        if type(usage) is dict:
-            self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
-            self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
-
-    def read_ending(self, text: bytes) -> bool:
-        """Read the end of one whole JSON object, where engines put usage; return whether that was possible.
-
-        The text from a member of the outermost object on, with a brace before it, is an object too. From a member of
-        another object on, it has a brace or bracket too many. So the choices, which may be long, need not be parsed.
-        """
-        at = text.rfind(b'"usage"')
-        if at < 1 or text.find(b'"speculative_decoding"', 0, at) >= 0:
-            return False
-        return self.read_document(b"{" + text[at:])
-
-    def read(self, text: bytes) -> None:
-        """Read a part of JSON that may have usage; later values replace earlier ones."""
-        has_input = False
-        for is_input, count in _TOKENS.findall(text):
-            if not is_input:
-                self.output_tokens = int(count)
-            elif not has_input:
-                self.input_tokens = int(count)
-                has_input = True
-        speculation = _SPECULATION.search(text)
-        if speculation is not None:
-            try:
-                length = float(speculation[1])
-            except ValueError:
-                length = inf
-            self.acceptance_length = length if isfinite(length) else None
-
-
-def is_error(text: bytes) -> bool:
-    """Whether a JSON body or a line of data is an error. `text` is at least its beginning."""
-    return _ERROR.match(text) is not None
-
-
-def is_engines_fault(error: bytes) -> bool:
-    """Whether an error that an engine sent with status 200 is its own fault, by its code or type.
-
-    Only 4xx is the client's fault, except 401 and 403: the credentials are the gateway's.
-    """
-    found = _ERROR_CODE.search(error)
-    if found is None:
-        return _CLIENTS_ERROR.search(error) is None
-    return int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
-
-
-def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:
-    value = usage.get(name)
-    if type(value) is int and value >= 0:
-        return value
-    value = usage.get(other)
-    return value if type(value) is int and value >= 0 else default
 
 
 class SseTap:
@@ -280,7 +157,7 @@ class SseTap:
                 self._text_bytes += size - self._shortest_bytes
         if frame.find(b'"usage"') >= 0:
             self.usage_frames += 1
-            if _USAGE.search(frame) is not None:
+            if USAGE.search(frame) is not None:
                 self._usage_frame = frame
         if is_failed or (not frame.startswith(_USUAL_DATA) and is_error(frame.partition(b"\n")[0])):
             self.has_error = True
@@ -307,7 +184,7 @@ class SseTap:
         self.end()
         frame = self._usage_frame
         if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
-            usage.read(frame[max(0, _last_usage(frame)) :])  # echoed text is before it
+            usage.read(frame[max(0, last_usage(frame)) :])  # echoed text is before it
 
 
 def _shortened(frame: bytes) -> bytes:
@@ -334,7 +211,7 @@ class JsonTap:
         self._length += len(data)
         if self._length > 2 * TAIL_BYTES:
             text = b"".join(self._parts)
-            at = _last_usage(text)
+            at = last_usage(text)
             if 0 <= at < len(text) - TAIL_BYTES:
                 self._usage = text[at : at + USAGE_BYTES]
             self._is_shortened = True
@@ -347,16 +224,8 @@ class JsonTap:
         text = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if not self._is_shortened and (usage.read_ending(text) or usage.read_document(text)):
             return
-        at = _last_usage(text)
+        at = last_usage(text)
         if at >= 0:
             usage.read(text[at:])
         elif self._usage:
             usage.read(self._usage + b" " + text)  # the acceptance length may be at the end
-
-
-def _last_usage(text: bytes) -> int:
-    """Return the offset of the last `usage` object in `text`; -1 when there is none."""
-    at = text.rfind(b'"usage"')
-    while at >= 0 and _USAGE.match(text, at) is None:
-        at = text.rfind(b'"usage"', 0, at)
-    return at

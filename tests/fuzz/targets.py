@@ -21,7 +21,8 @@ from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.request_facts import read_facts
 from specpilot.gateway.wire.routes import MARKED, PROXIED
-from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap, Usage
+from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap
+from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.model_policy import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
 from tests.fuzz.readings import Message, Reading, events_in, form_in, requests_in, response_in

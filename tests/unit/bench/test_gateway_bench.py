@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specpilot.bench.gateway.command import JSON, PACED, SCENARIOS, Sample, figures, markdown, summary
+from specpilot.bench.gateway.figures import JSON, PACED, SCENARIOS, Sample, figures, markdown, summary
 from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
 from tests.support.controller_program import free_port

@@ -9,17 +9,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.gateway.telemetry.access_log import BACKLOG, AccessLog, parts_of
+from specpilot.gateway.telemetry.cell import Histogram
 from specpilot.gateway.telemetry.merge import total
-from specpilot.gateway.telemetry.metrics import (
-    CELL_LIMIT,
-    HELP,
-    KEY_LIMIT,
-    PREFIX,
-    GatewayMetrics,
-    Histogram,
-    exposition,
-)
-from specpilot.gateway.wire.sse import Usage
+from specpilot.gateway.telemetry.metrics import CELL_LIMIT, HELP, KEY_LIMIT, PREFIX, GatewayMetrics, exposition
+from specpilot.gateway.wire.usage import Usage
 
 
 def exposed(metrics: GatewayMetrics) -> dict[str, float]:

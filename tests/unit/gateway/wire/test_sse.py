@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap, Usage
+from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap
+from specpilot.gateway.wire.usage import Usage
 from tests.support.scripted_engine import DONE, completion, event, speculation, usage_event
 
 

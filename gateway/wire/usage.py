@@ -1,0 +1,139 @@
+"""What a JSON text says of usage, and whether it is an error: read by plain byte search where it is long. Pure.
+
+The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output tokens, its
+`metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed from the
+client and is ignored. Only if the text was too long to keep, the last `usage` is searched. Each number is `None` when
+the engine did not state it.
+"""
+
+import re
+from math import inf, isfinite
+from typing import Any, Final
+
+import orjson
+
+_TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
+_SPECULATION: Final = re.compile(
+    rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})'
+)
+USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+"""The begin of a `usage` object."""
+_ERROR: Final = re.compile(
+    rb'(?:data:)?\s*\{\s*"(?:error"\s*:\s*(?!null\b|false\b|0\b|""|\[\s*\]'
+    rb'|\{\s*(?:"\w*"\s*:\s*(?:null\b|false\b|0\b|"")\s*,?\s*)*+\})\S|(?:object|type)"\s*:\s*"error")'
+)
+"""A JSON object that is an error, by the value of its first member: some good answers have `"error": null`, or an error
+object whose members are all null."""
+_ERROR_CODE: Final = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
+_CLIENTS_ERROR: Final = re.compile(
+    rb'"type"\s*:\s*"(?:invalid_request_error|not_found_error|request_too_large|(?:BadRequest|NotFound)Error)"'
+)
+_CLIENTS_FAULT: Final = range(400, 500)
+_OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
+
+
+class Usage:
+    """The usage in a response: its tokens and mean acceptance length (bonus token included)."""
+
+    __slots__ = ("acceptance_length", "input_tokens", "output_tokens")
+
+    def __init__(self) -> None:
+        self.input_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.acceptance_length: float | None = None
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Input and output tokens together; `None` when the response states neither."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+    def read_document(self, text: bytes) -> bool:
+        """Read one whole JSON document; return whether it is one.
+
+        Its usage is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message`
+        (Anthropic's).
+        """
+        try:
+            found = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return False
+        if type(found) is not dict:
+            return True
+        self._take(found)
+        self._take(found.get("response"))
+        self._take(found.get("message"))
+        metrics = found.get("metrics")
+        speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
+        length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
+        if isinstance(length, (int, float)):
+            self.acceptance_length = float(length) if isfinite(length) else None
+        return True
+
+    def _take(self, holder: object) -> None:
+        """Learn from the `usage` of `holder`, if it is an object that has one."""
+        usage = holder.get("usage") if type(holder) is dict else None
+        if type(usage) is dict:
+            self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
+            self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
+
+    def read_ending(self, text: bytes) -> bool:
+        """Read the end of one whole JSON object, where engines put usage; return whether that was possible.
+
+        The text from a member of the outermost object on, with a brace before it, is an object too. From a member of
+        another object on, it has a brace or bracket too many. So the choices, which may be long, need not be parsed.
+        """
+        at = text.rfind(b'"usage"')
+        if at < 1 or text.find(b'"speculative_decoding"', 0, at) >= 0:
+            return False
+        return self.read_document(b"{" + text[at:])
+
+    def read(self, text: bytes) -> None:
+        """Read a part of JSON that may have usage; later values replace earlier ones."""
+        has_input = False
+        for is_input, count in _TOKENS.findall(text):
+            if not is_input:
+                self.output_tokens = int(count)
+            elif not has_input:
+                self.input_tokens = int(count)
+                has_input = True
+        speculation = _SPECULATION.search(text)
+        if speculation is not None:
+            try:
+                length = float(speculation[1])
+            except ValueError:
+                length = inf
+            self.acceptance_length = length if isfinite(length) else None
+
+
+def is_error(text: bytes) -> bool:
+    """Whether a JSON body or a line of data is an error. `text` is at least its beginning."""
+    return _ERROR.match(text) is not None
+
+
+def is_engines_fault(error: bytes) -> bool:
+    """Whether an error that an engine sent with status 200 is its own fault, by its code or type.
+
+    Only 4xx is the client's fault, except 401 and 403: the credentials are the gateway's.
+    """
+    found = _ERROR_CODE.search(error)
+    if found is None:
+        return _CLIENTS_ERROR.search(error) is None
+    return int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
+
+
+def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:
+    value = usage.get(name)
+    if type(value) is int and value >= 0:
+        return value
+    value = usage.get(other)
+    return value if type(value) is int and value >= 0 else default
+
+
+def last_usage(text: bytes) -> int:
+    """Return the offset of the last `usage` object in `text`; -1 when there is none."""
+    at = text.rfind(b'"usage"')
+    while at >= 0 and USAGE.match(text, at) is None:
+        at = text.rfind(b'"usage"', 0, at)
+    return at
