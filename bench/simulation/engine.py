@@ -1,8 +1,5 @@
 """An engine in virtual time: the adapter's own plan and evidence, over simulated requests and step times.
 
-Every request is a sequence of tokens that a draft hits or misses: a Bernoulli process with an acceptance of its own
-(`traffic.ACCEPTANCE`), which is constant unless the reply changes its kind half-way.
-
 The adapter's real code (`engine_adapter.plan.steps`) does the adapter's work: bands, K, slots, probes, backlogs and
 counters. This engine replaces vLLM: it schedules all requests in each step, prompts in chunks, and the next step before
 the outcome of the last is known, like vLLM's asynchronous loop. The duration of a step is a function of its content,
@@ -16,7 +13,7 @@ the times of the updates.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.bench.simulation.plant import OneTime, Plant, Work
+from specpilot.bench.simulation.requests import Request, Requests
 from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
+from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
@@ -37,7 +35,6 @@ from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.batch_choice import Wish
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
-from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
 from specpilot.engine_adapter.plan.speculation_control import (
     KTable,
     calibration_table,
@@ -58,33 +55,9 @@ K_MAX = 7
 """The largest K of a simulated engine."""
 REPLY_TOKENS = 150.0
 _BACKLOG_ROWS = 8192
-_PREFILL_CHUNK = 512
 _MOST_RUNNING = 512
-_RANDOM_BLOCK = 4096
 _CALIBRATION_ACCEPTANCE = 0.05
 """Drafts for the random tokens of a calibration are almost never accepted."""
-_HOT = "_hot"
-"""Suffix of the kinds of traffic at temperature 1."""
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request, with vLLM's attributes that the adapter reads. `to_read` prompt tokens are not prefilled yet."""
-
-    request_id: str
-    source: int
-    acceptance: float
-    later: float  # acceptance in the second half of its reply
-    length: float
-    to_read: int
-    num_output_tokens: int
-    sampling_params: SimpleNamespace
-    num_computed_tokens: int = 0
-    num_output_placeholders: int = 0
-    max_tokens: int = 1 << 30
-    is_prefill_chunk: bool = True
-    use_structured_output: bool = False
-    mm_features: tuple[object, ...] = ()
 
 
 class _UnderWay(NamedTuple):
@@ -116,8 +89,7 @@ class Engine:
 
     A `plant` replaces both with times on the host and on the device.
 
-    `by_source` has, for each running source, the decodes of its requests so far and the sum of their K. No counter has
-    these, as engines know no sources. `drafts` are all decodes of one request in one step, K = 0 included, `probes`
+    `drafts` are all decodes of one request in one step, K = 0 included, `probes`
     those that were verified deeper than their K, `deepest_probe` the depth of the deepest.
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
@@ -153,18 +125,14 @@ class Engine:
     probes: int = 0
     deepest_probe: int = 0
     frozen: Observation | None = None
-    by_source: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = self._drawn_numbers()
         self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
-        self._begun = 0
         self.restart(self.started_at)
 
     def restart(self, at: float) -> None:
         """Restart: no request, no count."""
         self.started_at = at
-        self.by_source = np.zeros((0, 2))
         self._table = static_table(self.static_k)
         self._table_of: Schedule | None = None
         self._guidance: Guidance | None = None
@@ -175,9 +143,7 @@ class Engine:
         self.wish(self.wishes)
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
-        self._requests: dict[str, _Request] = {}
-        self._ended: set[str] = set()
-        self._sources: list[Source] = []
+        self._requests = Requests(self.rng, self.reply_tokens)
         self._under_way: _UnderWay | None = None
         self._now = 0.0  # on the host
         self._device_done_at = 0.0  # with the last step that ended
@@ -188,14 +154,16 @@ class Engine:
         """Learn the step times at each load and setting of a calibration; its counters are not exported."""
         tokens, table = self.tokens, self._table
         for n in loads(self.calibrated_to):
-            self._settle([Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)])
+            self._requests.settle(
+                [Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)]
+            )
             for k, others in settings(n, self.k_max):
                 self._table = calibration_table(k, {CLASS: others})
                 for _ in range(STEPS):
                     self._step(_USUAL, None)
                 self.law.learn(self._meter.take_steps())
         self._refresh()
-        self._settle([])
+        self._requests.settle([])
         self._step(_USUAL, None)
         self._under_way = None
         self._meter.take()
@@ -225,13 +193,18 @@ class Engine:
             self._follow(schedule, schedule.guidance)
         else:
             self._use(schedule)
-        self._settle(list(sources), queue)
+        self._requests.settle(list(sources), queue)
         device = slowdown * math.exp(self.rng.normal(0, self.noise))
         pace = _Pace(device, device * host_slowdown)
         left_s = seconds
-        while left_s > 0 and self._requests:
+        while left_s > 0 and self._requests.running:
             left_s -= self._step(pace, queue)
         return self.tokens - before
+
+    @property
+    def by_source(self) -> NDArray[np.float64]:
+        """Of each running source the decodes of its requests so far, and the sum of their K [sources, 2]."""
+        return self._requests.by_source
 
     @property
     def page(self) -> str:
@@ -240,7 +213,7 @@ class Engine:
         schedule = self._table_of
         running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
         verified: Counter[str] = Counter()
-        for state in self._steps.decoding if self._requests else ():
+        for state in self._steps.decoding if self._requests.running else ():
             running[state.label] += 1
             verified[state.label] += state.k
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
@@ -316,133 +289,37 @@ class Engine:
         }
         return replace(table, rows=rows)
 
-    def _settle(self, sources: list[Source], queue: int | None = None) -> None:
-        """Switch to these sources: drop requests of others, and begin the missing ones."""
-        if sources == self._sources:
-            return
-        before, self._sources = self._sources, sources
-        self.by_source = np.zeros((len(sources), 2))
-        kept: Counter[int] = Counter()
-        for request in list(self._requests.values()):
-            source = before[request.source]
-            at = sources.index(source) if source in sources else None
-            if at is None or (queue is None and kept[at] >= round(sources[at].running)):
-                self._end(request)
-            else:
-                request.source = at
-                kept[at] += 1
-        if queue is None:
-            wanted = [round(source.running) for source in sources]
-            for at, count in enumerate(wanted):
-                for _ in range(count - kept[at]):
-                    self._begin(at, is_first=True)
-        else:
-            for at in self._drawn(max(0, queue - len(self._requests))):
-                self._begin(at, is_first=True)
-
-    def _drawn(self, count: int) -> list[int]:
-        shares = np.array([source.running for source in self._sources], dtype=float)
-        if not count:
-            return []
-        return [int(index) for index in self.rng.choice(len(shares), count, p=shares / shares.sum())]
-
-    def _begin(self, at: int, *, is_first: bool = False) -> None:
-        """Begin a request of a source; the first ones begin within their replies."""
-        source = self._sources[at]
-        length = self.reply_tokens * self.rng.uniform(0.5, 1.5)
-        acceptance = self._acceptance(source.kind)
-        later = acceptance if source.turns_to is None else self._acceptance(source.turns_to)
-        said = int(self.rng.uniform(0, length)) if is_first else 0
-        is_hot = isinstance(source.kind, str) and source.kind.endswith(_HOT)
-        asked = SimpleNamespace(
-            extra_args={CLASS_ARGUMENT: source.label},
-            temperature=1.0 if is_hot else 0.0,
-            min_tokens=0,
-            all_stop_token_ids=(),
-        )
-        self._begun += 1
-        name = str(self._begun)
-        self._requests[name] = _Request(
-            name, at, acceptance, later, length, source.prompt_tokens, said, asked, num_computed_tokens=said
-        )
-
-    def _end(self, request: _Request) -> None:
-        del self._requests[request.request_id]
-        self._ended.add(request.request_id)
-
-    def _acceptance(self, kind: str | float) -> float:
-        if not isinstance(kind, str):
-            return kind
-        quantiles = ACCEPTANCE[kind]
-        return float(np.interp(self.rng.uniform(0, len(quantiles) - 1), range(len(quantiles)), quantiles))
-
-    def _drawn_numbers(self) -> Iterator[float]:
-        """Yield random numbers from 0 to 1."""
-        while True:
-            yield from self.rng.random(_RANDOM_BLOCK).tolist()
-
     def _launched(self, pace: _Pace) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
-        tokens: dict[str, int] = {}
-        drafts: dict[str, Sequence[int]] = {}
-        delivering: list[str] = []
-        chunk, decodes, verified, prefill, context, prompts = _PREFILL_CHUNK, 0, 0, 0, 0, 0
-        lengths: set[int] = set()  # tokens of each request that decodes
-        for name, request in self._requests.items():
-            if request.to_read:
-                scheduled = min(chunk, request.to_read)
-                if not scheduled:
-                    continue
-                chunk -= scheduled
-                request.to_read -= scheduled
-                request.is_prefill_chunk = request.to_read > 0
-                prefill += scheduled
-                prompts += 1
-            else:
-                k = self._steps.states[name].k
-                if k:
-                    drafts[name] = range(k)
-                scheduled = 1 + k
-                decodes += 1
-                verified += scheduled
-                lengths.add(scheduled)
-                self.by_source[request.source] += (1, k)
-            tokens[name] = scheduled
-            request.num_computed_tokens += scheduled
-            context += request.num_computed_tokens
-            if not request.is_prefill_chunk:
-                delivering.append(name)
-        ended, self._ended = self._ended, set()
-        output = SimpleNamespace(
-            num_scheduled_tokens=tokens,
-            scheduled_spec_decode_tokens=drafts,
-            finished_req_ids=ended,
-            scheduled_new_reqs=(),
-        )
-        plan = self._steps.begin(output, self._requests, self._table, self._now)
+        found = self._requests.scheduled(lambda name: self._steps.states[name].k)
+        output = found.output
+        plan = self._steps.begin(output, self._requests.running, self._table, self._now)
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
-        held = sum(tokens[name] - 1 for name in plan.held)
-        caught_up = plan.read if plan.width else max(0, plan.read - (prefill - prompts - held))
+        held = sum(output.num_scheduled_tokens[name] - 1 for name in plan.held)
+        caught_up = plan.read if plan.width else max(0, plan.read - (found.prefill - found.prompts - held))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
-        work = Work(decodes, verified, plan.slots, prefill, context, reads, prompts, is_uniform=len(lengths) <= 1)
+        work = Work(
+            found.decodes, found.verified, plan.slots, found.prefill, found.context, reads, found.prompts,
+            is_uniform=found.is_uniform,
+        )  # fmt: skip
         self._now += pace.host * self._plant.host_s(work)
-        return _UnderWay(output, delivering, work, began_at, self._now)
+        return _UnderWay(output, found.delivering, work, began_at, self._now)
 
     def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
         """End a step, and the requests that it completes."""
         output = step.output
         seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
-        over: list[_Request] = []
+        over: list[Request] = []
         for name in step.delivering:
-            request = self._requests.get(name)
+            request = self._requests.running.get(name)
             if request is None:
                 continue
             k = len(output.scheduled_spec_decode_tokens.get(name, ()))
-            accepted = self._accepted(request, k) if k else 0
+            accepted = self._requests.accepted(request, k) if k else 0
             if k:
                 request.num_computed_tokens -= k - accepted
                 self._steps.verified(name, k, accepted, 0)
@@ -461,21 +338,7 @@ class Engine:
             goes_on=True,
             device_s=self._device_done_at - before if self.reads_device else None,
         )
-        for request in over:
-            self._end(request)
-        sources = [request.source for request in over]
-        for at in sources if queue is None else self._drawn(len(sources)):
-            self._begin(at)
-
-    def _accepted(self, request: _Request, k: int) -> int:
-        """Draw the number of accepted tokens of a request's `k` drafted ones."""
-        by_position = self._sources[request.source].by_position
-        is_late = request.num_output_tokens >= request.length / 2
-        acceptance = request.later if is_late else request.acceptance
-        for at in range(k):
-            if next(self._random) >= acceptance * (by_position[at] if at < len(by_position) else 1.0):
-                return at
-        return k
+        self._requests.replace(over, queue)
 
 
 def uniform(k: int, version: int = 1) -> Schedule:
