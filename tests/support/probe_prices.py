@@ -9,3 +9,6 @@ DEMO = ProbePrices(drafting=1.7, verifying=0.8, position=0.004, token=0.015)
 """A pass of the drafter and the machinery of the step after it take 4.5 and 3.8 of 5.0 ms, a position 0.026 of 6.5."""
 
 Planner = partial(planner.Planner, prices=DEMO)
+
+OFTEN = 40
+"""More steps than pass between two probes of one request, if the budget allows them."""

@@ -1,4 +1,4 @@
-"""Cases 1 to 4 of the planner; the others are in test_probes.py and test_catch_up.py."""
+"""Cases 1 to 4 of the planner; the others are in test_probes.py, test_probe_budget.py and test_catch_up.py."""
 
 from hypothesis import given
 from hypothesis import strategies as st
