@@ -16,6 +16,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.recording.record import Recorded
 from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Ranges, k_at
@@ -120,3 +121,9 @@ class Rig:
                 self.leadership.renew()
             await self.loop.tick()
             self.clock.at += 1.0
+
+
+ENGINES_CHOOSE = Policy(
+    MODEL, static_k=1, k_max=5, hold_out_ratio=0.0,
+    classes={"code": ClassPolicy(weight=2.0, itl_slo_ms=900.0), "batch": ClassPolicy(pin=6)},
+)  # fmt: skip
