@@ -1,0 +1,81 @@
+"""Who may reach what in the chart: Redis by TLS, roles, network policies, secrets."""
+
+from specpilot.policy import redis_url
+from tests.support.chart_values import FULL, OWN_REDIS, POOL, containers, named
+from tests.support.helm_template import render, values
+
+
+def test_a_redis_of_ones_own_is_checked_by_its_own_authority() -> None:
+    for item in render(values({**FULL, "pools": [POOL]})):
+        if item["kind"] == "Deployment":
+            pod = item["spec"]["template"]["spec"]
+            assert {"name": "redis-ca", "secret": {"secretName": "redis-ca"}} in pod["volumes"]
+
+
+def test_the_releases_own_redis_speaks_tls_alone_and_everybody_asks_it_by_tls() -> None:
+    manifests = render(values(OWN_REDIS))
+    redis = named(manifests, "StatefulSet", "rel-redis")["spec"]["template"]["spec"]["containers"][0]
+    assert redis["args"][redis["args"].index("--port") + 1] == "0"
+    assert redis["args"][redis["args"].index("--tls-port") + 1] == str(redis["ports"][0]["containerPort"])
+    for item in manifests:
+        if item["kind"] != "Deployment":
+            continue
+        pod = item["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        [url] = [entry["value"] for entry in container["env"] if entry["name"] == "REDIS_URL"]
+        assert url.startswith("rediss://")
+        redis_url.parse(url.replace("$(REDIS_PASSWORD)", "p"))
+        [volume] = [volume for volume in pod["volumes"] if volume["name"] == "redis-ca"]
+        assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]  # the key stays with Redis
+        [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "redis-ca"]
+        assert f"ssl_ca_certs={mount['mountPath']}/ca.crt" in url
+
+
+def test_a_gateway_that_watches_may_read_the_slices_it_names_and_nothing_else() -> None:
+    manifests = render(values(FULL))
+    by_kind = {kind: [item for item in manifests if item["kind"] == kind] for kind in ("Role", "RoleBinding")}
+    assert [item["metadata"].get("namespace") for item in by_kind["Role"]] == [None, "others"]
+    for role, binding in zip(*by_kind.values(), strict=True):
+        rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+        assert role["rules"] == [rule]
+        assert binding["metadata"] == role["metadata"]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rel-gateway", "namespace": "default"}]
+    [account] = [item for item in manifests if item["kind"] == "ServiceAccount"]
+    gateway = next(item for item in manifests if item["kind"] == "Deployment" and "gateway" in item["metadata"]["name"])
+    assert gateway["spec"]["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    service = next(
+        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Service"
+    )
+    engine = next(
+        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Deployment"
+    )
+    assert service["spec"]["selector"].items() <= engine["spec"]["template"]["metadata"]["labels"].items()
+    assert "ServiceAccount" not in {item["kind"] for item in render(values({"pools": [POOL]}))}
+
+
+def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> None:
+    manifests = render(values({"pools": [POOL]}))
+    policy = next(
+        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "rel-engine"
+    )
+    engine = next(item for item in manifests if item["metadata"]["name"] == "rel-engine-h200")
+    labels = engine["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [rule] = policy["spec"]["ingress"]
+    components = {
+        source["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for source in rule["from"]
+        if "podSelector" in source
+    }
+    assert components == {"gateway", "controller"}
+    assert rule["ports"] == [{"port": 8000, "protocol": "TCP"}]
+
+
+def test_secrets_come_by_reference_alone() -> None:
+    for container in containers(render(values({"pools": [POOL]}))):
+        for item in container.get("env", []):
+            if "TOKEN" in item["name"] or "PASSWORD" in item["name"]:
+                assert "secretKeyRef" in item["valueFrom"]
+            elif item["name"] == "REDIS_URL":
+                redis_url.parse(item["value"].replace("$(REDIS_PASSWORD)", "p"))
