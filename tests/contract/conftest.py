@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway_server import GatewayThread
+from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.gateway_workers import lines
+from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import ScriptedEngine
 
 StartGateway = Callable[..., Awaitable[GatewayThread]]
+StartWorkers = Callable[..., Awaitable[GatewayProgram]]
 
 
 @pytest.fixture
@@ -58,3 +61,26 @@ def full_port() -> Iterator[int]:
         socket.create_connection(listener.getsockname()),
     ):
         yield listener.getsockname()[1]
+
+
+@pytest.fixture
+async def start_workers(engine: ScriptedEngine) -> AsyncIterator[StartWorkers]:
+    running: list[GatewayProgram] = []
+
+    async def begin(*flags: str, workers: int = 2) -> GatewayProgram:
+        program = GatewayProgram(["--engine", engine.url, "--workers", str(workers), *flags])
+        running.append(program)
+        await program.started()
+        await eventually(lambda: len(lines(program, "serves")) == workers, 20)
+        return program
+
+    yield begin
+    for program in running:
+        program.close()
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    yield server
+    server.close()

@@ -1,0 +1,87 @@
+"""How several workers start, and what keeps them from it: a bad setting, a port that is taken, no room for files."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import StartWorkers
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--api-keys-file", "/does/not/exist"], "--api-keys-file:"),
+        (["--port", "hundred"], "--port:"),
+        (["--host", "not an address"], "--host:"),
+        (["--workers", "0"], "--workers:"),
+    ],
+)
+def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "specpilot.gateway",
+        "--engine",
+        "http://x",
+        "--port",
+        "0",
+        "--workers",
+        "3",
+        *flags,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartWorkers) -> None:
+    program = await start_workers()
+    command = [
+        sys.executable,
+        "-m",
+        "specpilot.gateway",
+        "--engine",
+        "http://x",
+        "--port",
+        str(program.port),
+        "--workers",
+        "2",
+    ]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "--port: cannot listen on" in done.stderr
+
+
+def test_a_temporary_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_TEMPORARY, "--engine", "http://x", "--port", "0", "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "TMPDIR" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", FULL_DISK, "--engine", "http://x", "--port", "0", "--workers", "2"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    assert done.returncode == 2
+    assert f"cannot be written to {tmp_path}/specpilot-gateway-" in done.stderr
+    assert "TMPDIR" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+# Room for the file by which `tempfile` tries a directory, and for no more.
+FULL_DISK = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8));"
+    "import specpilot.gateway.__main__ as g; g.main(sys.argv[1:])"
+)
+NO_TEMPORARY = (
+    "import sys, tempfile; tempfile.tempdir = '/does/not/exist';"
+    "import specpilot.gateway.__main__ as g; g.main(sys.argv[1:])"
+)
