@@ -1,7 +1,12 @@
 """Bodies that are large, or many at once: what they cost others, and when they are refused."""
 
 import asyncio
+import http.client
 import json
+import threading
+import time
+
+import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
@@ -97,3 +102,42 @@ async def test_bodies_behind_an_answer_that_ends_with_its_connection_are_no_long
         may_answer.set()
         assert (await client.answer()).body == b"{}"
     await eventually(lambda: gateway.context.body_bytes == 0)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_20_mb_are_refused_and_the_client_can_read_why(
+    engine: ScriptedEngine, start_gateway: StartGateway, is_chunked: bool
+) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"model":"tiny","messages":"' + b"x" * 20_000_000 + b'"}'
+    sent = request(body)
+    if is_chunked:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        sent = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    answer = await call(gateway.port, sent)
+    assert (answer.status, answer.code) == (413, "body_too_large")
+    assert engine.seen == []
+
+
+async def test_16_mb_pass_and_stall_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"model":"tiny","messages":"' + b"x" * 16_000_000 + b'","vllm_xargs":{"a":"b"}}'
+    waits: list[float] = []
+    is_over = threading.Event()
+
+    def others() -> None:  # on a thread: this loop is busy with 16 MB itself
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.port)
+        while not is_over.is_set():
+            began = time.monotonic()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            waits.append(time.monotonic() - began)
+        connection.close()
+
+    task = asyncio.create_task(asyncio.to_thread(others))
+    answer = await call(gateway.port, request(body))
+    is_over.set()
+    await task
+    assert answer.status == 200
+    assert engine.seen[0].body == body.replace(b'{"a":', b'{"traffic_class":"default","a":')
+    assert max(waits) < 1.0

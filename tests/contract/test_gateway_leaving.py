@@ -12,15 +12,7 @@ from specpilot.gateway.relay.exchange import Exchange
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, request
 from tests.support.gateway_server import eventually
-from tests.support.scripted_engine import (
-    HANG,
-    SSE_HEAD,
-    Script,
-    ScriptedEngine,
-    chunk,
-    event,
-    reply,
-)
+from tests.support.scripted_engine import HANG, SSE_HEAD, Script, ScriptedEngine, chunk, event, reply
 
 FREED_WITHIN_S = 0.25
 
@@ -203,3 +195,17 @@ async def test_a_refused_request_is_freed_at_once(
             assert len(alive) <= 3
     finally:
         gc.enable()
+
+
+async def test_a_client_that_closes_its_sending_half_has_left(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request())
+        await engine.wait_seen(1)
+        client.writer.write_eof()
+        async with asyncio.timeout(1):
+            await engine.seen[0].closed.wait()
+    assert gateway.context.metrics.disconnects == {"wait": 1}

@@ -1,7 +1,6 @@
 """What goes through: bytes in equal bytes out, whatever the shape of the stream."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -234,37 +233,6 @@ async def test_connections_are_kept_on_both_sides(engine: ScriptedEngine, start_
         client.send(request())
         assert (await client.answer()).status == 200
     assert engine.connections <= before + 1
-
-
-async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    engine.choose = lambda seen: [0.05 if b"slow" in seen.body else 0, reply(seen.json["user"].encode())]
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        users = ["slow 1", "2", "slow 3", "4"]
-        calls = [request({"model": "tiny", "user": user}) for user in users]
-        health = request(path="/health", method="GET")
-        client.send(calls[0] + health + calls[1] + request(b"{") + calls[2] + calls[3])
-        answers = [(await client.answer()).body for _ in range(6)]
-    assert [answers[at].decode() for at in (0, 2, 4, 5)] == users
-    assert json.loads(answers[1]) == {"status": "ok"}
-    assert json.loads(answers[3])["error"]["code"] == "invalid_json"
-
-
-async def test_too_many_pipelined_requests_end_the_connection(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = [0.05, reply(b"x")]
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request() * 40)
-        answered = 0
-        try:
-            while True:
-                await client.answer()
-                answered += 1
-        except asyncio.IncompleteReadError:
-            pass
-    assert 1 <= answered <= 18
 
 
 async def test_a_slow_reader_holds_the_engine_back_and_gets_everything(

@@ -1,0 +1,145 @@
+"""Requests behind others on one connection: their order, their bodies, and what goes wrong within them."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import Client, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+
+
+async def test_a_bad_second_request_does_not_spoil_the_first(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(completion())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n")
+        assert (await client.answer()).body == completion()
+        assert (await client.answer()).code == "bad_request"
+        assert await client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "code"),
+    [
+        (b"zz\r\n", 400, "bad_request"),
+        (b"2\r\n{}\r\n0\r\nx: y\r\n z\r\n\r\n", 400, "bad_request"),
+        (b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 40_000, 431, "head_too_large"),
+    ],
+)
+async def test_what_goes_wrong_within_a_request_that_waits_is_its_own_answer_in_order(
+    engine: ScriptedEngine, start_gateway: StartGateway, rest: bytes, status: int, code: str
+) -> None:
+    engine.script = [0.1, reply(completion())]
+    gateway = await start_gateway(engine)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 2 + head % b"mine" + rest)
+        for _ in range(2):
+            assert (await client.answer()).body == completion()
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (status, code)
+        assert answer.headers["x-request-id"] == "mine"
+        assert await client.is_closed()
+    assert len(engine.seen) == 2
+    lines = await eventually(lambda: found if len(found := gateway.log_lines()) == 3 else None)
+    assert [line["status"] for line in lines] == [200, 200, status]
+
+
+async def test_a_body_too_large_to_wait_behind_another_request_is_told_what_would_help(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.1, reply(completion())]
+    gateway = await start_gateway(engine)
+    large = request({"model": "tiny", "prompt": "x" * 1_200_000})
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + large)
+        assert (await client.answer()).status == 200
+        answer = await client.answer()
+        assert (answer.status, answer.code) == (413, "body_too_large")
+        said = answer.json["error"]["message"]
+        assert "1048576" in said
+        assert "another connection" in said
+        assert "--max-body-bytes" not in said
+        client.send(large)  # alone it may be as large as any
+        assert (await client.answer()).status == 200
+        small = await start_gateway(engine, max_body_bytes=2048)
+    async with await Client.connect(small.port) as client:
+        client.send(request() + large)
+        assert (await client.answer()).status == 200
+        assert "2048 bytes (--max-body-bytes)" in (await client.answer()).json["error"]["message"]
+
+
+async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_leaves(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, admin_token="t")
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(b"x" * 1_000_000, path="/admin/config"))
+        await engine.wait_seen(1)
+        await client.writer.drain()
+    async with asyncio.timeout(1):
+        await engine.seen[0].closed.wait()
+    assert gateway.context.metrics.disconnects == {"wait": 1}
+
+
+async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answered(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(completion())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() + request(b"x" * 1_000_000, path="/health", method="GET") + request())
+        assert (await client.answer()).body == completion()
+        assert (await client.answer()).json == {"status": "ok"}
+        assert (await client.answer()).body == completion()
+
+
+async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    health, whole = request(b"", path="/health", method="GET"), request()
+    async with await Client.connect(gateway.port) as client:
+        client.send(health * 3 + whole[:-10])
+        for _ in range(3):
+            assert (await client.answer()).json == {"status": "ok"}
+        await asyncio.sleep(0.05)
+        client.send(whole[-10:])
+        assert (await client.answer(timeout_s=3)).body == completion()
+
+
+async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    engine.choose = lambda seen: [0.05 if b"slow" in seen.body else 0, reply(seen.json["user"].encode())]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        users = ["slow 1", "2", "slow 3", "4"]
+        calls = [request({"model": "tiny", "user": user}) for user in users]
+        health = request(path="/health", method="GET")
+        client.send(calls[0] + health + calls[1] + request(b"{") + calls[2] + calls[3])
+        answers = [(await client.answer()).body for _ in range(6)]
+    assert [answers[at].decode() for at in (0, 2, 4, 5)] == users
+    assert json.loads(answers[1]) == {"status": "ok"}
+    assert json.loads(answers[3])["error"]["code"] == "invalid_json"
+
+
+async def test_too_many_pipelined_requests_end_the_connection(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [0.05, reply(b"x")]
+    gateway = await start_gateway(engine)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request() * 40)
+        answered = 0
+        try:
+            while True:
+                await client.answer()
+                answered += 1
+        except asyncio.IncompleteReadError:
+            pass
+    assert 1 <= answered <= 18
