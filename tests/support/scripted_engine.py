@@ -267,3 +267,8 @@ class _Connection(asyncio.Protocol):
                 await asyncio.sleep(step)
         self._task = None
         self._next()
+
+
+def requests_of(*engines: ScriptedEngine) -> int:
+    """How many requests the engines got, together."""
+    return sum(len(engine.seen) for engine in engines)

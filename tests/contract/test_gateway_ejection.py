@@ -1,0 +1,141 @@
+"""Outlier ejection: engines that are dead, fail or hang, what that costs, and which are not ejected."""
+
+import asyncio
+import time
+
+import pytest
+
+from specpilot.gateway.engines.probe import Probe
+from specpilot.gateway.routing import outlier_detection as routing
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, call, request
+from tests.support.gateway_server import eventually
+from tests.support.scripted_engine import (
+    CLOSE,
+    DONE,
+    HANG,
+    SSE_HEAD,
+    Script,
+    ScriptedEngine,
+    completion,
+    reply,
+    requests_of,
+    stream,
+)
+
+WHOLE = reply(completion())
+
+
+async def test_a_dead_engine_costs_nothing_while_another_lives(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, other_engine)
+    await engine.stop()
+    for _ in range(20):
+        assert (await call(gateway.port)).status == 200
+    assert gateway.context.metrics.retries <= 2
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
+
+
+async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine)
+    await engine.stop()
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
+    await engine.start()
+    [one] = gateway.context.fleet.engines.values()
+    await eventually(lambda: not one.outlier_detection.is_ejected)
+    assert (await call(gateway.port)).status == 200
+    assert one.outlier_detection.share(time.monotonic()) < 1.0
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["kept", "closed"])
+async def test_an_engine_of_server_errors_costs_nothing_while_another_lives_and_is_ejected(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, closes: bool
+) -> None:
+    answer = reply(b"{}", "500 Internal Server Error", extra="connection: close\r\n" if closes else "")
+    engine.script = [answer, CLOSE] if closes else [answer]
+    gateway = await start_gateway(engine, other_engine)
+    assert {(await call(gateway.port)).status for _ in range(2 * routing.FAILURES_ALLOWED + 2)} == {200}
+    assert len(engine.seen) == gateway.context.metrics.retries == routing.FAILURES_ALLOWED
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
+
+
+@pytest.mark.parametrize("script", [[HANG], [SSE_HEAD, HANG]], ids=["says nothing", "says only its head"])
+async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_lives_and_is_ejected(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+) -> None:
+    engine.script, other_engine.script = script, stream("ok")
+    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
+    for _ in range(2 * routing.FAILURES_ALLOWED + 2):
+        answer = await call(gateway.port, request(STREAM))
+        assert answer.status == 200
+        assert answer.body.endswith(DONE)
+    assert len(engine.seen) == gateway.context.metrics.retries == 1  # nothing else came from it meanwhile
+    assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": 1}
+    assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
+    async with asyncio.timeout(1):
+        for seen in engine.seen:
+            await seen.closed.wait()
+
+
+async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = [HANG]
+    gateway = await start_gateway(engine, first_byte_timeout_s=0.2)
+    assert (await call(gateway.port)).status == 504
+    [one] = gateway.context.fleet.engines.values()
+    assert gateway.context._loop is not None
+    asked = engine.model_calls
+    looking = asyncio.run_coroutine_threadsafe(
+        Probe(gateway.context.fleet, gateway.context.monotonic, lambda _: None).once(), gateway.context._loop
+    )
+    await asyncio.wrap_future(looking)
+    assert engine.model_calls == asked + 1
+    assert one.outlier_detection.failures == 1
+    assert one.outlier_detection.is_ejected
+
+
+async def test_one_stream_that_times_out_on_a_silent_engine_spares_the_others_their_longer_wait(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    """Its server goes on answering probes, and JSON clients are allowed 600 s."""
+    gateway = await start_gateway(engine, other_engine, stream_first_byte_timeout_s=0.5)
+    engine.script, other_engine.choose = [HANG], lambda seen: stream("ok") if "stream" in seen.json else [WHOLE]
+    calls = [call(gateway.port, request(body), timeout_s=4.0) for body in [STREAM, STREAM] * 4 + [None] * 8]
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
+    assert any("stream" in seen.json for seen in engine.seen)
+    assert not all("stream" in seen.json for seen in engine.seen)
+    detection = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
+    assert detection.is_ejected
+    await asyncio.sleep(1.0)  # a probe, too, would have ended a first ejection
+    assert detection.is_ejected
+
+
+async def test_a_busy_engine_is_not_ejected_by_one_time_out(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(engine, stream_first_byte_timeout_s=0.5)
+    engine.scripts = [[HANG], [0.2, WHOLE]]
+    waiting = asyncio.create_task(call(gateway.port, request(STREAM)))
+    await engine.wait_seen(1)
+    assert (await call(gateway.port)).status == 200
+    assert (await waiting).status == 504
+    [detection] = [one.outlier_detection for one in gateway.context.fleet.engines.values()]
+    assert (detection.is_ejected, detection.failures) == (False, 1)
+
+
+async def test_when_every_engine_hangs_the_time_out_is_the_answer(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    engine.script = other_engine.script = [SSE_HEAD, HANG]
+    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
+    answer = await call(gateway.port, request(STREAM))
+    assert (answer.status, answer.code) == (504, "engine_timeout")
+    assert requests_of(engine, other_engine) == 2

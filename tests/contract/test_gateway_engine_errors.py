@@ -1,0 +1,89 @@
+"""Errors that engines answer: which pass as they came, and which get the envelope."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import call, request
+from tests.support.scripted_engine import ScriptedEngine, reply, requests_of
+
+
+async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine)
+    body = b'{"error":{"message":"slowly","type":"rate_limit_error","param":null,"code":429}}'
+    engine.scripts = [[reply(body, "429 Too Many Requests", extra=extra)] for extra in ("", "Retry-After: 17\r\n")]
+    for wanted in ("1", "17"):
+        answer = await call(gateway.port)
+        assert (answer.status, answer.headers["retry-after"], answer.body) == (429, wanted, body)
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "422 Unprocessable Entity", "429 Too Many"])
+async def test_a_clients_error_passes_untouched_and_is_not_retried(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, status: str
+) -> None:
+    body = b'{"error": {"message": "no",  "type": "BadRequestError", "param": null, "code": 400}}'
+    engine.script = other_engine.script = [reply(body, status)]
+    gateway = await start_gateway(engine, other_engine)
+    for _ in range(10):
+        answer = await call(gateway.port)
+        assert answer.status == int(status[:3])
+        assert answer.body == body
+    assert requests_of(engine, other_engine) == 10
+    assert not any(one.outlier_detection.is_ejected for one in gateway.context.fleet.engines.values())
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        (b"Internal Server Error", "text/plain", "Internal Server Error"),
+        (b'{"detail":"Not Found"}', "application/json", "Not Found"),
+        (b'{"object":"error","message":"too long","code":400}', "application/json", "too long"),
+        (b'{"error":"plain"}', "application/json", "plain"),
+        (b"", "text/plain", "the engine answered 500 without a reason"),
+    ],
+)
+async def test_an_engines_error_gets_the_envelope(
+    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, kind: str, message: str
+) -> None:
+    engine.script = [reply(body, "500 Internal Server Error", kind)]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (500, "engine_error")
+    assert answer.json["error"]["message"] == message
+    assert answer.headers["content-type"] == "application/json"
+
+
+class _Hasty(asyncio.Protocol):
+    """Answers a POST after its head and reads no further."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET"):
+            self._transport.write(reply(b'{"data":[{"id":"tiny"}]}'))
+            return
+        refusal = b'{"error":{"message":"too much","type":"x","param":null,"code":413}}'
+        self._transport.pause_reading()
+        self._transport.write(reply(refusal, "413 Payload Too Large"))
+        self._transport.close()
+
+
+async def test_an_engine_that_refuses_before_it_has_read_is_heard(start_gateway: StartGateway) -> None:
+    server = await asyncio.get_running_loop().create_server(_Hasty, "127.0.0.1", 0)
+    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+    answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
+    assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    body = b"no " * 200_000
+    engine.script = [reply(body, "500 Internal Server Error", "text/plain")]
+    gateway = await start_gateway(engine)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.headers["content-type"]) == (500, "text/plain")
+    assert answer.body == body
