@@ -1,0 +1,212 @@
+"""Engines, policies and keys that come from Redis: engines that register, drain and leave, and Redis away or frozen."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+
+from specpilot.gateway.engines import snapshot
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.redis_store import RedisStore
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_keys import class_of, key_headers
+from tests.support.gateway_server import eventually
+from tests.support.redis_server import RedisServer
+from tests.support.scripted_engine import DONE, ScriptedEngine, completion, reply, stream
+
+
+def record_of(engine: ScriptedEngine, engine_id: str = "e1", *, draining: bool = False) -> EngineRecord:
+    return EngineRecord(
+        engine_id=engine_id,
+        url=engine.url,
+        model="tiny",
+        pool="cpu",
+        k_max=7,
+        static_k=3,
+        max_num_seqs=8,
+        method="eagle3",
+        vllm_version="0.32.0",
+        adapter_version="0.1.0",
+        started_at=1.0,
+        heartbeat_at=2.0,
+        draining=draining,
+    )
+
+
+POLICY = Policy(
+    model="tiny",
+    classes={"code": ClassPolicy(), "batch": ClassPolicy()},
+    match=(MatchRule(traffic_class="batch", max_tokens_at_most=5),),
+)
+
+
+async def test_engines_policies_and_keys_come_from_redis(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    gateway = await start_gateway(redis_url=redis.url)
+    assert (await call(gateway.port)).code == "engine_unavailable"
+    store.heartbeat(record_of(engine), 60.0)
+    await eventually(lambda: gateway.context.fleet.by_model, 1.0)
+    answer = await call(gateway.port)
+    assert answer.headers["x-specpilot-engine"] == "e1"
+    assert answer.headers["x-specpilot-policy-version"] == "0"
+    assert await class_of(gateway, "x-traffic-class: code\r\n") == "default"
+
+    store.put_policy(POLICY, None, 1.0)
+    await eventually(lambda: gateway.context.snapshot.policies, 1.0)
+    answer = await call(gateway.port, request(headers="x-traffic-class: code\r\n"))
+    assert answer.headers["x-specpilot-policy-version"] == "1"
+    assert answer.headers["x-specpilot-class"] == "code"
+    assert await class_of(gateway, body={"max_tokens": 5}) == "batch"
+    assert await class_of(gateway, body={"service_tier": "batch"}) == "batch"
+    assert await class_of(gateway, body={"service_tier": "auto"}) == "default"
+    assert gateway.context.metrics.unknown_class == 1
+
+    secret = "sk-new"
+    store.put_api_key(ApiKey("new", hashlib.sha256(secret.encode()).hexdigest(), "batch"))
+    await eventually(lambda: gateway.context.snapshot.needs_key, 1.0)
+    assert (await call(gateway.port)).status == 401
+    assert await class_of(gateway, key_headers(secret)) == "batch"
+    store.delete_api_key("new")
+    await eventually(lambda: not gateway.context.snapshot.keys, 1.0)
+    assert (await call(gateway.port, request(headers=key_headers(secret)))).status == 401  # closed, not open
+
+    metrics = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
+    assert 'specpilot_gateway_policy_version{model="tiny"} 1.0' in metrics
+    assert "\nspecpilot_gateway_snapshot_age_seconds " in metrics
+    store.close()
+
+
+async def test_a_draining_engine_gets_nothing_new_and_finishes(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine, "a"), 60.0)
+    store.heartbeat(record_of(other_engine, "b"), 60.0)
+    gateway = await start_gateway(redis_url=redis.url)
+    await eventually(lambda: all(one.cards for one in gateway.context.fleet.engines.values()))
+    may_go_on = asyncio.Event()
+    head, first, *rest = stream("one", "two")
+    engine.script = other_engine.script = [head, first, may_go_on, *rest]
+    async with await Client.connect(gateway.port) as client, await Client.connect(gateway.port) as other:
+        client.send(request(STREAM))
+        other.send(request(STREAM))
+        await engine.wait_seen(1)
+        store.heartbeat(record_of(engine, "a", draining=True), 60.0)
+        await eventually(lambda: gateway.context.fleet.engines["a"].is_draining, 1.0)
+        other_engine.script = [reply(completion())]
+        for _ in range(6):
+            assert (await call(gateway.port)).headers["x-specpilot-engine"] == "b"
+        may_go_on.set()
+        answers = [await client.answer(), await other.answer()]
+        assert {answer.headers["x-specpilot-engine"] for answer in answers} == {"a", "b"}
+        assert all(answer.is_whole and answer.body.endswith(DONE) for answer in answers)
+    store.remove_engine("b")
+    await eventually(lambda: "b" not in gateway.context.fleet.engines, 1.0)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
+    store.close()
+
+
+async def test_without_redis_everything_goes_on(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine), 60.0)
+    store.put_policy(POLICY, None, 1.0)
+    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
+    store.close()
+    gateway = await start_gateway(redis_url=redis.url, redis_poll_s=0.2)
+    headers = key_headers("sk-k", "code")
+    assert await class_of(gateway, headers) == "code"
+    redis.stop()
+    for _ in range(20):
+        assert await class_of(gateway, headers) == "code"
+    await eventually(lambda: (gateway.context.snapshot_age_s or 0) > 1.0)
+    assert await class_of(gateway, headers) == "code"
+    redis.start()  # and it lost everything
+    await eventually(lambda: (gateway.context.snapshot_age_s or 9) < 0.5)
+    assert await class_of(gateway, headers) == "code"
+    assert (await call(gateway.port)).status == 401
+
+
+async def test_frozen_redis_delays_no_request(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine), 60.0)
+    store.close()
+    gateway = await start_gateway(redis_url=redis.url, redis_poll_s=0.1)
+    assert redis.process is not None
+    redis.process.send_signal(19)
+    try:
+        for _ in range(50):
+            assert (await call(gateway.port, timeout_s=0.5)).status == 200
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            assert (await call(gateway.port, request(path=path, method="GET"), timeout_s=0.5)).status == 200
+    finally:
+        redis.process.send_signal(18)
+
+
+async def test_one_engine_with_a_bad_url_keeps_no_gateway_from_starting_and_no_engine_from_joining(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(replace(record_of(engine, "bad"), url="http://fd00::5:8000"), 60.0)
+    store.heartbeat(record_of(engine, "a"), 60.0)
+    gateway = await start_gateway(redis_url=redis.url)
+    assert (await call(gateway.port)).headers["x-specpilot-engine"] == "a"
+    store.heartbeat(record_of(other_engine, "b"), 60.0)
+    await eventually(lambda: set(gateway.context.fleet.engines) == {"a", "b"}, 1.0)
+    store.close()
+
+
+async def test_a_registered_engine_of_the_list_is_one_engine(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine), 60.0)
+    store.close()
+    gateway = await start_gateway(engine, redis_url=redis.url)
+    assert [*gateway.context.fleet.engines] == ["e1"]
+
+
+async def test_when_every_engine_drains_the_error_says_when_to_come_back(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine, draining=True), 60.0)
+    store.close()
+    gateway = await start_gateway(redis_url=redis.url)
+    answer = await call(gateway.port)
+    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    assert engine.seen == []
+
+
+async def test_requests_under_way_survive_the_engine_leaving_the_fleet(
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
+) -> None:
+    store = RedisStore(redis.url)
+    store.heartbeat(record_of(engine), 60.0)
+    may_go_on = asyncio.Event()
+    head, first, *rest = stream("one", "two")
+    engine.script = [head, first, may_go_on, *rest]
+    gateway = await start_gateway(redis_url=redis.url)
+    await eventually(lambda: gateway.context.fleet.by_model)
+    async with await Client.connect(gateway.port) as client:
+        client.send(request(STREAM))
+        await engine.wait_seen(1)
+        store.remove_engine("e1")
+        store.close()
+        await eventually(lambda: not gateway.context.fleet.engines, 1.0)
+        assert (await call(gateway.port)).code == "engine_unavailable"
+        may_go_on.set()
+        answer = await client.answer()
+    assert answer.is_whole
+    assert answer.body.endswith(DONE)
+    await eventually(lambda: not engine.open)  # and its connection is not kept
