@@ -1,0 +1,32 @@
+"""As much of vLLM's configuration as decides whether an engine is steered."""
+
+from types import SimpleNamespace
+from typing import Any
+
+
+def config(
+    method: str = "eagle3",
+    table: object = None,
+    data: int = 1,
+    rank: int = 0,
+    pipeline: int = 1,
+    context: tuple[int, int] = (1, 1),
+    runner_v2: int = 0,
+    ahead: int = 0,
+    connector: str | None = None,
+    embeds: int = 0,
+) -> Any:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds), is_multimodal_model=False),
+        speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=data,
+            data_parallel_index=rank,
+            pipeline_parallel_size=pipeline,
+            decode_context_parallel_size=context[0],
+            prefill_context_parallel_size=context[1],
+        ),
+        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
+        use_v2_model_runner=bool(runner_v2),
+        kv_transfer_config=SimpleNamespace(kv_connector=connector) if connector else None,
+    )
