@@ -11,11 +11,7 @@ from specpilot.bench.data.forms import FORMS
 from specpilot.bench.data.shipped import SHIPPED
 from specpilot.bench.sweep import command, measure
 from specpilot.bench.sweep.systems import SystemFailedError
-from tests.support.scripted_engine import (
-    Script,
-    Seen,
-    reply,
-)
+from tests.support.scripted_engine import Script, Seen, reply
 from tests.support.sweep_endpoint import Endpoint, cells, sweep
 
 

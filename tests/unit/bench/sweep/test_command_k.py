@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.engine_adapter.agent.endpoint import SpeculationEndpoint
-from tests.support.scripted_engine import (
-    Script,
-    Seen,
-    reply,
-)
+from tests.support.scripted_engine import Script, Seen, reply
 from tests.support.sweep_endpoint import Endpoint, cells, sweep
 
 

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripted_engine import (
-    ScriptedEngine,
-    reply,
-)
+from tests.support.scripted_engine import ScriptedEngine, reply
 from tests.support.sweep_endpoint import Endpoint, cells, sweep
 
 

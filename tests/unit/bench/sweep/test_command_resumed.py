@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripted_engine import (
-    ScriptedEngine,
-)
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sweep_endpoint import Endpoint, arguments, cells, sweep
 
 
