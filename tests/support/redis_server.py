@@ -6,12 +6,15 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from specpilot.embedded_redis import executable
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 
 EMBEDDED = executable()
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment
+NEEDS_SYSTEM = pytest.mark.skipif(SYSTEM is None, reason="needs a redis-server of the system")
 
 
 class RedisServer:

@@ -1,0 +1,61 @@
+"""Every operation over TLS and as the user of the documented ACL, and connections that are not let in."""
+
+from pathlib import Path
+
+import pytest
+from redis.exceptions import NoPermissionError
+
+from specpilot.bench.fleet.redis_servers import Node, is_answering
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
+from tests.support.certificates import make_certificates
+from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.stack import until
+from tests.support.store_operations import use_everything
+
+pytestmark = NEEDS_SYSTEM
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations" / "redis.md").read_text()
+ACL_LINE = next(line for line in PAGE.splitlines() if line.startswith("user specpilot "))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "files")
+
+
+def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path) -> None:
+    files = ("--tls-cert-file", f"{certificates}/server.pem", "--tls-key-file", f"{certificates}/server.key")
+    node = Node(tmp_path, *files, "--tls-ca-cert-file", f"{certificates}/ca.pem", "--tls-port", "0")
+    plain = Node(tmp_path)  # its port is only taken to be free for TLS
+    plain.kill()
+    node.until_said("PONG", "ping")
+    node.ask("config", "set", "tls-port", str(plain.port))
+    own = f"ssl_certfile={certificates}/client.pem&ssl_keyfile={certificates}/client.key"
+    ca = f"ssl_ca_certs={certificates}/ca.pem"
+    try:
+        use_everything(RedisStore(f"rediss://127.0.0.1:{plain.port}?{ca}&{own}"))
+        assert is_answering(f"rediss://127.0.0.1:{plain.port}?ssl_cert_reqs=none&{own}")
+        for wrong in ("", f"?{own}", f"?{ca}"):  # the server is not trusted, or asks for a certificate
+            with pytest.raises(StoreUnavailableError, match="Redis does not answer"):
+                RedisStore(f"rediss://127.0.0.1:{plain.port}{wrong}").ping()
+    finally:
+        node.kill()
+
+
+def test_a_user_of_the_documented_acl_may_do_everything_that_is_needed_and_nothing_else(tmp_path: Path) -> None:
+    acl = tmp_path / "users.acl"
+    acl.write_text("user default off\n" + ACL_LINE.replace("PASSWORD", "p@ss") + "\n")
+    node = Node(tmp_path, "--aclfile", str(acl))
+    try:
+        url = f"redis://specpilot:p%40ss@127.0.0.1:{node.port}"
+        until(lambda: is_answering(url), 10.0)
+        store = RedisStore(url)
+        use_everything(store)
+        for command in (("set", "elsewhere", "1"), ("flushall",), ("config", "get", "dir")):
+            with pytest.raises(NoPermissionError):
+                store._redis.execute_command(*command)
+        for wrong in ("", "specpilot:other@"):
+            with pytest.raises(StoreUnavailableError, match="Redis"):
+                RedisStore(f"redis://{wrong}127.0.0.1:{node.port}").ping()
+    finally:
+        node.kill()
