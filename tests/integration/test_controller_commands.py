@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -15,14 +15,8 @@ import pytest
 from specpilot.controller.cli import admin_token, client_key, models
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from tests.support.controller_program import TOKEN, Controller, running_controller
+from tests.support.controller_program import TOKEN, Controller
 from tests.support.stack import until
-
-
-@pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with running_controller() as found:
-        yield found
 
 
 def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controller, tmp_path: Path) -> None:
@@ -287,3 +281,22 @@ def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path)
     finally:
         follower.terminate()
         follower.wait(10)
+
+
+def test_a_policy_is_read_written_again_listed_and_deleted(controller: Controller, tmp_path: Path) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text('{"model": "kept", "static_k": 3}')
+    assert controller.command("policy", "put", str(file)).returncode == 0
+    got = controller.command("policy", "get", "kept")
+    document = json.loads(got.stdout)
+    document["policy"]["static_k"] = 4
+    assert controller.command("policy", "put", "-", text=json.dumps(document)).returncode == 0
+    late = controller.command("policy", "put", str(file), "--version", "1")
+    assert late.returncode == 1
+    assert "version 2" in late.stderr
+    assert "kept  version 2" in controller.command("policy", "list").stdout
+    assert controller.command("policy", "delete", "kept").returncode == 0
+    missing = controller.command("policy", "get", "kept")
+    assert missing.returncode == 1
+    assert "has no policy" in missing.stderr
+    assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2

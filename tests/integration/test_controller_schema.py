@@ -37,12 +37,6 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def controller() -> Iterator[Controller]:
-    with running_controller() as found:
-        yield found
-
-
 def fill(controller: Controller) -> None:
     """Leave something to be read of everything that can be."""
     store = RedisStore(controller.redis.url)

@@ -108,3 +108,9 @@ def running_controller(
     finally:
         process.kill()
         redis.close()
+
+
+def newest(controller: Controller, count: int = 1) -> list[dict[str, Any]]:
+    """The last entries of the audit, the newest first."""
+    found: list[dict[str, Any]] = controller.call(f"/admin/audit?limit={count}")[1]["entries"]
+    return found
