@@ -53,7 +53,7 @@ def test_the_search_index_has_every_section(site: Path) -> None:
     [
         ("redis gone last guidance", "operations/failures.html"),
         ("pin k one class", "how-to/classes.html"),
-        ("minimum_gain_ratio", "reference/controller.html"),
+        ("minimum_gain_ratio", "reference/controller/canaries.html"),
         ("k is 0", "operations/troubleshooting.html"),
         ("keep a tenant out of a class", "how-to/classes.html"),
     ],

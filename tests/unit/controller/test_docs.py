@@ -1,4 +1,4 @@
-"""The page about the controller is under test: every setting, reason, metric and route is on it."""
+"""The pages about the controller are under test: every setting, reason, metric and route is on them."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from specpilot.controller.admin.access import Access, Entrance
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.clock import SystemClock
@@ -19,12 +19,13 @@ from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from tests.support.controller_store import MemoryStore
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "reference" / "controller.md").read_text(encoding="utf-8")
+PAGES = {page.stem: page.read_text() for page in (ROOT / "docs" / "reference" / "controller").glob("*.md")}
+PAGE = "".join(PAGES.values())
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_a_row(reason: Reason) -> None:
-    assert f"\n| `{reason.value}` |" in PAGE
+def test_every_reason_has_a_row_with_its_meaning(reason: Reason) -> None:
+    assert f"\n| `{reason.value}` | {MEANING[reason]} |" in PAGES["choosing-k"]
 
 
 @pytest.mark.parametrize("name", ControllerSettings.model_fields)
@@ -55,7 +56,7 @@ def test_every_route_has_a_row() -> None:
             assert re.search(rf"\n\| `{method} {re.escape(path)}[`?]", PAGE), (method, path)
 
 
-POLICIES = PAGE.partition("## Policies")[2].partition("\n## ")[0]
+POLICIES = PAGES["policies"].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(
@@ -80,5 +81,5 @@ def test_the_policy_on_the_page_is_one() -> None:
 
 
 def test_the_canary_on_the_page_fits_the_demo() -> None:
-    canary = json.loads(PAGE.partition("## Canaries")[2].partition("```json")[2].partition("```")[0])
+    canary = json.loads(PAGES["canaries"].partition("```json")[2].partition("```")[0])
     assert set(from_plain(Policy, canary["policy"]).classes) == {"chat", "code", "json"}
