@@ -17,7 +17,7 @@ def _holder() -> str:
 
 
 class ControllerSettings(ProgramSettings):
-    """Steers K for every engine that is registered in Redis, and serves the admin API and the console."""
+    """Guides the choice of K by every engine that is registered in Redis, and serves the admin API and the console."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_CONTROLLER_")
 

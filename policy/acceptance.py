@@ -1,13 +1,14 @@
-"""How likely each draft token is to be accepted, by band and position, from counts: in engines and in the controller.
+"""Estimates the acceptance of draft tokens by band and position from counts, in engines and in the controller.
 
-A draft that was verified to depth K says nothing about deeper positions. Trials and accepts are counted per position
-and the conditional acceptances multiplied (the product limit of Kaplan and Meier, 1958): exact however K varies.
+A draft verified to depth K gives no evidence about deeper positions. Trials and accepts are counted per position, and
+the conditional acceptances are multiplied (the product limit of Kaplan and Meier, 1958). This is unbiased for any
+sequence of K.
 
     a_i = (accepts_i + w p) / (trials_i + w)      S_i = a_1 ... a_i      AL(K) = 1 + S_1 + ... + S_K
 
-p is the band's mean over its positions, itself drawn to the middle of the band, so that a band without a draft has an
-estimate too; w = `PRIOR_TRIALS`. Deep positions are mostly tried by high bands, so no shape is carried over from one
-band to another. Older counts lose weight with new trials of the same position, not with time.
+p is the band's mean over its positions, shrunk towards the middle of the band, so that a band without a draft has an
+estimate too; w = `PRIOR_TRIALS`. Deep positions are mostly tried by high bands, so the shape over positions is not
+transferred from one band to another. Older counts lose weight with new trials of the same position, not with time.
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ from specpilot.policy.bands import BAND_EDGES, BANDS
 
 Vector = NDArray[np.float64]
 MEMORY_TRIALS = 2000.0
-"""Trials of a (band, position) after which older ones have lost 63 % of their weight. Noise against following a changed
-drafter head; 2,000 in the replay of 24,064 drafts."""
+"""Trials of a (band, position) after which older ones have lost 63 % of their weight. A larger value has less noise, a
+smaller one follows a changed drafter head sooner; 2,000 was best in the replay of 24,064 drafts."""
 
 PRIOR_TRIALS = 20.0
-"""Weight of the band's own mean in each position, and of the middle of the band in that mean; 20 in the replay."""
+"""Weight of the band's own mean in each position, and of the middle of the band in that mean; 20 was best in the
+replay."""
 
 MIDDLES: Vector = np.array([(low + high) / 2 for low, high in pairwise((0.0, *BAND_EDGES, 1.0))])
 """The conditional acceptance in the middle of each band."""

@@ -1,4 +1,4 @@
-"""A client's API key, its limits, and what gateways report of the demand under it."""
+"""A client's API key, its limits, and the demand under it that gateways report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ ALLOWED_MODELS_LIMIT = 256
 class ApiKey:
     """A client's key as it is stored: only its SHA-256, never the key.
 
-    `traffic_class` is the class of its requests that state none; `allowed_classes` those that a request may state
-    by header, `None`: every class of the model. `requests_per_minute`, `tokens_per_minute` and
-    `max_concurrent_requests` (under way at once, those that wait included) are its limits over all gateways together,
+    `traffic_class` is the class of its requests without a stated class; `allowed_classes` are the classes that a
+    request may state by header, `None`: every class of the model. `requests_per_minute`, `tokens_per_minute` and
+    `max_concurrent_requests` (under way at once, waiting ones included) are its limits over all gateways together,
     `None` for none. `allowed_models` are the names that its requests may ask for, `None` meaning any. `k_max` is the
-    ceiling on K of its requests, `None` for none. From `expires_at` (Unix seconds) on it is refused; `None`: it does
-    not expire. After a rotation the former secret, `previous_sha256`, is valid until `previous_expires_at`.
+    ceiling on K of its requests, `None` for none. The key is refused from `expires_at` (Unix seconds) on; `None`: it
+    does not expire. After a rotation the former secret, `previous_sha256`, is valid until `previous_expires_at`.
     """
 
     key_id: str
@@ -69,7 +69,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class GatewayUsage:
-    """The demand under each limited key that one gateway reports every second; also its sign of life.
+    """The demand under each limited key that one gateway reports every second; also its heartbeat.
 
     `demand` maps a key's id to a multiple of the key's limit over all gateways together. Keys without demand are left
     out.
@@ -80,7 +80,7 @@ class GatewayUsage:
 
 
 def rate_faults(**limits: int | None) -> list[str]:
-    """Return why `limits`, each a number of requests or tokens or none, cannot be those of an API key."""
+    """Return the faults of `limits`, each a number of requests or tokens or `None`, for an API key."""
     return [
         f"{label} is {limit}; it must be between 1 and {RATE_LIMIT_MAX}, or left out for no limit"
         for label, limit in limits.items()
@@ -89,14 +89,14 @@ def rate_faults(**limits: int | None) -> list[str]:
 
 
 def ceiling_faults(k_max: int | None) -> list[str]:
-    """Return why `k_max` cannot be an API key's ceiling on K."""
+    """Return the faults of `k_max` as an API key's ceiling on K."""
     if k_max is None or 0 <= k_max <= K_LIMIT:
         return []
     return [f"k_max is {k_max}; it must be between 0 (no speculation) and {K_LIMIT}, or left out for no ceiling"]
 
 
 def model_faults(allowed_models: tuple[str, ...] | None) -> list[str]:
-    """Return why `allowed_models` cannot be those of an API key."""
+    """Return the faults of `allowed_models` for an API key."""
     names = allowed_models or ()
     faults = [f"allowed_models: {fault}" for name in names for fault in model_name_faults("model", name)]
     if len(names) > ALLOWED_MODELS_LIMIT:

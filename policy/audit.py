@@ -1,8 +1,7 @@
-"""The audit: one entry for each write of the admin API, refused ones included, and for each of the controller's own.
+"""The audit: one entry for each write of the admin API, refused ones included, and for each write of the controller.
 
-Append-only. Writes that were done and writes that were refused are bounded separately, so that callers without a token
-cannot push out the record of what was done. The size of an entry is bounded: of a document only the fields that changed
-are kept.
+Append-only. Done and refused writes are bounded separately, so that refused calls cannot displace the record of done
+ones. The size of an entry is bounded: it has only the fields of a document that changed.
 """
 
 import json

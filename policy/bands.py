@@ -44,7 +44,7 @@ def row_parts(name: str) -> tuple[str, int | None]:
 
 
 def row_of(rows: Mapping[str, _T], traffic_class: str, band: int) -> _T:
-    """Return the row that holds for a request: the most specific one of its class, else of `default`.
+    """Return the row that applies to a request: the most specific one of its class, else of `default`.
 
     In this order: `class:band`, `class`, `default:band`, `default`; the last must exist.
     """
@@ -66,7 +66,7 @@ def serving_rows(names: Iterable[str]) -> list[str]:
 
 
 def classes_in(rows: Iterable[str]) -> set[str]:
-    """Return the classes that rows of these names are for."""
+    """Return the classes of the rows with these names."""
     return {name.partition(":")[0] for name in rows}
 
 

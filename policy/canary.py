@@ -4,7 +4,7 @@
 windows, and consecutive windows form a block. In each block one window, drawn at random, belongs to the canary and the
 others to the present policy. A block yields the canary's gain over the present policy, by pool.
 
-All are frozen and checked at creation, as in `types`.
+All are frozen and checked at creation.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
     BETTER = "better"  # promoted
     PROMOTED = "promoted"  # promoted by an operator
-    WORSE = "worse"  # rolled back, like all that follow
+    WORSE = "worse"  # rolled back, like all outcomes below
     INCONCLUSIVE = "inconclusive"
     NO_TRAFFIC = "no_traffic"
     POLICY_CHANGED = "policy_changed"
@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 
 
 class Lost(StrEnum):
-    """Why a block does not count."""
+    """The reason for which a block does not count."""
 
     NO_TRAFFIC = "no_traffic"  # one of its windows had too few steps
     INTERRUPTED = "interrupted"  # the leader changed or lost Redis during the block
@@ -60,9 +60,9 @@ class Canary:
 
     `share_ratio` is the share of time that each pool runs `policy`: one window out of 2 to 10. `window_s` is the length
     of a window. Nothing is promoted before `min_duration_s`; without a decision after `max_duration_s` the canary is
-    rolled back. Better is a gain in throughput or in inter-token latency that is above `minimum_gain_ratio`, with the
-    other not below `-tolerance_ratio`; worse is a loss in either beyond `tolerance_ratio`. `error_ratio` bounds the
-    probability that a policy which is not better is promoted.
+    rolled back. The canary is better if throughput or inter-token latency gains more than `minimum_gain_ratio` and the
+    other is not below `-tolerance_ratio`. It is worse if either loses more than `tolerance_ratio`. `error_ratio` bounds
+    the probability that a policy which is not better is promoted.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -123,7 +123,7 @@ class Gain(NamedTuple):
 
     `busy_s`: the engines' seconds of steps in the block. `throughput`: canary over present, in tokens per such second.
     `itl`: present over canary, in mean inter-token latency. `corrected`: as `throughput`, for decodes alone, by the
-    fitted cost; it decides nothing.
+    fitted cost; it is only reported.
     """
 
     busy_s: float
@@ -146,7 +146,7 @@ class Experiment:
 
     `version` counts the writes. `experiment_id` seeds the order of the windows. `base_version` is the version of the
     policy that the canary is compared with, 0 for the defaults. Times are Unix seconds. `outcome` is `None` while it
-    runs; `evidence` the numbers that decided.
+    runs; `evidence` has the numbers of the decision.
     """
 
     __pydantic_config__: ClassVar = _STRICT

@@ -1,21 +1,25 @@
-"""K of each group of decodes for the batch that is there: what yields the most weighted tokens per second. Pure.
+"""Chooses K for each group of running decodes, for the most weighted tokens per second. Pure.
 
     rate = V / T,    V = sum_g w_g n_g AL_g(K_g) / sum_g w_g n_g
 
-For each width of the drafter the draft positions of all groups are sorted by value over price, and the best prefix of
-that order wins. Survival only falls along a draft and prices do not, so a prefix of the order is a prefix of each
-draft. A position costs a token to verify for each decode of its group; the first one also the group's slots. Positions
-that are only worth it together get the value over price that they have together. A step that drafts for some is charged
-with what it leaves out (`Prices.left_s`). Catching up with a backlog is not charged: it is over in some steps, and a
-draft pays over the rest of the reply.
+For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
+this order wins. Along a draft survival falls and the cost of a position stays the same. So a prefix of the order
+contains a prefix of each group's draft. A position costs one token to verify for each decode of its group. The first
+position also costs the group's slots. If the first positions of a group are worth their cost only together, each of
+them gets the ratio of their sum of worth to their sum of cost.
 
-Where the mean inter-token latency of a group is bounded, the best rate among what keeps all bounds wins; where nothing
-does, the smallest worst excess. For latency V is the harmonic mean of AL in place of the arithmetic one. A group that
-has to draft (its least K is not 0) has its slots paid in any case.
+A step that drafts for only some decodes is also charged for the later catching up of the others (`Prices.left_s`). The
+time of catching up with a present backlog is not charged: it is spent once, in a few steps, while the drafts gain over
+the rest of the reply.
 
-Everything is evaluated for all widths and all prefixes at once: some twenty operations of numpy, whose number does not
-grow with the groups. The order of the positions depends on the number of decodes alone, not on their groups, so
-`Chooser` keeps it from one choice to the next.
+Some groups have a bound on their mean inter-token latency. Then the best rate among the choices that keep all bounds
+wins. If no choice keeps all bounds, the choice with the smallest worst ratio of latency to bound wins. With objective
+`latency`, V is the weighted harmonic mean of AL instead of the arithmetic mean. A group whose smallest K is above 0
+drafts in any case, so its slots are not part of the cost of its first position.
+
+All widths and prefixes are evaluated together in about twenty numpy operations. This number does not grow with the
+number of groups. The order of the positions depends on the total number of decodes, not on their distribution over the
+groups, so `Chooser` caches it.
 """
 
 from collections.abc import Sequence
@@ -30,15 +34,15 @@ from specpilot.policy.schedule import Objective
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEAR_WIDTHS = 1
-"""How far from the last width a quick choice goes. More takes longer: 24 groups take 120 to 145 µs in place of 200 to
-250 for all seven widths."""
+"""A quick choice compares the last width and this many widths on either side of it. With 1, a choice among 24 groups
+takes 120 to 145 µs; comparing all seven widths takes 200 to 250 µs."""
 
 
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
-    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. A group without decodes changes nothing for the
-    others; its K is that of a decode that joins it.
+    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. A group without decodes does not change K of the
+    others; its K is for a decode that joins it later.
     """
 
     decodes: int
@@ -56,19 +60,20 @@ def choose(
     objective: Objective = Objective.THROUGHPUT,
     near: int | None = None,
 ) -> list[int]:
-    """Return K of each group; `lengths` [bands, K_max + 1] is AL by K. One group at least has decodes.
+    """Return K of each group; `lengths` [bands, K_max + 1] is AL by K.
 
-    With `near` only drafters of about that width are compared, up to `NEAR_WIDTHS` less and more, and none.
+    At least one group must have decodes. With `near`, only the widths from `near - NEAR_WIDTHS` to `near + NEAR_WIDTHS`
+    and K = 0 for all are compared.
     """
     chooser = Chooser(groups, lengths, prices, objective)
     return chooser.choose([group.decodes for group in groups], near)
 
 
 class _Order(NamedTuple):
-    """The draft positions of each width, the best value over price first, forbidden ones last.
+    """The draft positions of each width, by worth over cost, largest first; positions that are not allowed are last.
 
-    `group` is the group of a position [widths, positions]. `adds` is what it adds to a step for each decode of its
-    group [3, widths, positions]: a token, a decode drafted for (the first position of a draft), and value.
+    `group` [widths, positions] is each position's group. `adds` [3, widths, positions] is the increase of the step per
+    decode of this group: tokens to verify, decodes drafted for (1 at the first position of a draft), and value.
     """
 
     group: Ints
@@ -76,9 +81,9 @@ class _Order(NamedTuple):
 
 
 class Chooser:
-    """Chooses K of the same groups again and again, of which only the numbers of decodes change.
+    """Chooses K repeatedly for the same groups. Only their numbers of decodes change from call to call.
 
-    What does not depend on them is computed once, so that each choice costs less than choosing from nothing.
+    Everything else is computed once, so a later choice takes less time than the first.
     """
 
     def __init__(
@@ -94,25 +99,25 @@ class Chooser:
         self._is_fixed = k_max == 0 or bool((low >= high).all())
         self._widest, self._deepest = int(low.max()), int(high.max())
         self._is_bound = self._widest > 0 or bool((high < k_max).any())
-        self._is_open = (low == 0).astype(np.float64)  # 0: the group drafts in any case
+        self._is_open = (low == 0).astype(np.float64)  # 0: the group always drafts
         self._values, self._low_value = values, weight * values[at, low]
         self._slos = [place for place, group in enumerate(groups) if group.itl_slo_s]
         k = np.arange(1, k_max + 1)
-        self._gain = weight[:, None] * np.diff(values)  # of one decode [groups, K]
+        self._gain = weight[:, None] * np.diff(values)  # the worth of each position for one decode [groups, K]
         self._depth = np.broadcast_to(k, self._gain.shape).astype(np.float64)
         has_room = (k <= k[:, None])[:, None] & np.ones((1, len(groups), 1), dtype=bool)  # [widths, groups, K]
         if self._is_bound:
             has_room &= (k <= high[:, None]) & (k > low[:, None])
             self._gain *= k > low[:, None]
             self._depth = np.maximum(self._depth - low[:, None], 1.0)
-        self._has_room, self._number = has_room, has_room.sum(axis=(1, 2))  # and how many positions each width has
+        self._has_room, self._number = has_room, has_room.sum(axis=(1, 2))  # `_number`: positions of each width
         self._is_beyond = np.where(np.arange(len(groups) * k_max) < self._number[:, None], 0.0, -np.inf)
         self._gains = self._gain.cumsum(axis=1)
         self._k = k
         self._orders: dict[tuple[int, int, int], _Order] = {}
 
     def choose(self, decodes: Sequence[int], near: int | None = None) -> list[int]:
-        """Return K of each group, with these numbers of decodes; one at least is above 0. `near`: as in `choose`."""
+        """Return K of each group with these numbers of decodes, not all 0. `near`: as in the function `choose`."""
         if self._is_fixed:
             return list(self._low_k)
         prices, n = self._prices, sum(decodes)
@@ -123,7 +128,7 @@ class Chooser:
         if order is None:
             order = self._orders[n, narrow, wide] = self._order(n, narrow, wide)
 
-        # What the step comes to with each prefix of that order
+        # Tokens, value and seconds of the step with each prefix of that order
         chosen = slice(narrow - 1, wide)
         widths = self._k[chosen]
         tokens, drafted, value = (count[order.group] * order.adds).cumsum(axis=2)
@@ -149,7 +154,10 @@ class Chooser:
         return found
 
     def _order(self, n: int, narrow: int, wide: int) -> _Order:
-        """Return the order of the positions of these widths in a step of `n` decodes; a draft's stay in their order."""
+        """Return the positions of these widths by worth over cost, in a step of `n` decodes.
+
+        Positions of one draft keep their order.
+        """
         chosen = slice(narrow - 1, wide)
         widths, has_room = self._k[chosen], self._has_room[chosen]
         token_s = self._prices.token_s(n, self._k_max)[chosen][:, None, None]
@@ -165,21 +173,21 @@ class Chooser:
         return _Order(order // self._k_max, adds.reshape(3, -1)[:, order])
 
     def _range(self, near: int | None) -> tuple[int, int]:
-        """Return the narrowest and the widest drafter that is compared; no drafter is wider than the deepest draft."""
+        """Return the smallest and the largest width to compare; none exceeds the largest K that a group may have."""
         narrow, wide = 1, self._k_max
         if near is not None:
             narrow, wide = min(near, self._deepest) - NEAR_WIDTHS, min(near + NEAR_WIDTHS, self._k_max)
         return max(1, self._widest, narrow), max(self._widest, wide)
 
     def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Outcome":
-        """Return the outcome of the least K of all groups."""
+        """Return the step in which every group has its smallest K."""
         if self._widest or self._slos:
             groups = [group._replace(decodes=own) for group, own in zip(self._groups, decodes, strict=True)]
             return _outcome(groups, self._values, self._prices)
         return _Outcome(n, 0, float(count @ self._low_value), self._prices.plain_s(n), np.inf)
 
     def _limits_s(self, decodes: Sequence[int], owner: Ints) -> Vector:
-        """Return how long a step may take after so many positions [widths, positions]."""
+        """Return the longest seconds of a step that keep all SLOs, by width and number of positions taken."""
         found: Vector = np.full(owner.shape, np.inf)
         for at in self._slos:
             if decodes[at]:
@@ -196,7 +204,7 @@ def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequen
 
 
 class Worth(NamedTuple):
-    """A draft position of one group: its worth, and its cost, in weighted tokens a decode."""
+    """A draft position of one group: its worth and its cost, in weighted tokens per decode."""
 
     position: int
     tokens: float
@@ -204,11 +212,12 @@ class Worth(NamedTuple):
 
 
 def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> list[list[Worth]]:
-    """Return, for each group, the last draft position that it takes under `ks` and the next one: why K is what it is.
+    """Return, for each group, the last draft position that `ks` takes and the next one. They explain K.
 
-    Position k is worth w S_k tokens. It costs the seconds by which it lengthens the step, at the tokens per second of
-    the batch under `ks`, divided among the decodes of the group. Without bounds, and for throughput, a position that
-    is worth more than it costs is taken. A group without decodes has none; K = 0 has no last position, K_max no next.
+    Position k is worth w S_k tokens. Its cost in tokens is the time that it adds to the step, times the batch's tokens
+    per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, a position that is
+    worth more than it costs is taken. The list is empty for a group without decodes. At K = 0 there is no last
+    position, at K_max no next one.
     """
     k_max = lengths.shape[1] - 1
     present = _outcome_of(groups, lengths, prices, ks)
@@ -237,7 +246,7 @@ def _outcome_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Se
 
 
 class _Outcome(NamedTuple):
-    """A step of the groups with one K each: tokens to verify, decodes drafted for, value, seconds, and their limit."""
+    """A step in which each group has one K. `limit_s` is the longest time that keeps every SLO."""
 
     tokens: int
     drafted: int
@@ -246,7 +255,7 @@ class _Outcome(NamedTuple):
     limit_s: float
 
     def score(self, objective: Objective) -> float:
-        """Return its rate; where it breaks a bound, its excess, negative."""
+        """Return the rate; if the step breaks an SLO, minus the ratio of its seconds to the limit."""
         if self.seconds > self.limit_s:
             return -self.seconds / self.limit_s
         return float(_score(np.array(self.value), np.array(self.seconds), objective))
@@ -271,7 +280,7 @@ def _outcome(groups: Sequence[Group], values: Vector, prices: Prices) -> _Outcom
 
 
 def _later_s(prices: Prices, n: int, drafted: Vector) -> Vector:
-    """Return what a step that drafts for so many of its decodes leaves out for later."""
+    """Return the seconds of later catching up after a step that drafts for `drafted` of its `n` decodes."""
     found: Vector = (n - drafted) * drafted * (prices.left_out_s(n) / n**2)
     return found
 

@@ -8,7 +8,7 @@ class Clock(Protocol):
     """A program's source of time."""
 
     def now(self) -> float:
-        """Wall-clock time in Unix seconds. May step; use it only for time stamps that others read."""
+        """Wall-clock time in Unix seconds. May step; use it only for time stamps in documents and logs."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary origin. Never decreases; use it for every duration."""

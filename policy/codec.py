@@ -1,8 +1,8 @@
-"""JSON in, checked values out, and back: the one way in which documents cross between programs.
+"""Converts JSON to checked values and back, for all documents that programs exchange.
 
-Documents that people write (`from_plain`) may have no unknown fields, so that a typing error in a policy cannot pass
-silently. Documents that programs write for one another (`decode`) may: an older version ignores a field that a newer
-one added. Every fault of a document is reported, with the path of its field.
+Documents that people write (`from_plain`) must not have unknown fields, so that a typing error in a policy is reported.
+Documents that programs write (`decode`) may have them: an older version ignores a field that a newer one added. Every
+fault of a document is reported, with the path of its field.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Errors of documents and of the shared state.
 
-All derive from `PolicyError`, so that each program translates the whole family once, at its own edge. An error names
-the field at fault and the remedy. It never contains a secret.
+All derive from `PolicyError`, so that each program translates all of them in one place. An error names the field at
+fault and the remedy. It never contains a secret.
 """
 
 from dataclasses import dataclass

@@ -6,13 +6,13 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 EVERYTHING = "*"
-"""Stands for every model. A model of this name cannot be frozen by itself."""
+"""The name for all models. A model of this name cannot be frozen by itself."""
 
 
 class Hold(StrEnum):
-    """What engines apply while frozen."""
+    """The rows that engines follow while frozen."""
 
-    CURRENT = "current"  # the schedule in force, unchanged
+    CURRENT = "current"  # the rows in force, or the estimate of the engines' choice
     STATIC = "static"  # the static K
 
 
@@ -34,7 +34,7 @@ class Freeze:
 
 
 def freeze_of(freezes: Mapping[str, Freeze], model: str, at: float) -> Freeze | None:
-    """Return the freeze that holds for `model` at `at`: its own, else the one for everything; `None` without one."""
+    """Return the freeze in force for `model` at `at`: its own, else the one for everything; `None` without one."""
     for name in (model, EVERYTHING):
         freeze = freezes.get(name)
         if freeze is not None and freeze.holds(at):

@@ -1,6 +1,6 @@
 """The gain of adaptive K over the static K: in one window of the control group, and in one day.
 
-Measured twice: in tokens per busy second (`throughput`) and in inter-token latency (`itl`, above 0 where it fell).
+There are two measures: tokens per busy second (`throughput`) and inter-token latency (`itl`, positive if it fell).
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class GainSums:
 class DailyGain:
     """The compared windows of the control group in one day, by measure. `day` is a date in UTC, `2026-01-31`.
 
-    `itl` has fewer windows than `throughput` where a controller that did not count it led for a part of the day.
+    `itl` has fewer windows than `throughput` if a controller that did not count it led for a part of the day.
     """
 
     day: str

@@ -1,6 +1,6 @@
 """The CUDA graphs of an engine, as it reports them to the controller: their sizes, by kind of step.
 
-A step is padded to the next captured size of its kind, and has no graph beyond the largest.
+A step is padded to the next captured size of its kind; above the largest size it has no graph.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ class Graphs:
     it is vLLM's `cudagraph_mode` as the engine resolved it. `mixed` are the sizes for any step of the target: FULL
     graphs if `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which all requests have
     the same number of positions, by that number (1 + K). `varlen` are FULL graphs of variable length: for steps of
-    decodes alone, whatever K each request has; a step for which `uniform` has a graph replays that one. `drafter` are
-    the piecewise graphs of a parallel drafter; empty for a sequential one, whose passes are small, and without graphs.
+    decodes alone with any K of each request. A step for which `uniform` has a graph replays that graph. `drafter` are
+    the piecewise graphs of a parallel drafter; empty for a sequential one, whose passes are small and have no graphs.
     """
 
     mode: str
@@ -30,7 +30,7 @@ class Graphs:
 
     @property
     def fit_any_mix(self) -> bool:
-        """Whether one FULL graph is replayed for any mix of K and prompts, so that uniform steps gain nothing."""
+        """Whether one FULL graph is replayed for any mix of K and prompts, so that uniform steps are not faster."""
         return self.mode == "FULL"
 
     @property

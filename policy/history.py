@@ -1,6 +1,6 @@
 """The history of a policy: each version with its author, and the differences between two versions.
 
-Frozen and checked when made, as in `types`.
+All are frozen and checked at creation.
 """
 
 import json
@@ -21,11 +21,11 @@ COMMENT_LIMIT = 500
 class Cause(StrEnum):
     """How a version was made."""
 
-    PUT = "put"  # written whole
+    PUT = "put"  # written as a whole
     PATCH = "patch"  # single fields changed
     ROLLBACK = "rollback"  # an older version again, by an operator
     CANARY = "canary"  # a canary was promoted
-    DELETE = "delete"  # the defaults hold from then on
+    DELETE = "delete"  # the defaults apply from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ DELETED = Change(cause=Cause.DELETE)
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """One version of a policy; `policy` is `None` where it was deleted, `updated_at` Unix seconds."""
+    """One version of a policy; `policy` is `None` if it was deleted, `updated_at` Unix seconds."""
 
     version: int
     updated_at: float

@@ -1,9 +1,9 @@
 """Standard error as lines of JSON, from a program's first line to its last.
 
-`use` takes over all that would otherwise write plain lines: log records (also those whose arguments do not fit),
-Python's warnings, uncaught exceptions of any thread or finalizer, and `policy.settings.fail`. Each line is one object:
-`at` (Unix seconds), `level`, `logger`, `message`, the fields that the program adds to all its lines, and `exception`
-with a traceback. Lines that are JSON of another shape (access log, audit) stay unchanged.
+`use` redirects everything that would otherwise be a plain line: log records (also those with wrong arguments), Python's
+warnings, uncaught exceptions of any thread or finalizer, and `policy.settings.fail`. Each line is one object: `at`
+(Unix seconds), `level`, `logger`, `message`, the fields that the program adds to all its lines, and `exception` (a
+traceback). Lines that are JSON of another shape (access log, audit) stay unchanged.
 """
 
 import json

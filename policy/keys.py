@@ -1,4 +1,4 @@
-"""Every Redis key and channel of SpecPilot. They are spelled nowhere else.
+"""Every Redis key and channel of SpecPilot. No other module spells them out.
 
 | key                                    | type   | holds                             | written by         |
 |----------------------------------------|--------|-----------------------------------|--------------------|
@@ -10,14 +10,14 @@
 | `{specpilot}:engines`                  | set    | engine ids                        | engine adapter     |
 | `{specpilot}:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `specpilot:decisions:{<model> <pool>}` | stream | Decision, newest last             | leading controller |
-| `specpilot:history:{<model> <pool>}`   | stream | Decision, those that are kept on  | leading controller |
+| `specpilot:history:{<model> <pool>}`   | stream | Decision, the lasting ones        | leading controller |
 | `{specpilot}:gains:<model> <pool>`     | hash   | day and sum -> of `DailyGain`     | leading controller |
 | `{specpilot}:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
 | `{specpilot}:model_routes`             | string | VersionedModelRoutes              | admin API          |
 | `{specpilot}:admin_tokens`             | hash   | token id -> AdminToken            | admin API          |
 | `{specpilot}:freezes`                  | hash   | model, or `*` -> Freeze           | admin API          |
-| `{specpilot}:audit`                    | stream | AuditEntry, what was done         | admin API, leader  |
-| `{specpilot}:audit_refused`            | stream | AuditEntry, what was refused      | admin API          |
+| `{specpilot}:audit`                    | stream | AuditEntry, done writes           | admin API, leader  |
+| `{specpilot}:audit_refused`            | stream | AuditEntry, refused writes        | admin API          |
 | `{specpilot}:audit_number`             | string | number of the latest AuditEntry   | admin API, leader  |
 | `{specpilot}:gateways`                 | set    | gateway ids                       | gateways           |
 | `{specpilot}:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
@@ -25,11 +25,11 @@
 | `{specpilot}:fence`                    | string | counter of leaderships            | controllers        |
 
 Every write of policies, model routes, freezes, engines and API keys is announced on `CHANGES`, with the key's name as
-the message; that of a schedule on its pool's own channel (`pool_changes`), so that only the engines of the pool wake
-up.
+the message. A write of a schedule is announced on its pool's own channel (`pool_changes`), so that only the engines of
+the pool receive it.
 
-In a cluster the part in braces, the hash tag, decides where a key lies. Keys of one command, script or transaction have
-the tag `specpilot`. The streams of decisions, which hold nearly all of the bytes, are spread by pool.
+In a cluster the part in braces, the hash tag, determines the server of a key. Keys of one command, script or
+transaction have the tag `specpilot`. The streams of decisions, which hold nearly all of the bytes, are spread by pool.
 """
 
 PREFIX = "{specpilot}:"
@@ -49,11 +49,11 @@ GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
 CHANGES = PREFIX + "changes"
-# The numbers of decisions are kept while one takes 1.8 kB, compressed. With many classes one takes more, and fewer are
-# kept: the bytes bound them, 18.5 MB together, so a pool takes 20 MB at most.
+# These numbers of decisions are kept at 1.8 kB each, compressed. With many classes a decision is larger and fewer are
+# kept, bounded by the bytes: 18.5 MB together, so a pool takes 20 MB at most.
 DECISIONS_KEPT = 4000
 HISTORY_KEPT = 6000
-DECISIONS_BYTES = 6_400_000  # Redis takes up to 1.26 of it
+DECISIONS_BYTES = 6_400_000  # Redis takes up to 1.26 times as much
 HISTORY_BYTES = 9_400_000
 DECISIONS_EXPIRE_S = 14 * 24 * 3600
 GAINS_EXPIRE_S = 31 * 24 * 3600

@@ -26,21 +26,21 @@ _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Mode(StrEnum):
-    """What the controller may do for one model."""
+    """The scope of the controller for one model."""
 
     OFF = "off"  # publish the static K
-    ADVISE = "advise"  # decide and record, publish nothing: engines stay on their static K
+    ADVISE = "advise"  # decide and record, publish nothing except once the static K in place of an older schedule
     ACT = "act"  # publish the decisions
 
 
 @dataclass(frozen=True, slots=True)
 class ClassPolicy:
-    """What an operator wants for one traffic class of one model.
+    """The settings of an operator for one traffic class of one model.
 
     `weight` scales the class's tokens in the objective, and its share of the places that become free while requests
-    wait in a gateway. There a higher `priority` always goes first. `k_min` and `k_max` bound K; `None` keeps the
-    model's bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean inter-token latency,
-    in milliseconds, that the law may predict for the class.
+    wait in a gateway. Among waiting requests a higher `priority` always goes first. `k_min` and `k_max` bound K; `None`
+    keeps the model's bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean
+    inter-token latency, in milliseconds, that may be predicted for the class.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -76,7 +76,7 @@ class ClassPolicy:
 class MatchRule:
     """Gives `traffic_class` to a request that meets every stated condition. The first rule that matches wins.
 
-    `path` is the request path; `stream` whether it streams; `has_tools` and `has_response_format` whether the
+    `path` is the request path; `stream` whether the request streams; `has_tools` and `has_response_format` whether the
     body names tools or a response format; `max_tokens_at_most` and `prompt_chars_at_least` bound the sizes.
     """
 
@@ -98,13 +98,12 @@ class MatchRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator wants for one model. Written by people, through the admin API.
+    """The settings of an operator for one model, written through the admin API.
 
-    `static_k` is the K that the controller publishes in mode `off`, in windows of the control group and where nothing
-    is known; `None`: each engine's own static K, at which an engine without a schedule runs in any case.
-    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio` (0..1) is the share of the
-    time that an engine runs the static K as control group, to measure the gain of adaptive K over it; 0 switches that
-    off.
+    `static_k` is the K that the controller publishes for mode `off`, for windows of the control group, and for engines
+    that cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
+    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio` (0..1) is the share of time
+    that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no control group.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -153,7 +152,7 @@ class Policy:
         return (DEFAULT_CLASS, *sorted(set(self.classes) - {DEFAULT_CLASS}))
 
     def of_class(self, name: str) -> ClassPolicy:
-        """Return the wishes for class `name`; the defaults where the policy states none."""
+        """Return the settings of class `name`; the defaults if the policy has none."""
         return self.classes.get(name) or ClassPolicy()
 
 

@@ -1,8 +1,7 @@
 """The model that serves a requested name: aliases, weighted splits, fall-back models.
 
 One document holds all names, because a route concerns the fleet and not a single model. A target is always a name that
-engines serve and never another route, so routes cannot form a chain or a cycle. Frozen and checked at creation, as in
-`types`.
+engines serve and never another route, so routes cannot form a chain or a cycle. Frozen and checked at creation.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ _STRICT: Mapping[str, Any] = {"extra": "forbid"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of a split; its share is `weight` over the sum of all weights."""
+    """A model of a split; its share is `weight` divided by the sum of all weights."""
 
     __pydantic_config__: ClassVar = _STRICT
     model: str
@@ -60,14 +59,14 @@ class ModelRoute:
         _raise(faults)
 
     def models(self, name: str) -> frozenset[str]:
-        """Return every model that may serve requests for `name`, which has this route."""
+        """Return every model that may serve requests for `name`, the name of this route."""
         split = {target.model for target in self.split} or {name}
         return frozenset(split.union(self.fallback))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoutes:
-    """Every route, by the name that clients ask for. Written by people, through the admin API."""
+    """Every route, by the name that clients ask for. Operators write them through the admin API."""
 
     __pydantic_config__: ClassVar = _STRICT
     routes: Mapping[str, ModelRoute] = field(default_factory=dict)

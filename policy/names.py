@@ -1,4 +1,4 @@
-"""Names of models, classes, pools and engines: which are valid, and the bounds that all parts share."""
+"""Names of models, classes, pools and engines: the valid ones, and bounds that all parts share."""
 
 import re
 
@@ -12,7 +12,7 @@ CLASS_LIMIT = 16
 """Traffic classes of one model at most, `default` included."""
 
 K_LIMIT = 64
-"""Upper bound on K. No drafter of today reaches it; it bounds memory and catches typing errors."""
+"""Upper bound on K, above that of any present drafter. It bounds memory and catches typing errors."""
 
 _NAME = re.compile(r"[!-~]{1,256}")
 _MODEL_NAME_CHARS = 256
@@ -41,7 +41,7 @@ def model_name_faults(label: str, name: str) -> list[str]:
 
 
 def name_faults(**names: str) -> list[str]:
-    """Return which of `names`, by label, cannot name a pool or an engine."""
+    """Return the faults of those `names`, by label, that cannot name a pool or an engine."""
     return [
         f"{label} {name!r} must be 1 to 256 printable ASCII characters without a space"
         for label, name in names.items()

@@ -45,8 +45,8 @@ class OperatorStore(Protocol):
     def freezes(self) -> Mapping[str, Freeze]:
         """Return every freeze by its model, expired ones included.
 
-        A freeze that cannot be read holds the current K until it is lifted or replaced: otherwise K would change
-        against an operator's wish.
+        A freeze that cannot be read counts as a freeze of the current K until it is lifted or replaced: otherwise K
+        would change although an operator froze it.
         """
 
     def put_freeze(self, freeze: Freeze) -> None:
@@ -61,7 +61,7 @@ class OperatorStore(Protocol):
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         """Return `limit` entries with numbers below `before` and above `after`.
 
-        Newest first; with `after` the oldest of them, oldest first.
+        They are the newest ones, newest first; with `after` the oldest ones, oldest first.
         """
 
     def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:

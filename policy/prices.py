@@ -1,13 +1,14 @@
-"""What a step takes on one engine, as a list of prices: for the choice of K (`choice`), here and in the controller.
+"""The time of a step of one engine as a sum of priced parts, for the choice of K and for its estimate.
 
     T = c0 + c1 n + g(m + P) + [D > 0] (c2 + c3 n) + c4 D + c5 P + c6 X + [R > 0] c7 + c8 R + c9 W + c10 G + c11 H
 
 seconds. n: running decodes; m: tokens to verify, one for each decode and one for each draft token; P: prefilled tokens;
-D: slots that the drafter lays out; X: tokens of context; R: positions that the drafter reads to catch up; g: piecewise
-linear and not decreasing. With CUDA graphs m + P and D are what the passes are padded to, and W, G, H are 1 where the
-target's pass is piecewise, has no graph, and the drafter's has none.
+D: slots of the drafter; X: tokens of context; R: positions that the drafter reads to catch up; g: piecewise linear and
+not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the target's pass runs
+piecewise graphs, G is 1 if it has no graph, and H is 1 if the drafter's pass has no graph; otherwise they are 0.
 
-A step that all decodes enter with as many tokens may have a FULL graph; any other step is padded as a mixed one.
+In a *uniform* step all decodes have the same number of tokens. Such a step may have a FULL graph. Any other step is
+*mixed* and is padded to the sizes of mixed graphs.
 """
 
 from bisect import bisect_left
@@ -24,18 +25,18 @@ Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]
 FULL_MODE = "FULL"
 KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
-"""Where g bends, in tokens."""
+"""The numbers of tokens at which the slope of g changes."""
 EDGES = np.append(KNOTS, 1e7)
 _LEAST_TOKEN_S = 1e-9
 PARTS = (
     "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "reads", "read",
     "piecewise", "graphless", "drafter_graphless",
 )  # fmt: skip
-"""What c0 to c11 are the prices of, in seconds."""
+"""The names of the parts whose prices are c0 to c11, in this order."""
 
 
 class Load(NamedTuple):
-    """What steps have besides decodes: the share of them that prefill, the tokens of one that does, and context.
+    """The share of steps that prefill, the mean number of prefilled tokens in such a step, and the context.
 
     `context_tokens` is the mean length of a running request's sequence.
     """
@@ -46,7 +47,7 @@ class Load(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A step as it runs, padding included, and whether its passes have graphs (0 or 1)."""
+    """The padded size of a step. The flags (0 or 1) name the kind of graph of its passes, or a missing one."""
 
     tokens: float
     slots: float
@@ -57,7 +58,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """`parts` are c0 to c11, `slopes` those of g from each of `KNOTS` on; seconds, none negative."""
+    """`parts` are c0 to c11, `slopes` the slopes of g, each from one of `KNOTS` to the next: seconds, not negative."""
 
     parts: tuple[float, ...]
     slopes: tuple[float, ...]
@@ -65,9 +66,9 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """What an engine has learned of its steps, as it exports it: `Prices` without what its record has.
+    """The prices that an engine exports. `Prices` also needs its graphs and limits, which are in its record in Redis.
 
-    `slowdown` is how many times as long a step takes now. `left_s` is as in `Prices`.
+    `slowdown` is the present time of a step divided by its usual time. `left_s` is as in `Prices`.
     """
 
     coefficients: Coefficients
@@ -83,8 +84,9 @@ class PriceList:
 class Prices:
     """T by `coefficients` under a `load`, for steps of at most `most` tokens to verify.
 
-    What prefilling takes by itself is left out: no K changes it. `left_s` is what a decode that is left out of a step
-    that drafts costs later, if all others are drafted for, as it was measured.
+    The time of prefilling alone is left out, because K does not change it. `left_s` is the measured time of later
+    catching up per decode that a drafting step leaves out, if the step drafts for nearly all others; it is proportional
+    to their share.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Prices:
         self._uniform_extra: dict[int, Vector] = {}
 
     def step_s(self, n: int, m: int, slots: int, *, is_uniform: bool = False) -> float:
-        """Return the seconds of one step of `n` decodes that neither prefills nor catches up."""
+        """Return the seconds of a step of `n` decodes, without prefill and without catching up."""
         c = self._c
         seconds = self._fixed_s(n) + (self.uniform_s(n, m // n) if is_uniform else float(self.mixed[m]))
         if slots:
@@ -129,7 +131,7 @@ class Prices:
         return found
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
-        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots, which are not 0."""
+        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots; the slots must not be 0."""
         c = self._c
         seconds: Vector = self.mixed[m] + (self._fixed_s(n) + c["drafter"] + c["drafting_decode"] * n)
         seconds += c["slot"] * slots
@@ -138,7 +140,7 @@ class Prices:
         return seconds
 
     def token_s(self, n: int, k_max: int) -> Vector:
-        """Return what a token to verify takes where `n` decodes verify up to K = 1, 2, ... `k_max`."""
+        """Return the mean seconds of a further token to verify at K = 1, 2, ... `k_max` of `n` decodes."""
         found = self._token_s.get(n)
         if found is None:
             k = np.arange(1, k_max + 1)
@@ -147,7 +149,7 @@ class Prices:
         return found
 
     def uniform_extra_s(self, n: int, k_max: int) -> Vector:
-        """Return how many seconds the pass of a uniform step takes more than a mixed one's: for K from 0 to `k_max`."""
+        """Return the target's seconds in a uniform step minus those in a mixed one, for K from 0 to `k_max`."""
         found = self._uniform_extra.get(n)
         if found is None:
             lengths = range(1, k_max + 2)
@@ -156,7 +158,7 @@ class Prices:
         return found
 
     def uniform_s(self, n: int, length: int) -> float:
-        """Return the seconds of the target's pass where all `n` decodes have `length` tokens in it."""
+        """Return the seconds of the target's pass if all `n` decodes have `length` tokens in it."""
         m = n * length
         if self._graphs is None:
             return float(self.mixed[m])
@@ -167,7 +169,7 @@ class Prices:
         return (1 - ratio) * full + ratio * float(self._with_prefill[m])
 
     def left_out_s(self, n: int) -> float:
-        """Return what `n` decodes that are left out cost later: at most what drafting for them takes."""
+        """Return the seconds of later catching up of `n` decodes left out, at most the seconds of drafting for them."""
         c = self._c
         return min(n * self.left_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
 
@@ -175,7 +177,7 @@ class Prices:
         return self._c["base"] + (self._c["decode"] + self._c["context"] * self._load.context_tokens) * n
 
     def _decodes_s(self, tokens: Ints) -> Vector:
-        """Return the seconds of the target's pass over so many tokens of decodes with different K, and no prompt."""
+        """Return the seconds of the target's pass over so many tokens in a step of decodes alone, with different K."""
         other = self._pass_s(tokens)
         if self._graphs is None or not self._graphs.varlen:
             return other
@@ -194,7 +196,7 @@ class Prices:
         return found
 
     def _drafter_s(self, tokens: Ints) -> Vector:
-        """Return what padding, or a missing graph, costs a pass of the drafter over so many tokens."""
+        """Return the seconds that padding or a missing graph adds to a pass of the drafter over so many tokens."""
         assert self._graphs is not None
         laid_out, has_graph = _up(self._graphs.drafter, tokens)
         found: Vector = np.where(has_graph, self._c["slot"] * (laid_out - tokens), self._c["drafter_graphless"])
@@ -204,7 +206,7 @@ class Prices:
 def padded(  # noqa: PLR0913 - what is in a step
     graphs: Graphs | None, n: int, m: int, slots: int, prefill: int, *, is_uniform: bool
 ) -> Shape:
-    """Return a step of `n` decodes as it runs."""
+    """Return the padded size of a step of `n` decodes, and the graphs that it lacks."""
     if graphs is None:
         return Shape(m + prefill, slots)
     tokens, piecewise, graphless = float(m + prefill), 0.0, 0.0
@@ -227,7 +229,7 @@ def padded(  # noqa: PLR0913 - what is in a step
 
 
 def _up(sizes: Sequence[int], tokens: Ints) -> tuple[Vector, NDArray[np.bool_]]:
-    """Return the captured size that so many tokens are padded to, and whether there is one."""
+    """Return the captured size to which so many tokens are padded, and whether there is one."""
     ladder = np.array(sizes or (0,), dtype=np.float64)
     at = np.searchsorted(ladder, tokens)
     has_graph = at < len(ladder)

@@ -1,4 +1,4 @@
-"""What the programs record of themselves: an engine its facts, a controller its decisions and its leadership."""
+"""Records in Redis: the facts of an engine, the decisions of a controller, its leadership."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,9 @@ class EngineRecord:
     """The facts that an engine reports with every heartbeat.
 
     `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its K without a valid
-    schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the
-    drafter, `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` where it runs
-    without. `stalled`: it has requests, and no step has ended for far longer than a step takes. Times are Unix
-    seconds.
+    schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
+    `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` if it has none. `stalled`: it
+    has requests, and no step has ended for much longer than a step takes. Times are Unix seconds.
     """
 
     engine_id: str
@@ -47,11 +46,11 @@ class EngineRecord:
 class Decision:
     """One controller tick for one (model, pool): its evidence, its choice and the reason.
 
-    `reason` is a value of the controller's `Reason`. `evidence` holds every number that the law used, `schedule` is its
-    choice, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one states the static K.
-    `k` is K by class at the load of the tick: as sent, or where engines choose (`is_estimate`) an estimate of it.
-    `predicted_gain_ratio` is the predicted throughput over that of the K in force, minus 1; `None` when it could not be
-    predicted.
+    `reason` is a value of the controller's `Reason`. `evidence` has every number on which the decision is based,
+    `schedule` is the result, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one
+    states the static K. `k` is K by class at the load of the tick: as sent or, if engines choose (`is_estimate`), an
+    estimate. `predicted_gain_ratio` is the predicted throughput over that of the K in force, minus 1; `None` when it
+    could not be predicted.
     """
 
     at: float

@@ -22,7 +22,7 @@ from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NODE: Any = ClusterNode
-_SENTINEL: Any = Sentinel  # neither is typed
+_SENTINEL: Any = Sentinel  # both are untyped
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def translated() -> Iterator[None]:
     except RedisClusterException as error:
         raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
-        # A loading or read-only server refuses commands: for every caller the same as no answer.
+        # A loading or read-only server refuses commands. For every caller this equals no answer.
         raise StoreUnavailableError(f"Redis refused a command: {error}") from error
 
 
@@ -84,7 +84,7 @@ class _LazyCluster:
 
 
 def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
-    """Return the INFO `section` of each server of `client` that takes writes: the one, or a cluster's primaries."""
+    """Return the INFO `section` of each server that accepts writes: the only one, or a cluster's primaries."""
     if isinstance(client, _LazyCluster):
         return [client.info(section, target_nodes=node) for node in client.get_primaries()]
     return [client.info(section)]
@@ -93,8 +93,7 @@ def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:
     """Return a client that connects at first use; `timeout_s` bounds connecting and every answer.
 
-    Its connections belong to `dials`, except for those to a cluster, whose nodes report themselves where a key has
-    moved.
+    Its connections belong to `dials`, except those to a cluster: its nodes report a key that has moved.
     """
     tls: dict[str, Any] = {}
     if address.is_tls:

@@ -1,10 +1,10 @@
-"""Connections to Redis that notice that the server behind an address has changed.
+"""Connections to Redis that detect a change of the server behind an address.
 
-An address may lead to another server after a fail-over (a balancer, a service of a cloud) while the connections to the
-old one stay open, which then refuses every write. Some answers come only from a server that is not the primary, not
-yet the primary, or cannot write: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `CLUSTERDOWN`, `MISCONF`. Such an
-answer closes the connection, and each other connection of the same client before its next command. The rejected
-command was not executed, so the client's one retry repeats it on a new connection.
+An address may lead to another server after a fail-over (a balancer, a cloud service). The connections to the old server
+stay open, and it refuses every write. Some answers come only from a server that is not the primary, not yet the
+primary, or cannot write: `READONLY`, `LOADING`, `MASTERDOWN`, `NOREPLICAS`, `CLUSTERDOWN`, `MISCONF`. Such an answer
+closes the connection; each other connection of the same client is closed before its next command. The rejected command
+was not executed, so the client's one retry repeats it on a new connection.
 """
 
 import re
@@ -15,7 +15,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 _NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS|MISCONF)\b")
-"""In a script on Redis before 7 the word is part of the text of another error."""
+"""Before Redis 7, an error in a script contains the word within another message."""
 _KINDS: Final = (
     redis.ReadOnlyError,
     redis.BusyLoadingError,
@@ -25,7 +25,7 @@ _KINDS: Final = (
 
 
 class Dials:
-    """Counts the changes of servers of one client: connections that were dialled before the last one are bad."""
+    """Counts the changes of servers of one client. Connections dialled before the last change are not usable."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -37,7 +37,7 @@ class Dials:
 
 
 class _Redialled:
-    """Mixed into each kind of redis-py's connections."""
+    """A mixin for each kind of redis-py's connections."""
 
     def __init__(self, *, dials: Dials, **given: Any) -> None:
         self._dials = dials
@@ -82,7 +82,7 @@ class _SentinelConnection(_Redialled, SentinelManagedConnection):
 
 
 class _SentinelSSLConnection(_Redialled, SentinelManagedSSLConnection):
-    """The same over TLS."""
+    """Over TLS, to the primary that the sentinels name."""
 
 
 _REDIALLED: Final[dict[type, type]] = {
@@ -95,6 +95,6 @@ _REDIALLED: Final[dict[type, type]] = {
 
 
 def watch(pool: Any, dials: Dials) -> None:
-    """Let every connection that `pool` makes from now on belong to `dials`."""
+    """Assign every connection that `pool` makes from now on to `dials`."""
     pool.connection_class = _REDIALLED[pool.connection_class]
     pool.connection_kwargs["dials"] = dials

@@ -63,7 +63,7 @@ return found
 """
 _DAY_S = 86_400
 _THROUGHPUT, _ITL = ":", ":itl_"
-"""Separators between a day and the name of a sum, by measure. Throughput came first and has none of its own."""
+"""Separators between a day and the name of a sum, by measure. Older versions have only the first, for throughput."""
 
 
 class OperatorRecords(OperatorStore):
@@ -96,8 +96,8 @@ class OperatorRecords(OperatorStore):
     def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
         """Return the documents that can be read with their names, in the order of `texts`.
 
-        One line is logged for all others: their number, and the fault of the first. They may be a whole history that
-        another version wrote, and which is read again and again.
+        One line is logged for all others: their number, and the fault of the first. They may be a whole history from
+        another version that is read repeatedly.
         """
         documents = decode_each(kind, texts)
         read: list[tuple[bytes, T]] = []
@@ -246,7 +246,7 @@ class OperatorRecords(OperatorStore):
 
 
 def _unreadable_freeze(model: str) -> Freeze:
-    """Return the freeze in place of one that cannot be read: without it K would change against an operator's wish."""
+    """Return the freeze used for one that cannot be read: without it K would change although an operator froze it."""
     return Freeze(model, Hold.CURRENT, since=0.0, author="unknown", comment="its document cannot be read")
 
 

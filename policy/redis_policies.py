@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class PolicyRecords(OperatorRecords, Store):
-    """Policies and canaries, each write one script."""
+    """Policies and canaries; each write is one script."""
 
     def __init__(self, redis: Any) -> None:
         super().__init__(redis)

@@ -1,6 +1,6 @@
 """The compound writes of `redis_store` as Lua: each happens on the server whole or not at all.
 
-Each script first checks a fence or a version. If that refuses the write, the script returns the value that it found.
+Each script first checks a fence or a version. If the check fails, it returns the stored value.
 """
 
 PUT_IF_VERSION = """

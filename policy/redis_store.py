@@ -1,12 +1,12 @@
 """The store on Redis.
 
-Each compound write is one Lua script (`redis_scripts`), so it happens whole or not at all. Fencing: a counter grows
-with every change of leader, and a schedule is accepted only from the lease with its latest value. So a leader that was
-suspended while another took over cannot overwrite its successor. Works on any Redis from 6.0 on, as one server, behind
-Sentinel or as a cluster: the keys of one command, script or transaction share a hash tag.
+Each compound write is one Lua script (`redis_scripts`), so it is done completely or not at all. Fencing: a counter
+grows with every change of leader, and a schedule is accepted only from the lease with its latest value. So a leader
+that was suspended while another took over cannot overwrite its successor's schedules. Works on any Redis from 6.0 on,
+as one server, behind Sentinel or as a cluster: the keys of one command, script or transaction share a hash tag.
 
-A server that has reached `maxmemory` refuses commands that need memory. Reads go on. The leader's lease and the records
-of engines and gateways that it holds are renewed unchanged. All other writes raise `StoreFullError`.
+A server that has reached `maxmemory` refuses commands that need memory. Reads go on. The leader's lease and the stored
+records of engines and gateways are renewed unchanged. All other writes raise `StoreFullError`.
 """
 
 import time
@@ -32,11 +32,11 @@ T = TypeVar("T")
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
 _EPOCH_CHECK_S = 0.5
-"""Seconds within which a subscription ends after another connection has found that the server has changed."""
+"""Longest time, in seconds, after which a subscription ends when another connection has found a changed server."""
 
 
 class RedisStore(PolicyRecords):
-    """`policy.store.Store` on a Redis server, the primary that sentinels name, a cluster, or a service like one."""
+    """`policy.store.Store` on a Redis server, behind Sentinel, on a cluster, or on a compatible service."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
         """Connect lazily to `url`, see `policy.redis_url`.
@@ -44,9 +44,7 @@ class RedisStore(PolicyRecords):
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
         self._dials = Dials()
-        self._redis: Any = connect(
-            parse(url), timeout_s, self._dials
-        )  # its answers are typed for two protocols at once
+        self._redis: Any = connect(parse(url), timeout_s, self._dials)  # the client's types cover two protocols at once
         super().__init__(self._redis)
         self._change = self._redis.register_script(redis_scripts.CHANGE)
         self._publish_schedule = self._redis.register_script(redis_scripts.PUBLISH_SCHEDULE)
@@ -111,7 +109,7 @@ class RedisStore(PolicyRecords):
         return self._fresh(EngineRecord, keys.ENGINES, ids, keys.engine)
 
     def _fresh(self, kind: type[T], members: str, ids: Sequence[str], key_of: Callable[[str], str]) -> list[T]:
-        """Return the documents of the set `members` whose own key has not expired; drop the other members."""
+        """Return the documents of the members of the set `members` that have not expired; remove the other members."""
         stored = self._redis.mget([key_of(item) for item in ids])
         silent = [item for item, text in zip(ids, stored, strict=True) if text is None]
         if silent:
@@ -256,7 +254,7 @@ class RedisStore(PolicyRecords):
 
 
 def _decompressed(text: bytes) -> bytes:
-    """Return a decision's JSON: decisions are stored compressed, and were stored plain. Other bytes stay unchanged."""
+    """Return a decision's JSON: compressed, or plain as older versions wrote it. Other bytes stay unchanged."""
     try:
         return text if text.startswith(b"{") else zlib.decompress(text)
     except zlib.error:

@@ -1,13 +1,13 @@
 """The address of the shared state as one URL: one server, Sentinel or Cluster. Pure.
 
-| scheme                                    | what                                                                     |
+| scheme                                    | meaning                                                                  |
 |-------------------------------------------|--------------------------------------------------------------------------|
-| `redis://[user:password@]host[:6379][/db]`           | one server, or a service that keeps one address           |
+| `redis://[user:password@]host[:6379][/db]`           | one server, or a service with one fixed address           |
 | `unix://[user:password@]/path[?db=0]`                | one server on a Unix socket                               |
 | `redis+sentinel://[...@]host[:26379],host.../service[/db]` | the primary that the sentinels name for `service`   |
 | `redis+cluster://[...@]host[:6379],host...`          | a cluster; any of its nodes, the others are found by them |
 
-`rediss` in place of `redis` is TLS, to the sentinels too. User names and passwords are percent-encoded. Options of
+`rediss` instead of `redis` means TLS, also to the sentinels. User names and passwords are percent-encoded. Options of
 `OPTIONS` follow a `?`.
 """
 
@@ -62,7 +62,7 @@ SCHEMES = tuple(_SCHEMES)
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A URL, taken apart. `hosts` are (name, port); `socket_path` stands in their place for a Unix socket."""
+    """The parts of a URL. `hosts` are (name, port), empty with a `socket_path` (a Unix socket)."""
 
     topology: Topology
     hosts: tuple[tuple[str, int], ...]
@@ -75,7 +75,7 @@ class RedisAddress:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def options_of(self, names: tuple[str, ...]) -> dict[str, str]:
-        """Return those of the options `names` that the URL states."""
+        """Return the options among `names` that the URL has."""
         return {name: self.options[name] for name in names if name in self.options}
 
 

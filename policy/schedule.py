@@ -1,4 +1,4 @@
-"""What a controller publishes for the engines of one pool: guidance for their law, and rows of K.
+"""The document that a controller publishes for the engines of one pool: guidance for their law, and rows of K.
 
 All values are frozen and checked at creation. `__post_init__` collects every fault of an object before it raises, so
 that an operator sees all of them at once.
@@ -35,7 +35,7 @@ _OLD_THROUGHPUT = "goodput"
 
 
 class Objective(StrEnum):
-    """What the control law maximises."""
+    """The quantity that the choice of K maximises."""
 
     THROUGHPUT = "throughput"  # weighted tokens per second of the engine
     LATENCY = "latency"  # tokens per second of one request
@@ -61,7 +61,7 @@ Ranges = Mapping[str, tuple[KRange, ...]]
 
 
 def k_at(ranges: Sequence[Sequence[int]], decodes: int) -> int:
-    """Return the K that `ranges` (lo, hi, K) give at `decodes` running decodes; above the last one its K holds."""
+    """Return the K of `ranges` (lo, hi, K) at `decodes` running decodes; above the last range its K applies."""
     for _, hi, k in ranges:
         if decodes <= hi:
             return k
@@ -92,10 +92,10 @@ def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ClassGuidance:
-    """What a policy asks of an engine's law for one class.
+    """The requirements of a policy for one class, for an engine's law.
 
     `weight` scales the class's tokens, `k_min` and `k_max` bound K (equal: K is pinned, and not probed), `itl_slo_ms`
-    bounds the predicted mean inter-token latency, in milliseconds. An engine moves bounds above its K_max down to it.
+    bounds the predicted mean inter-token latency, in milliseconds. An engine lowers bounds above its K_max to K_max.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -117,9 +117,9 @@ class ClassGuidance:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What an engine's law chooses K by, besides its own measurements: the policy's objective and wishes by class.
+    """The inputs of an engine's law besides its own measurements: the policy's objective, and requirements by class.
 
-    A class that is not named has the wishes of `default`, which must exist.
+    A class that is not named has the requirements of `default`, which must exist.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -140,9 +140,10 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class FleetAcceptance:
-    """How often each draft position was tried and accepted by the engines of a model together: [bands][positions].
+    """The trials and accepts of each draft position, over all engines of a model: [bands][positions].
 
-    A prior for engines that have counted little; the counts of the newest drafts weigh most. All rows have one length.
+    A prior for engines with few counts of their own. The counts of the newest drafts weigh most. All rows have one
+    length.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -165,14 +166,18 @@ class Schedule:
     """K by traffic class, band and running decode requests, for the engines of one (model, pool).
 
     `classes` maps a class, or one band of a class (`code:7`, see `policy.bands`), to its ranges; above the last range
-    its K holds. `policy.bands.row_of` gives the row of a request; `default` must exist. `version` grows with every
-    publication, and an engine never returns to an older one. `issued_at` is in Unix seconds. `valid_for_s` seconds
-    after an engine received it the schedule is stale: the engine holds its rows for a time of its own, then falls back
-    to its static K. `probe_ratio` (0..1) is about the share of the engine's time for probes; 0 switches them off.
-    `like_default` are classes without rows of their own, whose evidence an engine counts separately. With `guidance`
-    each engine chooses K itself, and `classes` hold only where its law knows nothing yet; `fleet` is the acceptance
-    that its law begins with. `drawn` are the engines in a window of the control group: while the schedule is valid they
-    follow `classes`. Where the pool `is_fallen_back` to the static K it is the reverse: all others follow `classes`.
+    its K applies. `policy.bands.row_of` gives the row of a request; `default` must exist. `like_default` are classes
+    without rows of their own, whose evidence an engine counts separately.
+
+    `version` grows with every publication, and an engine never returns to an older one. `issued_at` is in Unix seconds.
+    The schedule expires `valid_for_s` seconds after an engine received it. The engine then applies it for a further
+    time of its own, and afterwards its static K. `probe_ratio` (0..1) is about the share of the engine's time for
+    probes; 0 means no probes.
+
+    With `guidance` each engine chooses K itself, and `classes` apply only until its law has enough evidence. `fleet` is
+    the acceptance that its law uses as a prior. `drawn` are the engines in a window of the control group: while the
+    schedule is valid they follow `classes`. If the pool `is_fallen_back` to the static K it is the reverse: all others
+    follow `classes`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -213,7 +218,7 @@ class Schedule:
         raise_faults(faults)
 
     def is_guided(self, engine_id: str) -> bool:
-        """Return whether `engine_id` chooses K by the guidance; otherwise it follows rows."""
+        """Return whether the engine `engine_id` chooses K by the guidance; otherwise it follows rows."""
         is_drawn = engine_id in self.drawn
         return self.guidance is not None and is_drawn == self.is_fallen_back
 

@@ -1,8 +1,8 @@
-"""How a program reads its settings: flags first, then environment, then defaults, checked all at once.
+"""Reads a program's settings: flags first, then environment, then defaults, all checked together.
 
 Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else reads
-the environment. Faults are printed, one line a setting, with the remedy, and end the program with status 2. A variable
-with the prefix of a program's settings that is none of them is a fault too: a misspelt one would go unnoticed.
+the environment. Faults are printed, one line a setting, with the remedy, and end the program with status 2. An unknown
+variable with the prefix of a program's settings is a fault too, because it may be misspelt.
 """
 
 import logging
@@ -34,11 +34,11 @@ class ProgramSettings(BaseSettings):
     )
 
     shares_prefix: ClassVar[bool] = False
-    """Whether other programs' variables have this one's prefix too; unknown variables are then ignored."""
+    """Whether variables of other programs have the same prefix; unknown variables are then ignored."""
 
 
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*|PORT_\d+_\w+=.*)")
-"""Variables that Kubernetes adds for each service, also for one whose name begins like a program's."""
+"""Variables that Kubernetes adds for each service, also if the service's name begins like a program's."""
 
 S = TypeVar("S", bound=ProgramSettings)
 
@@ -57,7 +57,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
             kind,
             cli_prog_name=program,
             cli_parse_args=[_one_dash(item) for item in arguments],
-            cli_exit_on_error=not json_log.is_used(),  # the parser would write its usage, in lines of its own
+            cli_exit_on_error=not json_log.is_used(),  # the parser would print its usage
         )
         unknown = [] if kind.shares_prefix else unknown_variables(kind)
         if unknown:
@@ -70,7 +70,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
 
 
 def unknown_variables(kind: type[BaseSettings]) -> list[str]:
-    """Return a line for each environment variable with the prefix of `kind` that is no setting of it."""
+    """Return a line for each environment variable with the prefix of `kind` that is none of its settings."""
     prefix = kind.model_config["env_prefix"].upper()
     aliases = [field.validation_alias for field in kind.model_fields.values()]
     names = {prefix + name.upper() for name in kind.model_fields}

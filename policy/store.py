@@ -39,7 +39,7 @@ class Store(OperatorStore, Protocol):
         """Return every policy that can be read, in order of model."""
 
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        """Return every policy by its model, or the faults of its document."""
+        """Return by model every policy, or the faults of its document."""
 
     def put_policy(
         self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
@@ -60,22 +60,22 @@ class Store(OperatorStore, Protocol):
         """Return the running or latest experiment of `model`; `None` when there was none."""
 
     def canaries(self) -> Sequence[Experiment]:
-        """Return every model's running or latest experiment, if it can be read."""
+        """Return the running or latest experiment of every model, of those that can be read."""
 
     def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
 
-        With a promoting outcome its policy becomes the model's policy in the same step, if that is still at the
-        experiment's `base_version`. `change` goes into the policy's history; by default the author is the controller. A
-        controller passes its `lease`, an operator none. Raises `VersionConflictError` when the experiment or the policy
-        was written in between, `FencedError` as `publish_schedule`.
+        With a promoting outcome its policy becomes the model's policy in the same step, if the stored policy is still
+        at the experiment's `base_version`. `change` goes into the policy's history; by default the author is the
+        controller. A controller passes its `lease`, an operator none. Raises `VersionConflictError` when the experiment
+        or the policy was written in between, `FencedError` as `publish_schedule`.
         """
 
     def schedule(self, model: str, pool: str) -> Schedule | None:
         """Return the schedule in force for a pool; `None` before the first."""
 
     def schedules(self) -> Sequence[Schedule]:
-        """Return every pool's schedule, if it can be read."""
+        """Return the schedule of every pool, of those that can be read."""
 
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
         """Remove the schedule of a pool that is gone; `FencedError` as `publish_schedule`."""
@@ -83,8 +83,8 @@ class Store(OperatorStore, Protocol):
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         """Write and announce `schedule`.
 
-        Raises `FencedError` when another controller has led since `lease`, `VersionConflictError` when a newer
-        version is there already.
+        Raises `FencedError` when another controller has led since `lease`, `VersionConflictError` when the stored
+        version is not older.
         """
 
     def engines(self) -> Sequence[EngineRecord]:
@@ -94,7 +94,7 @@ class Store(OperatorStore, Protocol):
         """Register an engine or renew it for `ttl_s` seconds."""
 
     def remove_engine(self, engine_id: str) -> None:
-        """Take an engine off the list at once."""
+        """Remove an engine from the list at once."""
 
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         """Add `decision` to its pool's record. The latest decisions are kept; lasting ones are kept longer."""
@@ -109,7 +109,7 @@ class Store(OperatorStore, Protocol):
         """Return every client key that can be read (hashes only)."""
 
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        """Return every client key by its id, or the faults of its document."""
+        """Return by id every client key, or the faults of its document."""
 
     def put_api_key(self, key: ApiKey) -> None:
         """Add or replace a client key."""
@@ -142,4 +142,4 @@ class Store(OperatorStore, Protocol):
         """Raise if the store does not answer."""
 
     def memory(self) -> StoreMemory | None:
-        """Return the memory of the server, in a cluster of the fullest one; `None` if a server does not report it."""
+        """Return the memory of the server (in a cluster, of the fullest one); `None` if a server does not report it."""

@@ -1,11 +1,11 @@
 """Whether an HTTP call comes from a local process and was not proxied. Pure.
 
-For servers that trust their own machine by a setting (`--trust-this-machine`). Two other callers reach a server by the
-loopback address:
+For servers that trust their own machine by a setting (`--trust-this-machine`). Two kinds of foreign calls also reach a
+server by the loopback address:
 
-- a web page in a local browser. Its calls have a Host that is no local name, or an Origin, Referer or Sec-Fetch-Site of
-  another site;
-- the clients of a local proxy. Proxies add headers, or use HTTP/1.0 to their servers. A proxy that does neither cannot
+- calls of a web page in a local browser. They have a Host that is no local name, or an Origin, Referer or
+  Sec-Fetch-Site of another site;
+- calls through a local proxy. Proxies add headers, or use HTTP/1.0 to their servers. A proxy that does neither cannot
   be recognised.
 """
 
@@ -17,7 +17,7 @@ _OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip",
 
 
 def why_foreign(peer: str, headers: Mapping[str, str], http_version: str) -> str | None:
-    """Return why a call may not come from a local process; `None` when it does.
+    """Return the reason for which a call is not from a local process; `None` if it is.
 
     `peer` is the caller's address; the names of `headers` are in lower case.
     """

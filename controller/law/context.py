@@ -1,4 +1,4 @@
-"""What a tick reads of a pool besides its evidence, and its result."""
+"""The inputs of a tick besides evidence (`PoolContext`), and its result (`TickResult`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, 
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """A pool as registered, over all of its engines that can speculate.
+    """The facts of a pool, from the records of its engines.
 
     Attributes:
-        k_max: the smallest of the engines (`pools.pool_contexts`), and so is `static_k`.
-        max_num_seqs: the largest of the engines.
+        k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
+        max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
         policy: while a canary runs, the policy of the present window.
         arm: the arm of the present window; `None` without a canary.
-        hold: what a freeze holds, `None` without a freeze. Under a freeze, engines follow the schedule in force also in
+        hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in
             mode `advise`.
-        graphs: the CUDA graphs of its engines; `None` for none, or unknown ones.
+        graphs: the CUDA graphs of its engines; `None` if they have none, or do not all have the same.
         engines_version: the latest version that any engine applied, 0 for none; Redis may have lost this schedule.
     """
 
@@ -50,7 +50,7 @@ class PoolContext:
 
     @property
     def unsteered_k(self) -> int:
-        """The K of engines without a schedule: their own, or the operator's static K once that was published."""
+        """The K of engines that follow no schedule: their own static K, or the policy's if it was ever published."""
         if self.in_force is None and not self.engines_version:
             return max(0, min(self.static_k, self.k_max))
         return self.fallback_k
@@ -62,7 +62,7 @@ class PoolContext:
         return min(max(0, low), high), high
 
     def guidance(self) -> Guidance:
-        """Return what the policy asks of the engines' own law. Each engine moves the bounds inside its own K_max."""
+        """Return the guidance of the policy. Each engine limits the bounds to its own K_max."""
         classes = {}
         for name in self.policy.class_names:
             wanted = self.policy.of_class(name)
@@ -86,20 +86,21 @@ class TickResult:
 
     Attributes:
         proposed: the estimate of the K that engines choose by the policy.
-        publish: the rows to publish; `None` for none, as in mode `advise` (which once publishes the static K, to
-            withdraw a schedule of mode `act`).
-        drawn, is_fallen_back: which engines follow `publish` in spite of guidance, as in a `Schedule`.
-        is_own_choice: whether the K on the engines is their own choice. Of several engines, a drawn one alone may have
-            the other K.
-        fleet: the acceptance that the engines' laws begin with, beside `guidance`.
-        guidance: by which the engines choose K themselves; `publish` then holds only where an engine's law knows
-            nothing. `None`: K is `publish`.
+        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
+            `act`.
+        drawn, is_fallen_back: as in `Schedule`; they determine which engines follow `publish` although there is
+            guidance.
+        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
+            differ from the rest.
+        fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
+        guidance: the guidance by which engines choose K. With it, `publish` applies only to engines that cannot
+            choose yet, and as `drawn` and `is_fallen_back` say. `None`: all engines follow `publish`.
         gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
             `None` when unknown.
         evidence: every number that the decision used, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
-        standing: for a freeze of the current K, the baseline schedule: the rows and the probe ratio that were in force
-            when the freeze began, outside windows of the control group and of a canary; `None` without any.
+        standing: the baseline of a freeze of the current K: the rows and the probe ratio that were in force when it
+            began, outside windows of the control group and of a canary; `None` if there are none.
     """
 
     reason: Reason
@@ -118,7 +119,7 @@ class TickResult:
 
     @property
     def applied(self) -> Ranges | None:
-        """The rows of the K on the engines; where they choose an estimate. `None`: nothing is published."""
+        """The rows in force: the published ones or, if engines choose, the estimate. `None`: nothing is published."""
         return self.proposed if self.is_own_choice else self.publish
 
     @property
@@ -128,7 +129,7 @@ class TickResult:
 
     @property
     def is_stepped_back(self) -> bool | None:
-        """Whether the law lost its comparison, also where an SLO or a canary keeps the pool from the static K.
+        """Whether the control group shows a loss, also if an SLO or a canary keeps the pool from the static K.
 
         `None` without this evidence.
         """

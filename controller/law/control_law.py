@@ -1,9 +1,9 @@
-"""The estimates of a controller, and the law over them. The same code runs live, in replays and in simulations.
+"""Learns from scrapes and decides for each pool. The same code runs live, in replays and in simulations.
 
 `ControlLaw.observe` learns from the engines' metrics; `ControlLaw.decide` decides for one pool. Nothing here reads a
 clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
-same calls give the same results. Acceptance is estimated per model from all its pools together; prices are those that
-engines export.
+same calls give the same results. Acceptance is estimated per model, over all its pools. Prices are read from the
+engines' metrics.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class ControlLaw:
         gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
         latest: dict[PoolKey, float] = {}
-        times: dict[str, tuple[float, float]] = {}  # of each engine: seconds since its last scrape, and this one's time
+        times: dict[str, tuple[float, float]] = {}  # by engine: seconds since the last scrape; time
         for seen in observations:
             key = (seen.model, seen.pool)
             before = self._last.get(seen.engine_id)
@@ -82,11 +82,11 @@ class ControlLaw:
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
-        """Begin with the pool fallen back, as under the last leader in the comparison of this `digest`."""
+        """Take over a pool that fell back under the last leader, by the comparison with this `digest`."""
         self._pool((model, pool)).hold_out.resume(digest)
 
     def take_over(self) -> None:
-        """Begin to lead: keep the estimates, drop the decisions, which another controller made until now."""
+        """Begin to lead: keep the estimates, and drop the decisions that this controller made in stand-by."""
         for pool in self._pools.values():
             pool.take_over()
 

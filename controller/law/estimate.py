@@ -1,7 +1,8 @@
-"""An estimate of the engines' own choice of K: the same function, over what an engine exports. Pure.
+"""Estimates the K that engines choose: the same function as theirs, with exported prices and counts. Pure.
 
-One engine stands for its pool: of those that export prices, the one whose running decodes are nearest to the mean. What
-its requests are is averaged over some seconds (`MIX_HALF_LIFE_S`), because a scrape has only those of one second.
+K is estimated for one engine of the pool: of the busy engines that export prices, the one whose running decodes are
+nearest to the mean. Its mix of requests is averaged over some seconds (`MIX_HALF_LIFE_S`), because one scrape covers
+only about a second.
 """
 
 import math
@@ -23,15 +24,16 @@ from specpilot.policy.schedule import Ranges
 Vector = NDArray[np.float64]
 MIX_HALF_LIFE_S = 2.0
 _QUIET_S = 5 * MIX_HALF_LIFE_S
-"""Seconds without a decode after which an engine runs nothing: its sums only lose weight, so their ratio would stay."""
+"""Seconds without a decode after which an engine counts as idle. The ratio of its sums, which only decay, stays the
+same."""
 _MS = 1000.0
 
 
 @dataclass(slots=True)
 class Mix:
-    """The decodes of one engine by (class, band), and its steps: sums that lose half of their weight in some seconds.
+    """The decodes of one engine by (class, band), and its steps, as sums with a half-life of `MIX_HALF_LIFE_S`.
 
-    `prices` is the list that it exported last, `quiet_s` the time since its last decode.
+    `prices` is the price list that it exported last, `quiet_s` the time since its last decode.
     """
 
     decodes: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -51,12 +53,12 @@ class Mix:
 
     @property
     def running(self) -> float:
-        """The decodes of a step in the mean; 0 without steps, or without a decode for `_QUIET_S`."""
+        """Mean number of decodes in a step; 0 without steps, or without a decode for `_QUIET_S`."""
         return sum(self.decodes.values()) / self.steps if self.steps and self.quiet_s < _QUIET_S else 0.0
 
 
 def mean_running(mixes: Mapping[str, Mix]) -> float:
-    """Return the decodes of a step in the mean of the engines that run any; 0 without one."""
+    """Return the mean number of decodes in a step over all engines that run any; 0 if none does."""
     busy = [mix.running for mix in mixes.values() if mix.running > 0]
     return sum(busy) / len(busy) if busy else 0.0
 
@@ -73,7 +75,7 @@ def shares(mixes: Mapping[str, Mix]) -> dict[tuple[str, int], float]:
 
 
 def representative(mixes: Mapping[str, Mix]) -> Mix | None:
-    """Return the mix of the engine that stands for the pool; `None` where none with prices runs a request."""
+    """Return the mix of the engine for which K is estimated; `None` if no engine with prices runs requests."""
     mean = mean_running(mixes)
     priced = [mix for _, mix in sorted(mixes.items()) if mix.running > 0 and mix.prices is not None]
     return min(priced, key=lambda mix: abs(math.log(mix.running / mean)), default=None)
@@ -103,7 +105,7 @@ class Estimate:
         self._of_row: list[int] = []  # of each group
         self._share: list[float] = []
         self._group: list[Group] = []
-        group_of: dict[tuple[int, int], int] = {}  # classes with the same wishes share their rows, and so a group
+        group_of: dict[tuple[int, int], int] = {}  # classes with the same requirements share rows and groups
         for name in sorted(known):
             wanted = context.policy.of_class(name)
             slo_s = (wanted.itl_slo_ms or 0.0) / _MS / self._slowdown
@@ -145,7 +147,7 @@ class Estimate:
         return [group._replace(decodes=count) for group, count in zip(self._group, self._counts(n), strict=True)]
 
     def _counts(self, n: int) -> list[int]:
-        """Return the decodes of each group of `n` in all: whole numbers that add up to `n`."""
+        """Distribute `n` decodes over the groups by their shares, as whole numbers that add up to `n`."""
         wanted = np.array(self._share) * n
         counts = np.floor(wanted).astype(int)
         for at in np.argsort(counts - wanted, kind="stable")[: n - int(counts.sum())]:
@@ -159,7 +161,7 @@ class Estimate:
         return [min(k[row], k_max) for row in self._of_row]
 
     def _by_row(self, ks: Sequence[int]) -> list[int]:
-        """Return K by row from K by group; where the row `default` serves nobody it has the K of most decodes."""
+        """Return K by row from K by group; a row without a group gets the K of the largest group."""
         found = [ks[int(np.argmax(self._share))]] * len(self._names)
         for row, k in zip(self._of_row, ks, strict=True):
             found[row] = k

@@ -1,36 +1,41 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-Time is cut into windows of `hold_out_window_s`. In each, with the probability `hold_out_ratio` of the policy, a unit
-runs the static K: the control group. A unit is an engine. A hash of the unit's name and the window's number makes the
-draw, so that every controller draws the same, and traffic cannot depend on the draw. For each window of the control
-group, d is the logarithm of a ratio of scores: the mean (of the logarithms) over the same unit's adaptive windows near
-it (up to `hold_out_near` on either side, at least one on each) and its own. As the window was drawn at random, d has
-the mean 0 if adaptive K has no gain, for any noise; slow drift and slow changes of traffic cancel. The gain is reported
-with a 95 % interval (Student's t over the newest windows of all units).
+A *unit* is an engine. Time is divided into windows of `hold_out_window_s`. In each window a unit runs the static K with
+the probability `hold_out_ratio` of the policy: these windows are the control group. The draw is a hash of the unit's
+name and the window's number. So every controller draws the same windows, and the draw does not depend on the traffic.
 
-There are two scores of counters alone, throughput and latency (`window_sums`). Both are reported; the one of the
-policy's objective decides (`Comparison.measure`). The corrected throughput is reported beside them and decides nothing.
+For each window of the control group,
 
-Limit: when open arrivals of short replies keep an engine busy all the time, tokens per second are the arrival rate,
-whatever K is. Then throughput shows no difference, but latency does.
+    d = (mean log score of the unit's adaptive windows nearby) - (log score of the window)
 
-Fall back. The law is judged after `hold_out_least` windows, then whenever there are 40 % more, and from
-`hold_out_memory` windows on whenever a fifth of these is new. The pool falls back to the static K when a confidence
-interval with error e / L lies entirely below 0, where L is the number of judgements within `hold_out_memory` windows.
-By the union bound the error over so many windows is at most e = `step_back_error`, and an old control group is as
-sensitive as a young one. A judgement after every window would cost most of the power. After a fall back the static K is
-in force, and drawn windows, now with the probability `stepped_back_ratio`, run the adaptive K; d keeps its sign. The
-law returns when the same test shows a gain. Each change of state resets the count, and so does a change of the
-comparison: of the static K, or of the policy's objective and bounds (`compare`).
+Nearby are up to `hold_out_near` windows on either side, at least one on each; both sides weigh the same. Because the
+window is drawn at random, the mean of d is 0 if adaptive K has no gain, whatever the noise. Slow drift and slow changes
+of traffic cancel. The gain is reported with a 95 % interval (Student's t over the newest windows of all units).
+
+There are two measures, computed from counters alone: throughput and latency (`window_sums`). Both are reported; the
+measure of the policy's objective decides (`Comparison.measure`). The corrected throughput is reported too, and decides
+nothing.
+
+Limit: if an open load of short requests keeps an engine busy all the time, tokens per second equal the arrival rate at
+any K. Then only latency shows a difference.
+
+Fall back. Adaptive K is tested after `hold_out_least` windows, then each time there are 40 % more, and from
+`hold_out_memory` windows on after every fifth of `hold_out_memory` new windows. The pool falls back to the static K
+when a confidence interval with error e / L lies entirely below 0, where L is the number of tests within
+`hold_out_memory` windows. By the union bound the error over so many windows is at most e = `step_back_error`. The
+interval does not widen with the age of the control group. A test after every window would cost most of the power. After
+a fall back the static K is in force. Drawn windows, now with the probability `stepped_back_ratio`, run the adaptive K;
+d keeps its sign. The adaptive K returns when the same test shows a gain. Each change of state resets the count, and so
+does a change of the comparison: of the static K, or of the policy's objective and bounds (`set_comparison`).
 
 | state        | outside windows | in a window drawn | next state when               |
 |--------------|-----------------|-------------------|-------------------------------|
-| adaptive     | adaptive K      | static K          | the law loses: fallen back    |
-| fallen back  | static K        | adaptive K        | the law gains: adaptive       |
+| adaptive     | adaptive K      | static K          | a test shows a loss           |
+| fallen back  | static K        | adaptive K        | a test shows a gain           |
 
-The schedule in force, not the draw, determines which K ran: a window with both does not count. The snapshots between
-`delivered_s` after a window's first tick and its end count. Snapshots may come late and from a source that is slower
-than the ticks; a window has room for at least two (`Tuning.for_snapshots`).
+The schedule in force, not the draw, determines which K ran in a window. A window in which both ran does not count. Only
+snapshots from `delivered_s` after a window's first tick until its end count. Snapshots may come late, and less often
+than ticks; a window has room for at least two (`Tuning.for_snapshots`).
 """
 
 import math
@@ -57,7 +62,7 @@ def is_drawn(unit: str, window: int, ratio: float) -> bool:
 
 
 def judgements(least: int, memory: int) -> tuple[int, ...]:
-    """Return the numbers of windows at which the law is judged, from `least` to `memory`."""
+    """Return the numbers of windows at which adaptive K is tested, from `least` to `memory`."""
     found = [least]
     while found[-1] < memory:
         found.append(min(memory, math.ceil(1.4 * found[-1])))
@@ -66,7 +71,7 @@ def judgements(least: int, memory: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of a control group: the static K, and the parts of a policy that the law's choice depends on.
+    """The comparison of a control group: the static K, and the parts of a policy on which the choice of K depends.
 
     `weights` are the classes'; others have the weight of `default`. `bounds` are the other inputs of the choice.
     """
@@ -78,7 +83,7 @@ class Comparison:
 
     @property
     def measure(self) -> str:
-        """The score that decides."""
+        """The measure that decides."""
         return "itl" if self.objective is Objective.LATENCY else "throughput"
 
     @property
@@ -89,9 +94,9 @@ class Comparison:
 
 
 class Seen(NamedTuple):
-    """The state of a unit at a tick: its newest snapshot, which ended at `seen_at` (`None` before the first).
+    """The state of a unit at a tick: its newest snapshot (`None` before the first), and the end of that snapshot.
 
-    `is_static`: the static K was in force until now. `seen_at` is in Unix seconds.
+    `seen_at`: the end, in Unix seconds. `is_static`: the static K was in force until now.
     """
 
     snapshot: Snapshot | None
@@ -139,7 +144,7 @@ class HoldOut:
         self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
         self._taken = 0  # compared windows since the last reset
         self._comparison: Comparison | None = None
-        self._stepped_back_from = ""  # digest of the comparison in which the last leader fell back
+        self._stepped_back_from = ""  # digest of the comparison by which the pool fell back under the last leader
         self.is_stepped_back = False
 
     def drawn(self, units: Iterable[str], at: float, ratio: float) -> tuple[str, ...]:
@@ -156,9 +161,9 @@ class HoldOut:
             self._stepped_back_from = ""
 
     def resume(self, digest: str) -> None:
-        """Take over from a leader that fell back in the comparison of this `digest`.
+        """Take over a pool that fell back under the last leader, by the comparison with this `digest`.
 
-        If the windows compared in stand-by show a gain of the law, the pool does not fall back.
+        If this controller's own windows, compared in stand-by, show a gain of adaptive K, the pool does not fall back.
         """
         if self._comparison is None:
             self._stepped_back_from = digest
@@ -167,7 +172,7 @@ class HoldOut:
             self.is_stepped_back = True
 
     def take(self, seen: Mapping[str, Seen], at: float) -> list[LogGain]:
-        """Add a tick at `at` of the present units; return d by each score of the windows that it could compare."""
+        """Add a tick at `at` with the present units; return d, in each measure, of each window that it compares."""
         self._units = {name: unit for name, unit in self._units.items() if name in seen}
         gains = [self._take(name, newest, at) for name, newest in seen.items()]
         return [gain for gain in gains if gain is not None]
@@ -206,7 +211,7 @@ class HoldOut:
     def described(self) -> dict[str, Any]:
         """Return the state and the gains, ready for JSON; a gain is `None` while windows are too few.
 
-        `measure` is the score that decides, `gain_ratio` the gain by it.
+        `measure` is the measure that decides, `gain_ratio` the gain in it.
         """
         is_told = len(self._gains) >= self._tuning.hold_out_least
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
@@ -261,7 +266,7 @@ class HoldOut:
         return gain
 
     def _bounds(self) -> Interval:
-        """Return the interval of a judgement; needs at least two windows."""
+        """Return the interval of a test; needs at least two windows."""
         return interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
 
     def _is_found_to_gain(self) -> bool:

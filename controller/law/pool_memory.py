@@ -15,13 +15,13 @@ from specpilot.policy.schedule import Ranges
 
 @dataclass(slots=True)
 class PoolMemory:
-    """One pool: the control group, the newest snapshots, and what each engine runs.
+    """The state of one pool: its control group, the newest snapshots, and each engine's mix of requests.
 
-    `newest` is the latest snapshot of the pool, `busy_at` the time of the latest one with decodes, `stalled_since` that
-    of the first of a series in which requests ran but no counter moved. `engines` has the newest snapshot of each
-    engine and `mixes` what it runs. `chosen` is the latest estimate of the engines' choice. `standing` is the baseline
-    schedule with its probe ratio, which a freeze of the current K holds. `arm` is that of the latest tick: `chosen` and
-    `standing` belong to its policy.
+    `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
+    the time of the first of a series of snapshots in which requests ran and no counter changed. `engines`, `mixes`: the
+    newest snapshot and the mix of requests of each engine. `chosen`: the latest estimate of the engines' choice.
+    `standing`: the baseline of a freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick;
+    `chosen` and `standing` are for the policy of this arm.
     """
 
     tuning: Tuning
@@ -41,13 +41,13 @@ class PoolMemory:
         return cls(tuning, HoldOut(tuning))
 
     def begin(self, arm: Arm) -> None:
-        """Begin a tick under the policy of this arm; what was estimated for the other one does not hold for it."""
+        """Begin a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
         if arm is not self.arm:
             self.arm = arm
             self.take_over()
 
     def take_over(self) -> None:
-        """Begin to lead: drop what was decided in stand-by."""
+        """Begin to lead: drop the decisions made in stand-by."""
         self.chosen = self.standing = None
 
     def take_engine(
@@ -56,13 +56,13 @@ class PoolMemory:
         """Add one snapshot of an engine; return its `corrected_s`."""
         later_s = 0.0 if prices is None else prices.left_s * prices.slowdown
         corrected_s = evidence.decode_s + later_s * evidence.drafted_ratio * evidence.undrafted
-        corrected_s *= evidence.decode_s > 0  # an engine that does not report it: unknown
+        corrected_s *= evidence.decode_s > 0  # 0 if the engine does not report decode seconds: unknown
         self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, corrected_s)
         self.mixes.setdefault(engine_id, Mix()).take(evidence, elapsed_s, prices)
         return corrected_s
 
     def fresh_mixes(self, now: float) -> dict[str, Mix]:
-        """Return what each engine runs that was scraped lately."""
+        """Return the mix of each engine whose newest scrape is not older than `stale_s`."""
         return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= self.tuning.stale_s}
 
     def forget_all_but(self, engines: Container[str]) -> None:
@@ -84,7 +84,7 @@ class PoolMemory:
         return None if self.newest is None else self.newest.at
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the evidence is too old: no scrape, or counters that stand still while requests run."""
+        """Return whether the evidence is too old: no scrape, or no counter changes while requests run."""
         if self.seen_at is None or now - self.seen_at > self.tuning.stale_s:
             return True
         return self.stalled_since is not None and now - self.stalled_since >= self.tuning.stale_s

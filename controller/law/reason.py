@@ -3,26 +3,27 @@
 | reason          | holds when                                                         | published            |
 |-----------------|--------------------------------------------------------------------|----------------------|
 | `frozen`        | an operator froze the model                                        | the freeze's rows    |
-| `canary_ended`  | in the first tick after a canary's end                             | as without a canary  |
+| `canary_ended`  | it is the first tick after a canary's end                          | as without a canary  |
 | `no_drafter`    | no engine of the pool can speculate                                | K = 0                |
 | `off`           | the policy's mode is off                                           | the static K         |
 | `stale`         | no fresh evidence                                                  | guidance             |
 | `idle`          | no request has run lately                                          | guidance             |
-| `unpriced`      | no engine that runs requests has fitted prices to its steps yet    | guidance             |
-| `static_better` | the pool has fallen back: the static K was found to be better      | guidance, and below  |
-| `hold_out`      | all engines are in a window of the control group                   | guidance, and below  |
+| `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
+| `static_better` | the pool has fallen back: the static K was found to be better      | guidance (static K)  |
+| `hold_out`      | all engines are in a window of the control group                   | guidance (static K)  |
 | `adaptive`      | otherwise                                                          | guidance             |
 
-- With guidance each engine chooses K for its own batch. Where its law knows nothing yet, it runs the static K, which is
-  published beside it.
-- Guidance comes with the engines that are drawn, in a window of the control group, and with whether the pool has fallen
-  back. Drawn engines run the static K while the others choose; where the pool has fallen back it is the reverse, also
-  while it is `stale`, `idle` or `unpriced`. Without fresh evidence no window is drawn.
-- The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps. Such a
-  pool does not fall back to it either.
-- A freeze of the current K publishes guidance until there is an estimate of that K.
-- In mode `advise` the reason is the same, and engines get nothing: they keep the K that they have by themselves. An
-  older schedule on them is withdrawn once, by publishing the static K.
+- With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as an
+  `unpriced` one, runs the static K, which the same schedule contains.
+- The schedule also names the engines in a window of the control group (`drawn`), and states whether the pool has fallen
+  back (`is_fallen_back`). Drawn engines run the static K and the others choose. In a pool that has fallen back drawn
+  engines choose and the others run the static K, also while the pool is `stale`, `idle` or `unpriced`. Without fresh
+  evidence no window is drawn.
+- The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps. Nor
+  does the pool then fall back to the static K.
+- During a freeze of the current K, guidance is published until the controller has an estimate of K.
+- In mode `advise` the reason is the same, and nothing is published: engines keep their own K. If they hold an older
+  schedule, the static K is published once to replace it.
 """
 
 from enum import StrEnum

@@ -1,11 +1,11 @@
 """Rows of K: for each class, or each band of a class, K by the number of running decodes. Pure.
 
-They are for the estimate, the static K and freezes; engines that choose do not read them.
+Rows are for the estimate, the static K and freezes; engines that choose K do not read them.
 
-Acceptance belongs to the band, so the rows of `default` (`default:0` to `default:7`) serve every class with the same
-requirements as `default`. A class with another weight, bound or SLO has rows by band of its own. A class with a fixed K
-has a single row without a band, because it is not probed. The row `default` always exists; with bands it serves no
-request.
+Acceptance depends on the band, not on the class. So the rows of `default` (`default:0` to `default:7`) apply to every
+class with the same requirements as `default`. A class with another weight, bound or SLO has rows by band of its own. A
+class with a fixed K has a single row without a band, because it is not probed. The row `default` always exists; if
+`default` has rows by band it applies to no request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def bounds_of(context: PoolContext) -> Bounds:
 
 
 def requirements(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:
-    """Return what the policy requires for class `name`: the smallest and largest K, its weight, its SLO (ms)."""
+    """Return the requirements of the policy for class `name`: the smallest and largest K, weight, SLO (ms)."""
     wanted = context.policy.of_class(name)
     return (*context.bounds(name), wanted.weight, wanted.itl_slo_ms)
 
@@ -48,7 +48,8 @@ def requirements(context: PoolContext, name: str) -> tuple[int, int, float, floa
 def loads(max_num_seqs: int, k_max: int, graphs: Graphs | None) -> list[int]:
     """Return the numbers of running decodes at which K is estimated: each up to 16, then steps of about 15 %.
 
-    They include those from which on some uniform K loses a CUDA graph of the target or of the drafter.
+    They also include each number of decodes from which on a step with one K for all exceeds the largest CUDA graph of
+    the target or of the drafter.
     """
     points = list(range(1, min(max_num_seqs, _EACH_UP_TO) + 1))
     while points[-1] < max_num_seqs:
@@ -58,7 +59,10 @@ def loads(max_num_seqs: int, k_max: int, graphs: Graphs | None) -> list[int]:
 
 
 def row_at(n: Sequence[int], k: Sequence[int], last: int) -> tuple[KRange, ...]:
-    """Return the shortest row with K of `k` from each of the rising `n` on, up to the next one, and up to `last`."""
+    """Return a row in which K is `k[i]` from `n[i]` to `n[i + 1] - 1`, the last one to `last`.
+
+    `n` is ascending. Neighbours with the same K are merged.
+    """
     found: list[KRange] = []
     for lo, hi, value in zip(n, [*(following - 1 for following in n[1:]), last], k, strict=True):
         if found and found[-1].k == value:
@@ -80,7 +84,7 @@ def static_rows(context: PoolContext) -> Ranges:
 
 
 def within(rows: Ranges, bounds: Bounds) -> Ranges:
-    """Return the rows named in `bounds`, each with the K that `rows` have for it, moved inside its bounds."""
+    """Return the rows named in `bounds`: for each name the K that applies in `rows`, limited to its bounds."""
     found = {}
     for name, (low, high) in bounds.items():
         ranges = row_for(rows, name)
@@ -90,7 +94,7 @@ def within(rows: Ranges, bounds: Bounds) -> Ranges:
 
 
 def row_for(rows: Ranges, name: str) -> tuple[KRange, ...]:
-    """Return the row that holds for the row `name`, which `rows` need not have (`policy.bands.row_of`)."""
+    """Return the row of `rows` that applies to `name`, also if none has this name (`policy.bands.row_of`)."""
     traffic_class, band = row_parts(name)
     return rows.get(name, rows[DEFAULT_CLASS]) if band is None else row_of(rows, traffic_class, band)
 

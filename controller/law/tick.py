@@ -1,8 +1,8 @@
-"""One tick of one pool: from the estimates to a result. `reason` has the table of its possible results.
+"""Computes the result of one tick of one pool from the estimates. `reason` has the table of possible results.
 
-Engines choose K themselves, by the guidance that the controller publishes. The controller estimates their choice from
-what they export (`estimate`): for people, for forecasts, and for a freeze of the current K. It decides which engines
-run the static K as control group, and whether the pool falls back to it.
+Engines choose K themselves, by the guidance that the controller publishes. The controller estimates this choice from
+the prices and counts that engines export (`estimate`): for `explain`, for forecasts, and for a freeze of the current K.
+It decides which engines run the static K as control group, and whether the pool falls back to it.
 
 Bounds and pins apply to the guidance and to the static K of the control group. They do not apply to K that an operator
 sets directly: the static K of mode `off` and of the withdrawal in `advise`, and the schedule of a freeze.
@@ -71,7 +71,7 @@ class Tick:
         return self._guided(reason, chosen, estimate, gain)
 
     def _unknown_reason(self) -> Reason | None:
-        """Return why nothing can be said of the present load; `None`: it is known."""
+        """Return the reason for which the present load is unknown; `None` if it is known."""
         if self._pool.is_stale(self._now):
             return Reason.STALE
         if self._pool.is_idle:
@@ -85,14 +85,14 @@ class Tick:
     def _guided(
         self, unknown: Reason | None, chosen: Ranges, estimate: Estimate | None, gain: float | None
     ) -> TickResult:
-        """Return the result where engines choose K; those in a window of the control group run the static K."""
+        """Return the result for mode `act`: engines choose K, except those in a window of the control group."""
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
         is_back = self._is_stepped_back and not breaks_slo
         may_draw = unknown is None and context.arm is None and not breaks_slo
         drawn = pool.hold_out.drawn(pool.engines, self._at, policy.hold_out_ratio) if may_draw else ()
         all_are_drawn = 0 < len(drawn) == len(pool.engines)
-        is_static = is_back != all_are_drawn  # a drawn engine does the opposite of the others
+        is_static = is_back != all_are_drawn  # drawn engines choose if the others do not
         known = (Reason.STATIC_BETTER if is_back else Reason.HOLD_OUT) if is_static else Reason.ADAPTIVE
         is_known = is_back or pool.chosen is not None
         pool.standing = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
@@ -120,10 +120,10 @@ class Tick:
         return chosen if any(map(followed.is_guided, self._pool.engines)) else followed.classes
 
     def _set_standing(self, chosen: Ranges | None) -> None:
-        """Keep the rows that a freeze of the current K holds, and their probe ratio; without such a freeze drop them.
+        """Set the baseline of a freeze of the current K: rows with their probe ratio. Without such a freeze, drop it.
 
-        They are those of the last tick, else those in force. Where engines choose K they are `chosen`, the estimate of
-        their choice; until there is one, nothing is held.
+        The baseline of the last tick is kept. Without one, it is the rows in force or, if engines choose K, the
+        estimate `chosen`. While there is no estimate, there is no baseline.
         """
         pool, in_force = self._pool, self._context.in_force
         if self._context.hold is not Hold.CURRENT:
@@ -138,14 +138,15 @@ class Tick:
 
     @property
     def _is_stepped_back(self) -> bool:
-        """Return whether the static K is in force outside drawn windows, in which engines choose."""
+        """Return whether the control group shows a loss, so that engines choose K only in drawn windows."""
         is_judged = self._context.arm is not Arm.CANARY and self._policy.hold_out_ratio > 0
         return is_judged and self._pool.hold_out.is_stepped_back
 
     def _withdrawal(self, static: Ranges) -> Ranges | None:
-        """Return the rows that replace a schedule from before `advise`, which engines would hold; `None` without one.
+        """Return the rows that replace a schedule from before mode `advise`; `None` if there is none.
 
-        Engines also hold a schedule that Redis lost.
+        Without them engines would go on with that schedule. They may have one that Redis has lost, so their versions
+        count.
         """
         context, in_force = self._context, self._context.in_force
         if context.hold is not None:
@@ -229,7 +230,7 @@ class Tick:
     def _answer(
         self, reason: Reason, proposed: Ranges, publish: Ranges | None, gain: float | None = None, **guiding: Any
     ) -> TickResult:
-        """Return the result; `guiding` are its fields where engines choose K."""
+        """Return the result; `guiding` are the further fields of a result with guidance."""
         if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
             found = self._pool.hold_out.described()
             is_paused = self._policy.mode is not Mode.ACT or self._context.arm is not None
