@@ -1,7 +1,8 @@
 """How likely each draft token is to be accepted, by band and position, as this engine counted it. Pure.
 
-Counts of the whole fleet, where a controller sends them, are added as they are: they are few, so that own counts soon
-outweigh them. First drafts do not count (`law.law`).
+If a controller sends the counts of all engines of the model (the fleet), they are added to the engine's own. They are
+at most 200 trials per position, so the engine's own counts soon outweigh them. Drafts whose K was chosen before any
+draft of their request was verified do not count (`law.law`).
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ class BandAcceptance(BandCounts):
         self._fleet = BandCounts(k_max)
 
     def begin_with(self, fleet: FleetAcceptance) -> None:
-        """Use the fleet's counts as the prior from now on, in place of those before."""
+        """Replace the prior by these counts of the fleet."""
         found = BandCounts(self.trials.shape[1])
         k_max = min(found.trials.shape[1], len(fleet.trials[0]))
         found.trials[:, :k_max] = np.array(fleet.trials)[:, :k_max]

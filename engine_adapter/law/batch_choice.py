@@ -1,12 +1,13 @@
-"""K of each group of a batch's decodes, by what an engine has learned (`State`) and what policies ask for (`Wishes`).
+"""Chooses K for each group of a batch's decodes, from the engine's estimates (`State`) and requirements (`Wishes`).
 
-Decodes are grouped by the wishes of their class, by band, and by whether a draft of theirs was verified yet. K is
-chosen for all bands of the wishes that are there, so a decode that enters an empty band has a K too.
+Decodes are grouped by the requirements of their class (`Wish`), by band, and by whether a draft of the request has been
+verified. K is chosen for all bands of each requirement that occurs in the batch, so a decode that moves into an empty
+band has a K at once.
 
-Requests without a verified draft (unprobed requests) lie in the band in which their kind begins. When they are more
-than `UNPROBED_RATIO` of the decodes, K of the others is chosen band by band as if the whole batch were in that band,
-and K of the unprobed ones as if they were alone. If one K is above 0 the drafter runs, and the step can also make first
-drafts.
+A request without a verified draft (an *unprobed* one) is in the band in which similar requests start. If more than
+`UNPROBED_RATIO` of the decodes are unprobed, the others do not represent the batch. Each group of the others then gets
+the K that it would get if all decodes were in it, and the unprobed ones the K that they would get alone. If any of
+these K is above 0, the drafter runs, and the step can also make first drafts.
 """
 
 from collections import Counter
@@ -26,19 +27,18 @@ from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
 _BAND, WISH_AT = UNPROBED - 1, UNPROBED.bit_length()
-"""A group's code is a number: its band, the bit `UNPROBED`, and the index of its wish from the bit `WISH_AT` on."""
+"""A group's code is a number: its band, the bit `UNPROBED`, and from the bit `WISH_AT` on the index of its `Wish`."""
 
 UNPROBED_RATIO = 0.5
-"""Share of the decodes of requests without a verified draft from which on the bands of the others say nothing of the
-whole: then each known request gets K as if all were like it, and the others as if they were alone."""
+"""If more than this share of the decodes has no verified draft, the others do not represent the batch."""
 
 MOVED_RATIO = 0.125
-"""Share of the decodes that may have joined a group, or left the batch, since K was chosen, before K is chosen anew on
-the scheduler's thread. More takes less time and follows a changed batch later."""
+"""K is chosen anew on the scheduler's thread when more than this share of the decodes has joined a group or left the
+batch since the last choice. A larger value takes less time and follows a changed batch later."""
 
 
 class Wish(NamedTuple):
-    """What a policy asks for a class: its weight, bounds on K, and on the mean inter-token latency (0: none)."""
+    """The requirements for a class: its weight, bounds on K, and a bound on the mean inter-token latency (0: none)."""
 
     weight: float = 1.0
     low: int = 0
@@ -47,9 +47,10 @@ class Wish(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """The wishes of all classes, replaced whole: each once, the place of each class's, and how deep its probes may go.
+    """The requirements of all classes; the object is replaced as a whole.
 
-    A class with a pinned K is not probed: 0.
+    `each` has every distinct requirement once, `of_class` its index by class. `deepest` is the largest depth of a probe
+    by class: 0 for a class with a pinned K, which is not probed.
     """
 
     each: Sequence[Wish]
@@ -60,9 +61,9 @@ class Wishes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What K is chosen by, replaced whole: AL [bands, K_max + 1], prices, the slowdown factor.
+    """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor.
 
-    `choosers` keeps those that were made of it, by wishes and the groups' codes.
+    `choosers` caches the choosers made from this state, by the codes of their groups.
     """
 
     lengths: Vector
@@ -71,7 +72,7 @@ class State:
     choosers: dict[tuple[int, ...], tuple[Wishes, Chooser]] = field(default_factory=dict)
 
     def chooser(self, wishes: Wishes, codes: tuple[int, ...]) -> Chooser:
-        """Return what chooses K of these groups."""
+        """Return the chooser for these groups, made on first use."""
         made_for, found = self.choosers.get(codes, (None, None))
         if found is None or made_for is not wishes:
             groups = [_group(wishes, self, code) for code in codes]
@@ -81,9 +82,9 @@ class State:
 
 
 class Choice(NamedTuple):
-    """K by group, chosen in this state, by these wishes, for so many decodes of each group; replaced whole.
+    """K by group, and the state, the requirements and the decodes by group from which it was chosen.
 
-    `width` is the largest K.
+    The object is replaced as a whole. `width` is the largest K.
     """
 
     state: State | None
@@ -94,23 +95,26 @@ class Choice(NamedTuple):
 
 
 def chosen(state: State, wishes: Wishes, counts: Counter[int], near: int | None = None) -> Choice:
-    """Choose K for each band of the wishes of these decodes; `near`: of about that width, which takes less time."""
+    """Choose K for each band of each requirement in `counts`; `near`: only widths near it, which takes less time."""
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
     if unprobed > UNPROBED_RATIO * counts.total():
         k_of = _k_of_each_alone(state, wishes, counts, near)
     else:
         k_of = _k_of_batch(state, wishes, counts, near)
-    if near is not None and not any(k_of[code] for code in counts):  # a narrower drafter may pay
+    if near is not None and not any(k_of[code] for code in counts):  # a smaller width may be worth its cost
         return chosen(state, wishes, counts)
     return Choice(state, wishes, counts, k_of, max(k_of.values()))
 
 
 def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
-    """Whether each group has a K, and few of `n` decodes changed their group, came or went since these were chosen.
+    """Whether the choice still holds for the `n` decodes in `counts`.
 
-    One that changes its group counts once, because only the groups that grew are summed; the decodes by which the batch
-    shrank are added. Where nothing drafts, a group that was empty counts as new: its K is 0 because no other group pays
-    for the drafter's pass, and a decode that joins it may.
+    It holds if every group has a K, and at most `MOVED_RATIO` of the decodes started, ended or changed their group
+    since. A decode that changed its group counts once, because only the growth of groups is summed. The decrease of the
+    batch is added.
+
+    If K is 0 for all, a group that was empty has no valid K: its K = 0 was chosen without decodes in it, and a decode
+    in it may be worth the drafter's pass.
     """
     before = choice.counts
     if not counts.keys() <= (choice.k_of.keys() if choice.width else before.keys()):
@@ -122,7 +126,7 @@ def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
 def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
     """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
 
-    The positions are the last one that it drafts and the next one. Empty where the next step chooses anew.
+    The positions are the last one that it drafts and the next one. The list is empty if the next step chooses anew.
     """
     state, wishes = choice.state, choice.wishes
     if state is None or not counts.keys() <= choice.k_of.keys():
@@ -153,7 +157,7 @@ def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
 
 
 def _k_of_batch(state: State, wishes: Wishes, counts: Counter[int], near: int | None) -> dict[int, int]:
-    """Return K by group for the batch; a decode without a verified draft counts for the band in which it begins."""
+    """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
     codes = _codes_of(counts)
     decodes = [counts[code] + counts[code | UNPROBED] for code in codes]
     ks = state.chooser(wishes, codes).choose(decodes, near)
@@ -171,13 +175,13 @@ def _k_of_each_alone(state: State, wishes: Wishes, counts: Counter[int], near: i
 
 
 def _codes_of(counts: Counter[int]) -> tuple[int, ...]:
-    """Return the codes of all bands of the wishes of these decodes, without `UNPROBED`."""
+    """Return the code of every band of each requirement in `counts`, without `UNPROBED`."""
     present = sorted({code >> WISH_AT for code in counts})
     return tuple([wish << WISH_AT | band for wish in present for band in range(BANDS)])
 
 
 def _group(wishes: Wishes, state: State, code: int, count: int = 0) -> Group:
-    """Return so many decodes as a group, by its code."""
+    """Return the group with this code and `count` decodes."""
     wish, k_max = wishes.each[code >> WISH_AT], state.lengths.shape[1] - 1
     high = min(wish.high, k_max)
     slo_s = wish.itl_slo_s / state.slowdown

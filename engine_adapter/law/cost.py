@@ -1,13 +1,15 @@
-"""What a step takes, learned by the engine from its own steps: exact features in, a price list out (`policy.prices`).
+"""Fits the prices of a step (`policy.prices`) to the steps of one engine.
 
-Steps are averaged in cells of like steps, so what the engine does not run now is not forgotten. What makes all steps
-slower alike, such as another process on the machine, is the *slowdown factor*: what steps of well-known cells take now
-over what they took. It is taken out of what the cells hold, and returns to 1 by itself. Non-negative coefficients are
-fitted to the cells, errors relative, every cell with a weight that saturates with its steps.
+Similar steps are averaged in a *cell*, so steps that do not occur now keep their times. A cause that slows all steps in
+the same proportion, such as another process on the machine, is the *slowdown factor*: the present time of steps of
+well-known cells over the mean time of their cells. Cells hold times divided by this factor, and it returns to 1 by
+itself.
 
-Two mild penalties make the fit unique: neighbouring slopes of g are alike, and where the data cannot tell two
-explanations apart, time is put down to the base and to tokens first. A small K then looks cheaper than it may be, so it
-is chosen and measured; the opposite error would never be found, because what looks expensive is not tried.
+Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
+a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g together. The second decides
+if the data fit two explanations equally well: time is then attributed to the base and to tokens first. This
+underestimates the cost of a small K, so the law chooses it and its cost is measured. The opposite error would remain,
+because a K that seems too expensive is not chosen.
 """
 
 import math
@@ -23,34 +25,37 @@ from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 
 Vector = NDArray[np.float64]
 CELL_STEPS = 400
-"""Steps after which a cell of like steps follows new measurements."""
+"""Memory of a cell, in steps: a cell is the mean of its steps, and from this number on a moving mean."""
 
 KNOWN_STEPS = 30
-"""Steps of a cell that tell what its steps take well enough to tell the slowdown factor by them."""
+"""Steps that a cell must have before its steps change the slowdown factor."""
 
 CELLS = 400
-"""Cells that are remembered; bounds the time of a fit: some milliseconds a second, beside the scheduler's thread."""
+"""Largest number of cells. It bounds the time of a fit: some milliseconds, once a second, on the agent's thread."""
 
 SLOWDOWN_SHARE = 0.05
-"""What a step adds to the logarithm of the slowdown factor: a memory of 20 steps."""
+"""Share of a step's deviation that is added to the logarithm of the slowdown factor: a memory of 20 steps."""
 
 SLOWDOWN_KEPT = 0.99
-"""What the logarithm of the slowdown factor keeps of itself at each step: a memory of 100 steps, so that it returns
-to 1 where cells do not say otherwise. What makes only some steps slower, such as a slow host on a GPU, raised it for
-good: on the plants of the H200 to 1.9 within 80 s, and loads that were not run then looked twice as dear (on the
-trace `h200` this memory gains 5 %)."""
+"""The logarithm of the slowdown factor is multiplied by this at each step: a memory of 100 steps. So the factor returns
+to 1 unless steps of well-known cells are slow. Without it, a cause that slows only some steps, such as a slow host of a
+GPU, raised the factor permanently: on the simulated H200 to 1.9 within 80 s. Loads that did not run at that time then
+seemed twice as expensive. On the trace `h200` this memory gains 5 %."""
 
 PAUSE = 0.5
-"""Logarithm (a factor of 1.65) of a step's error beyond which it is not averaged into its cell: a pause is no cost."""
+"""A step whose time differs from its cell's by more than this logarithm (a factor of 1.65) is not averaged into the
+cell: the difference is a pause, which is no cost of the step."""
 
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
-"""The largest number of decodes or tokens that a cell names exactly, and the cells of each doubling above it."""
+"""Numbers of decodes or tokens up to the first value have cells of their own. Above it, each doubling has as many cells
+as the second value."""
 _GRAPHS = PARTS.index("piecewise")
-"""Where the features begin that say which graphs a step lacks: such steps share no cell with others."""
+"""Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
-"""Steps of a cell that have half of the largest weight in the fit."""
+"""Number of steps at which a cell has half of the largest weight in the fit."""
 _SMOOTHNESS, _RIDGE = 0.05, 1e-4
-"""Weights of the two penalties, relative to a measured step. Both are small: they decide where the data cannot."""
+"""Weights of the two penalties, relative to a measured step. Both are small, so they matter only if the data do not
+decide."""
 _DOUBT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
     "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0, "drafter_graphless": 5.0,
@@ -60,7 +65,7 @@ _DOUBTS = np.array([*(_DOUBT[name] for name in PARTS), *([1.0] * len(KNOTS))])
 
 
 class _Cell:
-    """The mean step of a cell: `features` are `PARTS` and the padded tokens, `seconds` at a slowdown factor of 1."""
+    """The mean step of a cell: the amounts of `PARTS` and the padded tokens, and `seconds` without the slowdown."""
 
     __slots__ = ("features", "seconds", "steps")
 
@@ -68,7 +73,7 @@ class _Cell:
         self.features, self.seconds, self.steps = list(features), seconds, 1
 
     def add(self, features: Sequence[float], seconds: float) -> None:
-        """Average a step in."""
+        """Add one step to the mean."""
         self.steps += 1
         share = 1.0 / min(self.steps, CELL_STEPS)
         self.seconds += share * (seconds - self.seconds)
@@ -76,7 +81,7 @@ class _Cell:
 
 
 class StepCost:
-    """Learns T of one engine with these CUDA `graphs`; `None`: it has none."""
+    """Learns the time of a step (T of `policy.prices`) of one engine with these CUDA `graphs`, `None` without any."""
 
     def __init__(self, graphs: Graphs | None = None) -> None:
         self._graphs = graphs
@@ -86,11 +91,11 @@ class StepCost:
 
     @property
     def slowdown(self) -> float:
-        """How many times its usual time a step takes now."""
+        """The present time of a step divided by its usual time."""
         return math.exp(self._log_slowdown)
 
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
-        """Take a step in."""
+        """Add one step: its seconds, and its context, the total length of its requests' sequences."""
         features = features_of(shape, context, self._graphs)
         tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
         n, slots, prefill, read = shape.decodes, shape.slots, shape.prefill, shape.read
@@ -110,12 +115,12 @@ class StepCost:
             cell = _Cell(features, seconds)
         else:
             cell.add(features, seconds)
-        self._cells[key] = cell  # the cell that was visited last is the last one to go
+        self._cells[key] = cell  # at the end: the cell not visited for longest is dropped first
         if len(self._cells) > CELLS:
             del self._cells[next(iter(self._cells))]
 
     def fit(self) -> Coefficients | None:
-        """Return what says best what the cells took; `None` before the first step."""
+        """Return the coefficients that fit the times of the cells best; `None` before the first step."""
         if not self._cells:
             return None
         cells = list(self._cells.values())
@@ -127,13 +132,13 @@ class StepCost:
         penalties = _penalties(columns, float(tokens.max()), float(np.average(seconds, weights=size)))
         rows = np.vstack([columns * (size / seconds)[:, None], penalties])
         target = np.concatenate([size, np.zeros(len(penalties))])
-        scale = np.linalg.norm(rows, axis=0)  # columns of one size: the solver's tolerance then means the same for each
+        scale = np.linalg.norm(rows, axis=0)  # columns of one size: the solver's tolerance then suits each
         found = (nnls.solve(rows / scale, target) / scale).tolist()
         return Coefficients(tuple(found[: len(PARTS)]), tuple(found[len(PARTS) :]))
 
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
-    """Return what a step has of each of `PARTS`, and the tokens of the target's pass, padding included."""
+    """Return the amount of each of `PARTS` in a step, and the tokens of the target's pass, padding included."""
     n, m, slots, prefill, read, is_uniform = shape
     run = padded(graphs, n, m, slots, prefill, is_uniform=is_uniform)
     drafts = float(slots > 0)
@@ -144,14 +149,14 @@ def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[
 
 
 def step_s(coefficients: Coefficients, features: Sequence[float]) -> float:
-    """Return the seconds of a step with these `features_of`, all that is in it included."""
+    """Return the seconds of a step with these features (`features_of`), prefill and catching up included."""
     slopes = np.array(coefficients.slopes)
     passed = np.clip(features[-1] - KNOTS, 0.0, np.diff(EDGES))
     return float(np.dot(coefficients.parts, features[:-1]) + slopes @ passed)
 
 
 def _penalties(columns: Vector, most: float, typical_s: float) -> Vector:
-    """Return rows that want neighbouring slopes of g alike up to `most` tokens, then rows that want little of all."""
+    """Return the rows of the penalties: differences of neighbouring slopes of g up to `most` tokens, then a ridge."""
     at = np.arange(len(KNOTS) - 1)
     widths = math.sqrt(_SMOOTHNESS) * np.minimum(np.diff(EDGES), most + 1.0)[:-1] / typical_s
     smooth = np.zeros((len(at), columns.shape[1]))

@@ -1,19 +1,21 @@
-"""The law of one engine: K for the batch that is there, from what the engine itself counted and measured.
+"""The law of one engine: chooses K for the present batch from the engine's own counts and measured step times.
 
-Two threads. The scheduler's looks K up (`k_of`) once a step and notes what the plan left out (`note_plan`). The agent's
-takes the evidence in and, once a second, sets prices and acceptance anew (`refresh`); it replaces one reference, so the
-scheduler's thread sees the old state or the new one and never a mixture.
+Two threads use it. The scheduler's thread asks for K once a step (`k_of`) and reports how many decodes the plan left
+out (`note_plan`). The agent's thread adds evidence (`learn`) and computes prices and acceptance once a second
+(`refresh`). It publishes them by replacing one reference, so the scheduler's thread sees the old state or the new one,
+never a mixture.
 
 K by group (`batch_choice`) is kept from step to step: a decode that changes its band has the K of the new band in the
-next step. It is chosen anew in two cases. With each new state, once a second, the agent's thread chooses among all
-widths of the drafter. When many of the decodes changed their group (`MOVED_RATIO`), the scheduler's thread chooses near
-the last width.
+next step. K is chosen anew in two cases. After each refresh the agent's thread chooses among all widths of the drafter.
+When many decodes started, ended or changed their group (`MOVED_RATIO`), the scheduler's thread chooses among the widths
+near the last one.
 
-Drafts whose K was chosen before any draft of their request was verified do not count for their band: they are drafts of
-a mixture, and would hide that the requests which were found in the band draft well.
+Drafts whose K was chosen before any draft of their request was verified do not count for their band, because they come
+from a mixture of requests. With them, the band's acceptance would be too low for the requests that really belong to it.
 
-Until steps were measured and traffic was seen for a second the static K holds: at K = 0 from the start nothing would be
-learned of the first requests. With the acceptance of a fleet the law begins as soon as steps were measured.
+The static K is in force until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
+start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps
+are enough.
 """
 
 from collections import Counter
@@ -34,38 +36,40 @@ from specpilot.policy.prices import Load, PriceList
 from specpilot.policy.schedule import Objective
 
 Step = tuple[StepShape, float, int]
-"""A step that has ended, its seconds, and the length of its requests' sequences together."""
+"""A step that has ended, its seconds, and the total length of its requests' sequences."""
 
 LEAST_STEPS = 20
-"""Steps that are measured before the engine chooses; until then the static K holds."""
+"""Steps that are measured before the law chooses K."""
 
 LOAD_SHARE = 0.02
-"""What a step adds to the mean share of steps that prefill, and to their mean context: a memory of 50 steps."""
+"""Weight of a step in the means of the load (share of steps that prefill, running decodes, context of a decode): a
+memory of 50 steps."""
 
 LEAST_DRAFTED_RATIO = 0.05
-"""Share of the decodes drafted for from which on what is caught up counts as the price of leaving out. Below, it is
-for probes, which have a budget of their own."""
+"""Least share of the decodes that a step drafts for by choice, so that its catching up counts for the price of leaving
+requests out. With fewer, single requests would determine this price."""
 
 LEFT_KEPT = 0.9995
-"""What the price of leaving out keeps of itself at each such step: a memory of 2,000."""
+"""The sums behind the price of leaving requests out are multiplied by this at each such step: a memory of 2,000
+steps."""
 
 
 class Request(Protocol):
-    """What the law reads of a request that decodes."""
+    """The attributes of a decoding request that the law reads."""
 
     label: str
     acceptance: Acceptance
 
 
 class _Latest(NamedTuple):
-    """The groups of the decodes of the latest step, by these wishes; replaced whole."""
+    """The groups of the latest step's decodes under these requirements; replaced as a whole."""
 
     wishes: Wishes
     groups: Sequence[int]
 
 
 class EngineLaw:
-    """Counts, prices and chooses for one engine, of at most `most_running` decodes."""
+    """The law of one engine that runs at most `most_running` decodes."""
 
     def __init__(
         self,
@@ -76,26 +80,26 @@ class EngineLaw:
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
         self.state: State | None = None
-        self.price_list: PriceList | None = None  # replaced whole, also before traffic was seen
+        self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
-        self.choices = self.steps = 0  # how often K was chosen anew, and looked up
-        self.decode_s = 0.0  # of traffic's steps that did not catch up, without what their prefilled tokens took
+        self.choices = self.steps = 0  # choices on the scheduler's thread; calls of `k_of`
+        self.decode_s = 0.0  # of traffic's steps with decodes, except those of kind `catch_up`; without prefilling
         self._graphs = graphs
         self._most = most_running * (1 + k_max)
         self._load = Load()
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
-        self._left_out = 0.0  # decodes left out of steps that drafted, each by the share drafted for
-        self._later_s = 0.0  # seconds of their catching up
+        self._left_out = 0.0  # sum over drafting steps: decodes left out, times the share drafted for
+        self._later_s = 0.0  # seconds of catching up with these decodes
         self._latest: _Latest | None = None
         self.wish({})
 
     def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
-        """Choose by these wishes, by class, from now on; any other class has those of `default`."""
+        """Use these requirements, by class, from now on; any other class has those of `default`."""
         found = {DEFAULT_CLASS: Wish(), **wishes}
-        of = [*dict.fromkeys(found.values())]  # classes with the same wishes are one
+        of = [*dict.fromkeys(found.values())]  # classes with the same requirements share one
         deepest = {
             name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
         }
@@ -125,7 +129,10 @@ class EngineLaw:
         return [k_of[group] for group in groups]
 
     def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
-        """Take in for how many of the decodes the next drafts are made by choice, and how many rows these catch up."""
+        """Record a plan: K > 0 was chosen for `drafted` of the decodes, and these catch up with `rows` first.
+
+        The rows are positions that earlier choices left out.
+        """
         state = self.state
         if state is None or drafted < LEAST_DRAFTED_RATIO * decodes:
             return
@@ -136,9 +143,9 @@ class EngineLaw:
     # The agent's thread
 
     def learn(self, steps: Iterable[Step], evidence: Evidence | None = None) -> None:
-        """Take in steps that have ended, and what was counted in them.
+        """Learn from steps that have ended, and from the counts of their drafts.
 
-        Without `evidence` the drafts of these steps say nothing of traffic.
+        `evidence` is `None` for calibration steps, whose drafts are not traffic.
         """
         ratio, tokens, context = self._load
         for shape, seconds, length in steps:
@@ -159,7 +166,7 @@ class EngineLaw:
             self.acceptance.learn(trials, accepts)
 
     def _prefill_s(self, shape: StepShape) -> float:
-        """Return what a step's prefilled tokens took, the drafter's pass included, by the prices; 0 without any."""
+        """Return the seconds of prefilling and catching up in a step that prefills, by the prices; 0 without prices."""
         found = self.price_list
         if not shape.prefill or found is None:
             return 0.0
@@ -168,7 +175,7 @@ class EngineLaw:
         return max(0.0, whole - without) * found.slowdown
 
     def refresh(self) -> None:
-        """Set prices and acceptance by what was learned; some milliseconds."""
+        """Compute prices and acceptance from the evidence so far. Takes some milliseconds."""
         if self.cost.steps < LEAST_STEPS:
             return
         coefficients = self.cost.fit()
@@ -186,10 +193,10 @@ class EngineLaw:
             self.state = state
 
     def described(self) -> dict[str, Any] | None:
-        """Return what K is chosen by, as plain data; `None`: nothing is known yet. On the scheduler's thread.
+        """Return the inputs and results of the choice as plain data; `None` before the first state.
 
-        AL by band and K, the slowdown factor, and for each group of the latest step its K and why: the worth and the
-        cost of its last draft position and of the next one.
+        Call it on the scheduler's thread. It returns AL by band and K, the slowdown factor, and for each group of the
+        latest step its K and why: the worth and the cost of its last draft position and of the next one.
         """
         state, choice, latest = self.state, self._choice, self._latest
         if state is None:

@@ -1,4 +1,4 @@
-"""What a probe costs on this engine, in steps that draft nothing: by the engine's own prices. Pure."""
+"""The cost of a probe by the engine's own prices. The unit is the time of a step that drafts nothing. Pure."""
 
 import math
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 from specpilot.policy.prices import Prices
 
 _LEAST_POSITION = 1e-5
-"""Steps that a position takes at least, so that a budget always ends."""
+"""Least cost of a position, so that a budget always runs out."""
 
 
 class ProbePrices(NamedTuple):
-    """Costs of a probe where nothing else drafts, all in steps that draft nothing.
+    """Costs of a probe in a step that drafts nothing else. The unit is the time of a step that drafts nothing.
 
-    `drafting` is the fixed cost: a pass of the drafter, and the extra time of the next step because it verifies. The
-    second part alone is `verifying`, the fixed cost where the drafter runs in any case, for a prompt. `position` is the
-    cost of a position that the drafter reads or lays out, `token` that of a token to verify. `second` is the number of
-    such steps in a second.
+    `drafting` is the fixed cost: a pass of the drafter, and the extra time of the next step because it verifies a
+    draft. `verifying` is the second part alone, the fixed cost if the drafter runs anyway for a prompt. `position` is
+    the cost of a position that the drafter reads or prepares, `token` that of a token to verify. `second` is the number
+    of steps that draft nothing in a second.
     """
 
     drafting: float
@@ -27,8 +27,8 @@ class ProbePrices(NamedTuple):
     def of_draft(self, backlog: int, width: int, k: int) -> float:
         """Return the cost of a probe of `k` tokens without the fixed cost.
 
-        The drafter reads the backlog and lays out `width` slots. In the next step it lays them out once more, because a
-        request that has more than one token in a step is always in the drafter's batch.
+        The drafter reads the backlog and prepares `width` slots. It prepares slots again in the next step, because a
+        request with more than one token in a step is always in the drafter's batch.
         """
         return (backlog + 1 + 2 * width) * self.position + k * self.token
 

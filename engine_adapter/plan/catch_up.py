@@ -1,31 +1,34 @@
-"""Which requests catch up in a step, and which the drafter leaves out. Pure.
+"""Decides which requests catch up in a step, and which the drafter leaves out. Pure.
 
-A request that the drafter skips leaves one position that is missing from its draft KV cache. The position waits as a
-*row* (`engine_adapter.vllm.v1.backlog`, `v2.backlog`); the rows of a request are its *backlog*. A request's whole
-backlog goes through the drafter before its next draft, so K may rise again at any time.
+If a step leaves a request out of drafting, one position is missing from the request's draft KV cache. The input of this
+position is kept as a *row* (`engine_adapter.vllm.v1.backlog`, `v2.backlog`); the rows of a request are its *backlog*. A
+request's whole backlog goes through the drafter before its next draft, so K may rise again at any time.
 
 A. In a step that drafts:
 
-   A1. A request that has several positions in the step (a prompt chunk or verified draft tokens) catches up, because
-       the drafter reads the new positions in any case: which of them stay is known on the accelerator alone, and one
-       more pass would cost more than the slots.
+   A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. The drafter
+       reads its new positions anyway: only the accelerator knows which of them stay, and one more pass would take
+       longer than the slots.
    A2. Requests with K > 0 catch up, smallest backlog first, up to `rows_per_step` rows, one request at least. The
-       others get K = 0 in this step and are postponed, so no step takes much longer than its neighbours.
+       others get K = 0 in this step and are postponed, so that no step takes much longer than the steps before and
+       after it.
    A3. Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
        backlog.
 
-B. In a step that drafts nothing, which is the hot path at K = 0:
+B. In a step that drafts nothing, the usual step at K = 0:
 
-   B1. A short prompt is *held*: all its positions join the backlog, so that no pass of the drafter runs for it alone.
+   B1. A short prompt is *held* (deferred): all its positions join the backlog, so that no pass of the drafter runs for
+       it alone.
    B2. Other prompts and verified drafts go through the drafter, after the backlog of their request.
    B3. Each request's last position joins its backlog.
 
 C. Where a position joins a backlog (A3, B3), these requests catch up first:
 
-   C1. Held prompts, together: as soon as there are `HELD_TOGETHER`, or the first has waited for `HELD_STEPS` steps.
-   C2. Requests with the largest backlogs, if more than `rows` would wait over all requests, or one request's backlog
-       reached `rows_per_step`. Of equal backlogs one catches up in each step, and the others grow by a row meanwhile.
-       A backlog that has grown beyond `rows_per_step` goes through the drafter in two passes.
+   C1. Held prompts, together: when there are `HELD_TOGETHER` of them, or `HELD_STEPS` steps after the first.
+   C2. Requests, largest backlog first, if all backlogs together would exceed `rows`, or one of them has reached
+       `rows_per_step`. Of several requests with equal backlogs one catches up in each step; the backlogs of the others
+       grow by a row per step meanwhile. A backlog that has grown beyond `rows_per_step` goes through the drafter in two
+       passes.
 """
 
 from collections.abc import Sequence
@@ -39,18 +42,20 @@ HELD_PROMPT = 48
 stays small enough for a first draft (`probes.FIRST_DRAFT_ROWS`)."""
 
 HELD_TOGETHER = 8
-"""Held prompts that go through the drafter in one pass. More cost less, and delay the drafts of these requests."""
+"""Held prompts that go through the drafter in one pass. A larger number takes fewer passes and delays the first drafts
+of these requests."""
 
 HELD_STEPS = 16
-"""Steps after which a held prompt catches up in any case. Until then the prefix cache has blocks without draft KV."""
+"""Steps after which a held prompt catches up at the latest. Until then the prefix cache has blocks without draft KV."""
 
 
 class CatchUp:
-    """The bounds of one engine's backlogs: `rows` over all requests, `rows_per_step` that catch up in one step.
+    """Decides which requests of one engine catch up.
 
-    `least_width` is above 0 for a drafter that may not fall behind. It runs in every step at that width at least, and
-    then `reads_all`: no request is left out, and no prompt is held. A backlog, left by steps in which vLLM does not
-    draft, catches up at once. `drafted_at` is the number of the last step that drafted.
+    `rows` bounds the backlogs of all requests together, `rows_per_step` the rows that catch up in one step.
+    `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
+    `reads_all` is true: no request is left out, and no prompt is held. A backlog from steps in which vLLM does not
+    draft catches up at once. `drafted_at` is the number of the last step that drafted.
     """
 
     def __init__(self, rows: int, rows_per_step: int, least_width: int = 0) -> None:
@@ -119,7 +124,8 @@ class CatchUp:
     def _leave_positions(self, left_out: Sequence[DraftState], room: int, caught_up: list[str], step: int) -> int:
         """Add a row to the backlog of each of `left_out`; return how many rows catch up before that.
 
-        The requests that catch up are appended to `caught_up`. `room` is how many rows this step still has time for.
+        The requests that catch up are appended to `caught_up`. `room` is the number of rows for which this step still
+        has time.
         """
         read = _catch_up_held(left_out, caught_up, step)  # C1
         backlogs = [state.backlog for state in left_out]
@@ -138,17 +144,17 @@ class CatchUp:
 
 
 def backlog_of(state: DraftState) -> int:
-    """Return how many rows a request has: a key to sort by."""
+    """Return the number of rows of a request: a key to sort by."""
     return state.backlog
 
 
 def may_be_held(state: DraftState) -> bool:
-    """Whether a request's positions in the step are a short prompt's, all of which may join its backlog."""
+    """Whether a request's positions in the step are a short prompt, so that all of them may join its backlog."""
     return state.is_text_prompt and 1 < state.positions <= HELD_PROMPT and not state.backlog
 
 
 def _catch_up_held(left_out: Sequence[DraftState], caught_up: list[str], step: int) -> int:
-    """Send the prompts that earlier steps held through the drafter, if it is time (C1); return how many rows."""
+    """Send the prompts that earlier steps held through the drafter, if it is time (C1); return the number of rows."""
     held = [state for state in left_out if state.held_until is not None and state.positions == 1]
     if not held or (len(held) < HELD_TOGETHER and step < min([state.held_until or 0 for state in held])):
         return 0

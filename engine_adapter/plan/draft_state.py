@@ -9,28 +9,29 @@ class DraftState:
     """One request: its class and band, its limits, its backlog, and the K of its next draft.
 
     Class and band:
-    - `traffic_class`: the class that it states. `label`: the class that its evidence counts for, which is `default`
-      where the schedule does not know the stated one.
+    - `traffic_class`: the class in the request. `label`: the class under which its evidence is counted; `default` if
+      the schedule does not name the class.
     - `acceptance`: its moving estimate. `band`: the band in which `k` was chosen; `acceptance.band` may have changed
-      since. `is_first`: no draft of it was verified when `k` was chosen.
+      since. `is_first`: no draft of the request had been verified when `k` was chosen; in the asynchronous loop this is
+      so for up to three drafts.
 
     Limits on K:
-    - `stated_ceiling`: the largest K that the request allows. `ceiling`: the same, and no more than the tokens that it
-      may still deliver; set anew in each step.
+    - `stated_ceiling`: the largest K that the request asks for. `ceiling`: the smaller of that and of the tokens that
+      the request may still deliver; set in each step.
     - `min_tokens`: the length before which it may not stop; 0: none.
-    - `grammar_allows`: how many tokens of its next draft its grammar allows; `None`: the grammar cut nothing off.
+    - `grammar_allows`: the number of tokens that its grammar left of its next draft; `None` if it left all.
 
     The next draft:
-    - `scheduled_k`: K by the schedule, within `ceiling`. `k`: how many tokens are verified: more than `scheduled_k` in
-      a probe, fewer while the request waits to catch up.
+    - `scheduled_k`: K by the law or the schedule, within `ceiling`. `k`: the number of tokens to verify. It is larger
+      than `scheduled_k` in a probe, and smaller while the request is postponed or the width is cut.
     - `drafted_at`: number of the step in which a draft was last planned for it; `None`: never.
-    - `needs_follow_up`: its last draft was a probe, was accepted whole, and the band may still rise.
+    - `needs_follow_up`: the last draft was a probe and was accepted whole, and the band is not the highest.
 
     Its positions:
-    - `decoding`: its prompt is read whole. `positions`: tokens that it has in the step. `is_text_prompt`: these are a
-      prompt's, of text alone.
-    - `backlog`: its latest positions that are missing from the draft KV cache. `left_out_rows`: those among them from
-      steps that drafted for other requests.
+    - `decoding`: its prompt has been read completely. `positions`: its tokens in the step. `is_text_prompt`: these
+      tokens belong to a prompt of text alone.
+    - `backlog`: the number of its latest positions that are missing from the draft KV cache. `left_out_rows`: the
+      number of those that come from steps which drafted for other requests.
     - `held_until`: number of the step by which its held prompt goes through the drafter; `None`: no prompt is held.
     """
 
@@ -77,9 +78,9 @@ class DraftState:
         self.restart()
 
     def restart(self) -> None:
-        """Start over for a request that is to be prefilled (again), which fills its draft KV cache anew.
+        """Reset the state for a prefill, the first one or another one, which fills the draft KV cache anew.
 
-        Its acceptance stays.
+        The acceptance stays.
         """
         self.decoding = False
         self.is_text_prompt = False
@@ -92,11 +93,11 @@ class DraftState:
         self.grammar_allows: int | None = None
 
     def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:
-        """Record a verified draft: `accepted` of its `k` tokens were. `is_refused`: a grammar cut it after `k`."""
+        """Record a verified draft, `accepted` of its `k` tokens accepted. `is_refused`: a grammar cut it after `k`."""
         self.acceptance.note(accepted, trials(k, accepted, is_refused=is_refused))
         self.needs_follow_up = is_probe and accepted == k and not is_refused and self.acceptance.band < BANDS - 1
 
     def catch_up(self) -> int:
-        """Send the whole backlog through the drafter; return how many rows that is."""
+        """Send the whole backlog through the drafter; return its number of rows."""
         rows, self.backlog, self.left_out_rows, self.held_until = self.backlog, 0, 0, None
         return rows

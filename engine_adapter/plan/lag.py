@@ -1,6 +1,6 @@
-"""Which rows of the backlog go through the drafter, and in which passes. Pure.
+"""Selects the rows of the backlog that go through the drafter, and splits them into passes. Pure.
 
-Rows (`engine_adapter.vllm.rows`) occur here by their numbers only.
+This module handles only the numbers of rows; `engine_adapter.vllm.rows` has their contents.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Lag(NamedTuple):
-    """Rows that go through the drafter: of each request, in the order of the batch, its place and its rows."""
+    """Rows that go through the drafter: for each request, in the order of the batch, its place in it and its rows."""
 
     places: list[int]
     rows: list[Sequence[int]]

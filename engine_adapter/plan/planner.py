@@ -4,39 +4,42 @@ Pure and deterministic. K depends on class, band, load and past steps, never on 
 output keeps the target's distribution. A band reflects known outcomes only: not those of the step under way, and in
 vLLM's asynchronous loop not those of the step before it either.
 
-`Planner.plan` runs once a step. What decides K of one request, in this order (the code has the same numbers):
+`Planner.plan` runs once a step. It determines K of each request in this order (the code has the same numbers):
 
-1. *Budget.* The step earns a share of its time for probes (`plan.probes`).
+1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`).
 2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.token_budget`).
 3. *Scheduled K*, cut to the request's ceiling and to the room:
    3a. under a table with a law, the K that the law chooses for this batch (`law.law`);
    3b. under any other table, its K for the request's class, band and the number of running decodes.
-4. *Width*: the largest K of the step. A parallel drafter lays its slots out beside the tokens of the step under way,
-   which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM keeps slots free for
+4. *Width*: the largest K of the step. A parallel drafter needs its slots in addition to the tokens of the step under
+   way, which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM keeps slots free for
    `next_width` from the next step on, so this happens only in a step in which K rises.
 5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes which
    requests, when, and what a probe costs.
 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
-   takes too long for one step, its K is 0 for now. The drafter leaves out requests at K = 0.
+   would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position in
+   the step.
 
-The request's ceiling is the K that it states itself, and no more than the tokens that it may still deliver.
+A request's ceiling is the K that it asks for, but at most the number of tokens that it may still deliver.
 
-A *slot* is one position that the drafter lays out for one request, so a step has width x (requests not left out) slots.
-P-EAGLE lays them out in one pass. A sequential EAGLE head does a pass for each position of the width: the same number.
+A *slot* is one position that the drafter prepares for one request, so a step has width x (requests not left out) slots.
+P-EAGLE computes them in one pass. A sequential EAGLE head runs one pass for each position of the width: the same number
+of slots.
 
 When traffic changes:
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
   has the K that was chosen for that band.
-- The batch changes: 3a chooses K of all bands anew when more than `MOVED_RATIO` of the decodes came, ended or changed
-  their group, and in any case once a second. 3b follows the number of running decodes in the same step.
+- The batch changes: under a law (3a) K of all bands is chosen anew when more than `MOVED_RATIO` of the decodes started,
+  ended or changed their group, and otherwise once a second. Under rows (3b) K changes with the number of running
+  decodes in the same step.
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
-  budget allows. A probe that is accepted whole is followed up as soon as its outcome is known. These drafts move the
-  band until 3 gives the request a K.
-- A new request starts in the band of its kind (`evidence.acceptance.Priors`), and its first draft is due at once. The
-  outcome moves the start of the kind, and with it all requests of the kind that had no draft yet.
-- K rises after steps at K = 0: 6 spreads the backlogs over steps, smallest first.
-- A queue builds up: nothing here reads its length. K follows from more running decodes, and from the room that they
+  budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
+  move the band until step 3 gives the request a K above 0.
+- A new request starts in the band of similar requests (`evidence.acceptance.Priors`), and its first draft is due at
+  once. The outcome moves this starting band, and with it all similar requests without a verified draft.
+- K rises after steps at K = 0: backlogs catch up over several steps, smallest first (6).
+- A queue builds up: its length is not read. K changes with the number of running decodes, and with the room that they
   leave (2).
 """
 
@@ -52,18 +55,19 @@ from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 
 ROWS_PER_STEP = 1024
-"""Rows that catch up in one step when K rises: the time of a short prompt, some 27 ms with the demo pair. A larger
-number lets requests be drafted for sooner; a smaller one keeps steps even."""
+"""Rows that catch up in one step when K rises: the time of a short prompt, some 27 ms with the demo pair. With a larger
+number requests get drafts sooner; with a smaller one the durations of steps vary less."""
 
 
 class Planner:
-    """Plans the drafts of one engine, at most `k_max` tokens each.
+    """Plans the drafts of one engine, of at most `k_max` tokens each.
 
     `rows` bounds the backlogs of all requests together, `rows_per_step` the rows that catch up in a step. `least_width`
-    is 1 for a drafter that has to run in every step, else 0. `room` is the size of vLLM's step. `prices` are the costs
-    of probes, `None` while unknown; another thread replaces them.
+    is 1 for a drafter that must run in every step, else 0. `room` is the size of vLLM's step. `prices` are the costs of
+    probes, `None` while unknown; another thread replaces them.
 
-    `next_width` is the width of the next drafts by the schedule, without the cut of case 4 and without probes.
+    `next_width` is the width of the next drafts by the law or the schedule, without the cut of case 4 and without
+    probes.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the facts of an engine
@@ -96,7 +100,7 @@ class Planner:
         """Set `k` of each of `states`, the requests that decode in the next step, and return the step's plan.
 
         `can_draft`: vLLM drafts after this step at all. `prefilling`: requests of this step that go on prefilling in
-        the next. `waiting`: how many more requests decode and have no token in this step.
+        the next. `waiting`: the number of further requests that decode and have no token in this step.
         """
         # 1. Budget
         self._step += 1
@@ -135,7 +139,7 @@ class Planner:
         return plan
 
     def identical_steps_ahead(self, states: Sequence[DraftState], table: KTable) -> int:
-        """Return for how many more steps `plan` would repeat its last answer, if scheduled K stays 0 for all `states`.
+        """Return the number of further steps with the same plan, if scheduled K stays 0 for all `states`.
 
         No request is probed or catches up in these steps.
         """
@@ -157,21 +161,18 @@ class Planner:
         self.probes.earn(table.probe_ratio, count)
 
     def idle(self, probe_ratio: float, steps: float) -> None:
-        """Account for idle time as long as so many steps: it earns for probes as much as busy time."""
+        """Account for idle time as long as `steps` mean steps: it adds to the budget for probes like busy time."""
         self.probes.earn(probe_ratio, steps)
 
     def _widest(self, batch: Sequence[DraftState]) -> int:
-        """Return how wide the drafter may draft after the step under way."""
+        """Return the largest width of the drafter after the step under way."""
         if not self._room.is_parallel:
             return self.k_max
         return self._room.widest(len(batch), sum([state.positions for state in batch]))
 
 
 def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running: int, deepest: int) -> int:
-    """Give each request the K of the table for so many `running` decodes (case 3b), 0 without a table.
-
-    Return the largest.
-    """
+    """Give each request the K of the table for `running` decodes (case 3b), 0 without a table; return the largest."""
     width = 0
     k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
     for state in states:
@@ -190,7 +191,7 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running:
 def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) -> int:
     """Give each request the K that the law chooses (case 3a); return the largest.
 
-    Report to the law the later cost of leaving requests out: the rows that now catch up because of its earlier choices.
+    Report to the law how many rows catch up now because its earlier choices left these requests out.
     """
     width = drafted = rows = 0
     for state, chosen in zip(states, law.k_of(states), strict=True):

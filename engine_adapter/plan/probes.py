@@ -1,39 +1,38 @@
 """Probes: drafts for requests whose scheduled K is 0, so that their acceptance stays known. Pure.
 
-At K = 0 no draft is verified, so nothing would show that a text became predictable. A *probe* is one draft of one such
-request. Only classes with rows by band are probed: one row for all bands is a pin, and no probe could change its K.
+At K = 0 no draft is verified, so nothing would show that a text has become predictable. A *probe* is one draft for one
+such request. Only classes whose K depends on the band are probed. A pinned class is not: no probe could change its K.
 
-*Depth.* A probe is as deep as the schedule's drafts of the step are wide. Where the schedule drafts nothing it is
-`PARALLEL_PROBE` or `SEQUENTIAL_PROBE` deep: there the fixed cost of the step dominates, and one draft has to show
-whether the request is predictable. It is never deeper than the largest K of its class's rows, the request's ceiling,
-or the room of the step.
+*Depth.* If the step drafts without the probe, the probe has as many tokens as the step's width. Otherwise it has
+`PARALLEL_PROBE` or `SEQUENTIAL_PROBE` tokens, because in such a step the fixed cost dominates and one draft has to show
+whether the request is predictable. It is never deeper than the largest K of its class, the request's ceiling, or the
+room of the step.
 
-*Cost*, in steps that draft nothing, by the prices that the engine has learned (`law.probe_prices`):
+*Cost* by the engine's own prices (`law.probe_prices`); the unit is the time of a step that drafts nothing:
 
     cost = fixed + (backlog + 1 + 2 width) position + k token
 
-    fixed = 0           if the step drafts without the probe, or has another probe already
-            verifying   for due probes, if the drafter reads a due request's prompt in any case
-            drafting    else: the drafter's pass, and the longer step that verifies
+    fixed = 0           if the step drafts without the probe, or already has another probe
+            verifying   for due probes, if the drafter reads a due request's prompt anyway
+            drafting    otherwise: the drafter's pass, and the extra time of the step that verifies
 
-*Budget.* Each step earns `probe_ratio` of a step, idle time as much as busy time. The budget holds the cost of the
-dearest probe at most. While the prices are unknown there are no probes.
+*Budget.* Each step adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time. The budget
+is at most the cost of the most expensive probe. While the prices are unknown there are no probes.
 
 `choose` takes three kinds in this order:
 
 1. *First drafts*, in a step that drafts without them, are free up to `_FREE_STEPS` a step, for requests with at most
-   `FIRST_DRAFT_ROWS` rows. Until its first draft a request lies in the band in which its kind starts. If K is 0 there,
-   requests could end before anything is known of them. With free first drafts, once one predictable request is drafted
-   for, all others get one draft in the same steps.
-2. *Follow-ups*: the last probe was accepted whole, and the band may still rise. They are charged, and may run the
-   budget into a debt of `_FOLLOW_UP_DEBT` times `drafting`.
+   `FIRST_DRAFT_ROWS` rows. Until its first draft a request is in the band in which similar requests start. If K is 0 in
+   this band, requests could end before any of their drafts is verified. With free first drafts, as soon as the step
+   drafts for one predictable request, all others get one draft in the same steps.
+2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged. They may
+   overdraw the budget by `_FOLLOW_UP_DEBT` times `drafting`.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
-   at once). They have to fit into the budget, smallest backlog first, which favours new requests and those that were
-   probed lately. A step that drafts for probes alone starts only when the budget holds `_FIXED_COSTS` times the fixed
-   cost, so that one step probes several requests. After a second in which nothing was drafted it starts as soon as the
-   budget holds one probe, so that requests of another kind are found sooner. Prompts may spend `PROMPT_SHARE` of what
-   is earned in steps that draft nothing else, so that steady arrivals leave something for running requests, whose text
-   may change.
+   at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
+   probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
+   that one step probes several requests. After a second without any draft, the cost of one probe is enough, so that a
+   change of traffic is found sooner. Probes of prompts may use at most `PROMPT_SHARE` of the budget in steps that draft
+   nothing else. So under steady arrivals something remains for running requests, whose text may change.
 """
 
 import math
@@ -46,49 +45,50 @@ from specpilot.engine_adapter.plan.speculation_control import KTable
 
 PROBE_AFTER = 16
 """Steps after its last planned draft from which on a request at K = 0 is due for a probe. In closed-loop replay a
-change in the text is then noticed in 10 to 14 steps; more frequent probes cost more than they find."""
+change in the text is then noticed in 10 to 14 steps; more frequent probes cost more than they gain."""
 
 FIRST_DRAFT_ROWS = 64
 """Rows of the largest backlog with which a request's first draft is free; with them it takes a quarter of a step at
-most. A larger bound finds requests that started while nothing was drafted; a smaller one costs less where all text is
-unpredictable. On the plant, with 3 of 12 or 8 of 16 requests predictable, replies of 150 tokens and no labels, free
-first drafts deliver 1.11 to 1.19 times as much as first drafts within the budget, with 16, 64 and 1,000 rows alike;
-with labels, or where all text is unpredictable, 0.97 to 1.00 (docs/decisions/0021)."""
+most. With a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that
+is unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of
+them predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. This is the
+same for 16, 64 and 1,000 rows. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00
+(docs/decisions/0021)."""
 
 PARALLEL_PROBE = 4
-"""Depth of a probe where the schedule drafts nothing and the drafter drafts in parallel. A deeper one finds predictable
-requests sooner, and verifies more tokens of the others. From 4 to 7 the plant shows no difference."""
+"""Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable
+requests sooner, and verifies more tokens of the others. In simulation 4 to 7 make no difference."""
 
 SEQUENTIAL_PROBE = 2
-"""The same where the drafter does a pass for each token."""
+"""Depth of a probe if nothing else is drafted and the drafter runs one pass per token."""
 
 PROMPT_SHARE = 0.75
 """Part of the budget for prompts in steps that draft nothing else. The probe of a prompt costs less, and its outcome
-counts for all requests of its kind; but text that changes while it is written is found by the other probes alone."""
+counts for all similar requests. But only the other probes detect that the text of a running request has changed."""
 
 _FREE_STEPS = 1.0
-"""Steps' worth of time that free first drafts take in one step at most."""
+"""Longest time of the free first drafts of one step, in steps that draft nothing."""
 
 _FOLLOW_UP_DEBT = 3.0
-"""Times `drafting` up to which follow-ups may run the budget into debt. A larger debt delays the next probe where
-nothing drafts: with one as large as the budget 12 JSON requests after code were found after 0 to 5 s on the demo pair's
-plant, with 3 after 0 to 2 s. A smaller one delays the follow-ups: with 2 after 1 to 4 s."""
+"""Largest debt of the budget that follow-ups may cause, in multiples of `drafting`. A larger debt delays the next probe
+while nothing is drafted, a smaller one the follow-ups. In simulation of the demo pair, 12 JSON requests after code were
+found after 0 to 2 s with 3, after 1 to 4 s with 2, and after 0 to 5 s with a debt as large as the budget."""
 
 _FIXED_COSTS = 2.0
-"""Times its fixed cost that the budget holds before a step drafts for probes alone: so at least half of what it spends
-is for the requests."""
+"""A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So at least half of the
+charge is for the requests."""
 
 
 DepthOf = Callable[[DraftState], int]
-"""Returns how deep a request's probe is in the current step."""
+"""Returns the depth of a request's probe in the current step."""
 
 
 class Probes:
     """The budget of one engine's probes, and the choice of the requests that are probed.
 
-    `k_max` and `rows_per_step` bound the dearest probe. `prices` are those of the current step; `None`: unknown.
-    `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. `drafted_at` is
-    the number of the last step that drafted, and is set by the planner.
+    `k_max` and `rows_per_step` determine the most expensive probe. `prices` are those of the current step; `None`:
+    unknown. `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. The
+    planner sets `drafted_at`, the number of the last step that drafted.
     """
 
     def __init__(self, k_max: int, rows_per_step: int) -> None:
@@ -102,20 +102,20 @@ class Probes:
 
     @property
     def limit(self) -> float:
-        """The largest budget: the cost of the dearest probe; 0 without prices."""
+        """The largest budget: the cost of the most expensive probe; 0 without prices."""
         prices = self.prices
         if prices is None:
             return 0.0
         return prices.drafting + prices.of_draft(self._rows_per_step, self._k_max, self._k_max)
 
     def earn(self, probe_ratio: float, steps: float) -> None:
-        """Add what so many `steps`, or as much idle time, earn."""
+        """Add the share of so many `steps`, or of as much idle time, to the budget."""
         limit = self.limit
         self.budget = min(self.budget + steps * probe_ratio, limit)
         self._prompt_budget = min(self._prompt_budget + steps * probe_ratio * PROMPT_SHARE, limit)
 
     def start_step(self, prices: ProbePrices | None, probe_ratio: float) -> None:
-        """Start the step that is planned next, with these prices."""
+        """Start planning a step, with these prices."""
         self.prices = prices
         self.earn(probe_ratio, 1)
         if self._charges:
@@ -145,12 +145,12 @@ class Probes:
         self.budget += self._charges.get(request_id, 0.0)
 
     def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
-        """Return how many steps after `step` cannot probe: none of `probed` is due, or the budget holds no probe.
+        """Return the number of steps after `step` without a probe: none of `probed` is due, or the budget is too small.
 
-        A follow-up waits only until the debt is below its limit.
+        For follow-ups only the limit of the debt counts.
         """
         prices, limit = self.prices, self.limit
-        most = self._rows_per_step  # no longer: then a backlog has to catch up
+        most = self._rows_per_step  # after these a backlog has to catch up anyway
         if prices is None:
             return most
         until_out_of_debt = most
@@ -158,7 +158,8 @@ class Probes:
             until_out_of_debt = _steps_to_earn(self._debt_limit(prices) - self.budget, probe_ratio, most)
         until_due = min(_due_at(state) for state in probed) - step - 1
         until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
-        # The next step is planned before a step's position joins the backlog, and each position makes the probe dearer.
+        # Each step adds one position to the backlog and so to the probe's cost. The next step is planned before its own
+        # position joins.
         gained = probe_ratio - prices.position
         missing = prices.drafting + prices.of_draft(min(map(backlog_of, probed)) - 1, 1, 1) - self.budget
         until_affordable = 0
@@ -218,7 +219,7 @@ def may_probe(state: DraftState, table: KTable) -> bool:
 
 
 def deepest_probe(state: DraftState, table: KTable) -> int:
-    """Return how deep a probe of a request may be; 0: it is never probed."""
+    """Return the largest depth of a probe of a request; 0: it is never probed."""
     return min(table.deepest_probe(state.traffic_class), state.ceiling)
 
 
@@ -239,5 +240,5 @@ def _due_at(state: DraftState) -> int:
 
 
 def _steps_to_earn(missing: float, probe_ratio: float, most: int) -> int:
-    """Return how many steps pass before the one in which `missing` is earned, `most` at most."""
+    """Return the number of steps, at most `most`, before the step in which the budget has grown by `missing`."""
     return math.ceil(min(missing / probe_ratio, float(most))) - 1 if missing > 0 else 0

@@ -1,4 +1,4 @@
-"""What the planner reads of vLLM's request objects. Pure: attributes only."""
+"""Reads the facts that the planner needs from vLLM's request objects. Pure: only attributes are read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ CEILING_ARGUMENT = "k_max"
 """The entry that is the request's ceiling on K: a whole number, 0 for no speculation."""
 
 _DELIVERED_BESIDE = 2
-"""Tokens that a request delivers beside its next draft: one of this step, and the bonus token after the draft."""
+"""Tokens that a request delivers in addition to its next draft: one of this step, and the bonus token after the
+draft."""
 
 
 class Stated(NamedTuple):
-    """What a request states about itself. `default` stands for a class that is missing or invalid."""
+    """The class, temperature and ceiling given in a request. A missing or invalid class is `default`."""
 
     traffic_class: str = DEFAULT_CLASS
     temperature: float = 0.0
@@ -25,7 +26,7 @@ class Stated(NamedTuple):
 
 
 def stated(request: Any) -> Stated:
-    """Return what a request states; a ceiling that is no whole number from 0 on counts as none."""
+    """Return the facts given in a request; a ceiling that is no whole number from 0 on counts as none."""
     parameters = request.sampling_params
     if parameters is None:
         return Stated()
@@ -46,11 +47,12 @@ def min_tokens(request: Any) -> int:
 
 
 def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
-    """Return how many tokens the next draft may have; of its last draft this step verifies `drafted` tokens.
+    """Return the largest length of a request's next draft; this step verifies `drafted` tokens of its last one.
 
-    A request delivers `max_tokens` at most. Below its `min_tokens` no draft may reach that length, however much of the
-    drafts before it is accepted: vLLM bars the stop tokens of a whole step by the request's length before the step, and
-    asynchronously it counts all drafts under way as accepted. Beyond that length `state.min_tokens` becomes 0.
+    A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, no draft may reach that length, even
+    if all earlier drafts are accepted. The reason: vLLM bars the stop tokens of a whole step by the request's length
+    before the step, and its asynchronous loop counts all drafts under way as accepted. Beyond that length
+    `state.min_tokens` becomes 0.
     """
     draftable: int = request.max_tokens - request.num_output_tokens - _DELIVERED_BESIDE
     if state.min_tokens > request.num_output_tokens + 1:
@@ -63,16 +65,17 @@ def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
 def reads_text_prompt(state: DraftState, request: Any, drafted: int) -> bool:
     """Whether a step that verifies `drafted` tokens of a request reads its prompt, and the prompt is text alone.
 
-    Placeholders with which vLLM pads a joining request are verified like a draft, and are no prompt. A row's position
-    is taken from the one after it. That is right for text, not for an image where positions have three dimensions.
+    vLLM pads a joining request with placeholders. They are verified like a draft and are not a prompt. Only text
+    counts, because the position of a row is derived from the next one, which is wrong for images with three-dimensional
+    positions.
     """
     return not (state.decoding or drafted or request.mm_features)
 
 
 def waiting_decodes(running: Sequence[Any], scheduled: Mapping[str, int], states: Mapping[str, DraftState]) -> int:
-    """Return how many of the `running` requests decode and have no token in the step that is `scheduled`.
+    """Return the number of `running` requests that decode and have no token in the step that is `scheduled`.
 
-    A request whose last tokens are under way has none in the next step either, and does not count.
+    A request whose last tokens are under way has no token in the next step either, and does not count.
     """
     if len(running) <= len(scheduled):
         return 0

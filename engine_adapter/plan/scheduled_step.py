@@ -8,7 +8,7 @@ from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepS
 
 
 class ScheduledDraft(NamedTuple):
-    """The scheduled K of a draft, the band by which it was chosen, and whether no draft was verified by then."""
+    """The scheduled K of a draft, the band by which it was chosen, and whether no draft had been verified by then."""
 
     k: int
     band: int
@@ -19,8 +19,8 @@ class ScheduledDraft(NamedTuple):
 class ScheduledStep:
     """A step as it was scheduled; steps that repeat it are the same object.
 
-    By request: `tokens` are those that vLLM scheduled, `plain` is the group of each decode without a draft to verify,
-    `drafts` are the drafts to verify. `refused` are the requests whose draft the grammar cut short.
+    By request: `tokens`, the number that vLLM scheduled; `plain`, the group of each decode without a draft to verify;
+    `drafts`, the drafts to verify. `refused`: the requests whose draft the grammar cut short.
     """
 
     tokens: Mapping[str, int]
@@ -30,7 +30,7 @@ class ScheduledStep:
     refused: set[str] = field(default_factory=set)
 
     def outcome(self, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:
-        """Return the outcome of the step with these verified `drafts`; `items` is what it delivered, by request."""
+        """Return the outcome of the step with these verified `drafts`; `items` are its outputs, one per request."""
         outcome = Outcome()
         tokens = outcome.tokens
         for item in items:
@@ -51,7 +51,7 @@ class ScheduledStep:
 
 
 class UnderWay(NamedTuple):
-    """A step that has not ended: vLLM's output, when it was scheduled, the length of its requests' sequences."""
+    """A step that has not ended: vLLM's `SchedulerOutput`, its time, the total length of its sequences, its record."""
 
     output: Any
     scheduled_at: float

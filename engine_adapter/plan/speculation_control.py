@@ -1,22 +1,23 @@
-"""What decides K on one engine: its law, or rows by class, band and running decodes; read every step, replaced whole.
+"""The source of K on one engine: its law, or rows by class, band and running decodes.
 
-Pure: the time is an argument. The agent's thread and the control route offer schedules, one at a time; the scheduler's
-thread reads. They share one reference, which is replaced whole, so a step sees the old table or the new one, never a
-mixture.
+Pure: the time is an argument. The agent's thread and the control route pass in schedules, one at a time. The
+scheduler's thread reads the table in every step. It is replaced as a whole, so a step sees the old table or the new
+one, never a mixture.
 
 The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
-2. guidance: under a schedule with guidance the engine's own law chooses K, as soon as it has measured steps and
-   traffic; for the schedule's `valid_for_s` and `hold_s` more. While the schedule is valid, a drawn engine does the
-   opposite of the others (`Schedule.is_guided`); afterwards it does as they do;
+2. guidance: the schedule has guidance, and the engine's law has enough evidence (measured steps, and traffic or the
+   fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. While the schedule is
+   valid, engines in `drawn` run rows if the others choose, and choose if the others run rows (`Schedule.is_guided`).
+   Afterwards all do the same;
 3. schedule: its rows, for its `valid_for_s`;
-4. engine: where no schedule is valid, an engine that adapts by itself lets its own law choose K;
+4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
 5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
    change; a single K suits one load only;
 6. expired, and before the first schedule: the static K for every class.
 
-A version that is not newer than the last one applied is refused, whether that has expired or not.
+A schedule is refused if its version is not newer than that of the last one applied, even if the last one has expired.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from specpilot.policy.schedule import KRange, Schedule
 
 
 class Source(StrEnum):
-    """Where the K in force comes from: the cases of the module, `static` before the first schedule."""
+    """The source of the K in force: the cases of the module, `static` before the first schedule."""
 
     CALIBRATION = "calibration"
     STATIC = "static"
@@ -47,8 +48,8 @@ class Source(StrEnum):
 class KTable:
     """K by class, band and running decodes, dense: `rows[class][band][n - 1]`; the last entry also holds for larger n.
 
-    `probed` gives the largest depth of probes of each class with rows by band: the largest K of these rows, which is
-    within the class's bounds, and 1 at least. A class with one row for all bands is pinned and not probed.
+    `probed` maps each class with rows by band to the largest depth of its probes: the largest K of its rows, at least
+    1. A class with one row for all bands is pinned and not probed.
 
     With a `law`, the law chooses K, and `rows` are the static K.
     """
@@ -128,7 +129,7 @@ class SpeculationControl:
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's K without a
     schedule, `max_running` vLLM's `max_num_seqs`. `hold_s`: seconds of case 5. `engine_id`: the engine's name, by which
     a schedule draws it. `calibrating`, `guided` and `adapting` are the tables of the cases 1, 2 and 4; each is `None`
-    where it does not apply.
+    if it does not apply.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of an engine
@@ -212,12 +213,12 @@ class SpeculationControl:
 
     @property
     def version(self) -> int:
-        """The version of the last schedule applied, expired or not; 0 before the first."""
+        """The version of the last schedule applied, even if it has expired; 0 before the first."""
         return self._applied.schedule.version if self._applied else 0
 
     @property
     def schedule(self) -> Schedule | None:
-        """The last schedule applied, expired or not."""
+        """The last schedule applied, even if it has expired."""
         return self._applied.schedule if self._applied else None
 
     def age_s(self, now: float) -> float | None:

@@ -1,23 +1,23 @@
-"""How long steps take, and how long an engine is idle between them. Pure: times are arguments, in monotonic seconds."""
+"""Measures steps and the idle time of an engine between them. Pure: times are arguments, in monotonic seconds."""
 
 _SHORTEST_S = 1e-4
 """The shortest step that enters the mean, in seconds, so that idle time can be divided by it."""
 
 _STEP_SHARE = 0.05
-"""What each step adds to the mean duration: a memory of 20 steps."""
+"""Weight of a step in the mean duration: a memory of 20 steps."""
 
 
 class StepClock:
     """Measures the steps of one engine.
 
-    A step lasts from the end of the step before to its own, because under load that is how long a running request
-    waits. After idle time it lasts from when it was scheduled. The engine is idle while nothing is scheduled and no
-    step is under way.
+    A step lasts from the end of the previous step to its own end, because a running request waits that long for its
+    next token. After idle time it lasts from the time at which it was scheduled. The engine is idle while nothing is
+    scheduled and no step is under way.
 
     In vLLM's asynchronous loop the host launches the next step before it processes the outcome of the last one, so the
-    time between two updates contains the launch of a third step. Where a device runs the steps, a step therefore lasts
-    from the end of the step before to its own on the device: a launch that holds up the device delays the end of the
-    step that was launched.
+    time between two updates contains the launch of a third step. Therefore, if a device runs the steps, a step lasts
+    from the end of the previous step to its own end on the device. If a launch delays the device, this delay is then
+    part of the launched step.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class StepClock:
     def end_step(self, scheduled_at: float, now: float, device_s: float | None, *, goes_on: bool) -> float:
         """Return the seconds of a step that ends now.
 
-        `device_s`: seconds on the device since the end of the step before; `None`: unknown. `goes_on`: another step is
-        under way or follows.
+        `device_s`: seconds on the device since the end of the previous step; `None`: unknown. `goes_on`: another step
+        is under way or follows.
         """
         seconds = now - (scheduled_at if self._ended_at is None else self._ended_at)
         if device_s is not None and self._ended_at is not None:  # otherwise the device's time contains idle time
@@ -40,7 +40,7 @@ class StepClock:
         return seconds
 
     def end_idle_time(self, now: float) -> float:
-        """Return how many steps of mean duration the idle time lasted that ends now; 0: there was none."""
+        """Return the length of the idle time that ends now, in steps of mean duration; 0: there was none."""
         if self._idle_since is None:
             return 0.0
         steps = (now - self._idle_since) / self._mean_s
@@ -48,10 +48,10 @@ class StepClock:
         return steps
 
     def interrupt(self) -> None:
-        """Let the next step last from when it is scheduled: the time until then belongs to no step."""
+        """Let the next step begin when it is scheduled: the time until then belongs to no step."""
         self._ended_at = None
 
     def waiting_s(self, scheduled_at: float, now: float) -> float:
-        """Return the seconds since a step that was scheduled then has begun; another thread may call."""
+        """Return the seconds since a step scheduled at `scheduled_at` has begun; another thread may call."""
         ended_at = self._ended_at  # read once
         return now - (scheduled_at if ended_at is None else max(scheduled_at, ended_at))

@@ -8,15 +8,15 @@ PLAN = "specpilot_plan"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the drafter does after one step. Requests are named by id.
+    """The drafter's work after one step. Requests are named by id.
 
-    `width`: positions that the drafter lays out for each request that it drafts for, the largest K; 0: it drafts
-    nothing. `slots`: these positions, of all requests together.
+    `width`: the positions that the drafter prepares for each request in its batch, the largest K; 0 means no drafts.
+    `slots`: these positions of all requests together.
 
-    `catch_up`: requests whose backlog goes through the drafter first. `left_out`: requests that the drafter runs
-    without, in a step that drafts; each has one position in the step, which joins its backlog. A step of width 0 names
-    none, because every request's latest position then joins its backlog. `held`: requests of such a step that have
-    several positions in it, all of which join the backlog.
+    `catch_up`: requests whose backlog goes through the drafter first. `left_out`: requests without the drafter in a
+    step that drafts. Each has one position in the step, and this position joins its backlog. The list is empty at width
+    0, because then every request's latest position joins its backlog. `held`: requests of a step of width 0 with
+    several positions, all of which join the backlog.
 
     `read`: positions that the drafter reads without drafting from them. These are the backlogs of `catch_up` and, at
     width 0, all positions except the last of each request that is not `held`.

@@ -1,19 +1,20 @@
-"""Follows the steps of one engine: each scheduled step goes to the planner, each outcome to the meter.
+"""Follows the steps of one engine: passes each scheduled step to the planner and each outcome to the meter.
 
 Pure: times are arguments, and of vLLM's objects only attributes are read (`plan.request_facts`).
 
 For each step vLLM's scheduler calls
 
 1. `begin`, once it has scheduled the step: each request's state is set from the step, and the next drafts are planned;
-2. `verified`, for each draft that the step verified: updates the request's band, and where requests of its kind start;
-3. `end`, with what the step delivered: counts it.
+2. `verified`, for each verified draft: updates the request's band, and the acceptance with which similar requests
+   start;
+3. `end`, with the outputs of the step: counts the step.
 
 In the asynchronous loop `begin` of the next step comes before `verified` and `end` of this one, so the steps under way
 form a queue.
 
-At K = 0 for all requests most steps repeat the one before: the same requests decode, and each leaves one more position
-to the drafter. `begin` then does not plan (`_repeat`), and `_settle` adds up these positions when something changes.
-Where anything is drafted, its outcome may change K, so every such step is planned.
+With K = 0 for all requests most steps repeat the previous one: the same requests decode, and one more position of each
+joins its backlog. `begin` then does not plan (`_repeat`), and `_settle` adds up these positions when something changes.
+A step with drafts is always planned, because their outcome may change K.
 """
 
 from collections import deque
@@ -59,12 +60,12 @@ class Steps:
         self._under_way: deque[UnderWay] = deque()
         self._drafts: dict[str, Draft] = {}  # verified in the first step under way, by request
         self._cut = 0  # drafted tokens of that step that were not verified
-        self._learned_of: set[Kind] = set()  # kinds of which a first draft was verified since the last planned step
+        self._learned_of: set[Kind] = set()  # kinds with a first draft verified since the last planned step
         # Steps that repeat
         self._repeated = ScheduledStep({}, StepShape(0, 0, 0))
         self._repeated_plan = StepPlan(0)
-        self._repeats_left = 0  # how many more steps may repeat `_repeated`
-        self._unsettled = 0  # how many did, and are missing from the requests' backlogs
+        self._repeats_left = 0  # number of further steps that may repeat `_repeated`
+        self._unsettled = 0  # repeated steps whose positions are not in the requests' backlogs yet
         self._outcome = Outcome()  # of the latest step
         self._plain: dict[str, Group] | None = None  # of the latest step, if it delivered one token to each request
 
@@ -147,7 +148,7 @@ class Steps:
         return self._repeated_plan
 
     def _note_empty(self, output: Any) -> None:
-        """Count no time where there is nothing to do: vLLM's loop goes round while all requests wait for a grammar."""
+        """Do not count the time of empty steps: vLLM's loop goes on while all requests wait for a grammar."""
         if not output.num_scheduled_tokens and not self._under_way:
             self._clock.interrupt()
 
@@ -159,13 +160,14 @@ class Steps:
     # 2. Its drafts are verified
 
     def verified(self, request_id: str, drafted: int, accepted: int, invalid: int, verified: int | None = None) -> None:
-        """Process one draft of `drafted` tokens, of which the grammar cut `invalid` off at the end.
+        """Process one draft of `drafted` tokens; the grammar cut `invalid` of them off at the end.
 
         `verified` is the number of verified tokens, if vLLM's adaptive verification chose a prefix of the draft;
         `None`: all. A draft without a verified token counts as K = 0, and is no evidence about acceptance.
 
         Only the drafts of requests that decode count. A request that joins running decodes with one token left to
-        prefill may have placeholders, so that all have as many positions; no drafter made them.
+        prefill may have placeholders, so that all requests have the same number of positions. They are not from the
+        drafter.
         """
         if not self._under_way or not drafted:
             return
@@ -184,7 +186,10 @@ class Steps:
                 self._learn(state, draft)
 
     def _learn(self, state: DraftState, draft: Draft) -> None:
-        """Move the request's band by the outcome of its draft and, by a first draft, the start of its kind."""
+        """Update the request's estimate with the outcome of a draft.
+
+        One of the first `FIRST_DRAFTS` drafts also updates the estimate with which similar requests start.
+        """
         k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
         if state.acceptance.drafts < FIRST_DRAFTS:
             self.priors.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
@@ -192,9 +197,9 @@ class Steps:
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
 
     def _restart_unverified(self) -> None:
-        """Reset the requests without a verified draft to the current start of their kind.
+        """Set requests without a verified draft to the current starting estimate of their kind.
 
-        So when traffic changes, the probes of one request inform all requests that came with it.
+        So after a change of traffic, the probes of one request move all similar requests without a verified draft.
         """
         if self._learned_of:
             for state in self.states.values():
@@ -212,19 +217,20 @@ class Steps:
     def end(
         self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool, device_s: float | None = None
     ) -> None:
-        """Count a step. `outputs` is what it delivered: nothing to requests that have ended in the meantime.
+        """Count a step. `outputs` are its outputs: none for requests that have ended in the meantime.
 
         `goes_on`: there are unfinished requests, so the next step lasts from now. `device_s`: seconds on the device
-        from the end of the step before to the end of this one; `None` without a device that reports them.
+            from the end of the previous step to the end of this one; `None` without a device that reports them.
         """
         if not self._under_way or self._under_way[0].output is not output:
             return
         _, scheduled_at, context, step = self._under_way.popleft()
-        # In vLLM's asynchronous loop a step that delivers nothing may be under way: it lasts from now, too.
+        # In vLLM's asynchronous loop another step may be under way although no request is unfinished; it lasts from
+        # now.
         seconds = self._clock.end_step(scheduled_at, now, device_s, goes_on=goes_on or bool(self._under_way))
         items = [item for client in outputs.values() for item in client.outputs if item.new_token_ids]
         is_plain = len(items) == len(step.plain) and not step.drafts
-        if not is_plain or step.plain is not self._plain:  # otherwise the outcome is that of the step before
+        if not is_plain or step.plain is not self._plain:  # otherwise the outcome is that of the previous step
             self._plain = step.plain if is_plain else None
             self._outcome = step.outcome(self._drafts, items)
             self._drafts.clear()
@@ -234,7 +240,7 @@ class Steps:
         self._meter.commit(shape, seconds, context, self._outcome)
 
     def waiting_s(self, now: float) -> float:
-        """Return for how many seconds the oldest step under way has not ended, 0 without one; other threads may ask."""
+        """Return the seconds for which the oldest step under way has run, 0 without one; other threads may call."""
         try:
             scheduled_at = self._under_way[0].scheduled_at
         except IndexError:
@@ -255,19 +261,19 @@ class Steps:
             state.restart()
 
     def backlog(self, request_id: str) -> int:
-        """Return how many of a request's latest positions the drafter has not seen."""
+        """Return the number of a request's latest positions that the drafter has not read."""
         self._settle()
         state = self.states.get(request_id)
         return state.backlog if state is not None else 0
 
     @property
     def next_width(self) -> int:
-        """Width of the next step's drafts by the schedule: for so many slots of each request vLLM has to keep room."""
+        """Width of the next step's drafts by the law or the schedule; vLLM keeps room for so many slots per request."""
         return self._planner.next_width
 
     @property
     def backlog_tokens(self) -> int:
-        """Positions of all decodes that the drafter has not seen; other threads may ask."""
+        """Number of positions of all decodes that the drafter has not read; other threads may read it."""
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
 
     def _is_repeated(self, output: Any, table: KTable) -> bool:
@@ -280,10 +286,10 @@ class Steps:
         )
 
     def _may_repeat(self, step: ScheduledStep, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
-        """Whether the next step repeats `step`, which drafts nothing, if the same requests come with one token each.
+        """Whether the next step repeats `step`, which drafts nothing, if it has the same requests with one token each.
 
-        It does when nothing was verified, no request catches up or changed its band, and K is 0 by the schedule, not
-        because a request is too short to stop.
+        That is so if nothing was verified, no request catches up or has changed its band, and K is 0 by the law or the
+        schedule and not because a request is shorter than its `min_tokens`.
         """
         if step.drafts or step.refused or plan.catch_up:
             return False
@@ -303,7 +309,7 @@ class Steps:
             self._planner.skip_steps(self.decoding, self.table, count)
 
     def _drop_finished(self, output: Any, requests: Mapping[str, Any]) -> None:
-        """Drop finished requests. Of a session that has more input, read the limits again."""
+        """Drop finished requests. For a session that got more input, read the limits again."""
         for request_id in output.finished_req_ids:
             self.states.pop(request_id, None)
         for new in output.scheduled_new_reqs:
@@ -332,7 +338,7 @@ class Steps:
                 state.label = self._label(state)
 
     def _group(self, state: DraftState) -> Group:
-        """Return the group for which a decode without a draft counts.
+        """Return the group under which a decode without a draft is counted.
 
         A request that is never probed does not count as unprobed.
         """
@@ -340,5 +346,5 @@ class Steps:
         return Group(state.label, state.band, is_unprobed)
 
     def _label(self, state: DraftState) -> str:
-        """Return the class for which a request's evidence counts: its own, if the schedule knows it."""
+        """Return the class under which a request's evidence is counted: its own if the table names it."""
         return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
