@@ -1,6 +1,6 @@
 """`specpilot engine`: vLLM's OpenAI server with the adapter in it; all other flags go to vLLM.
 
-Makes its checks before vLLM loads for half a minute, sets the environment that the adapter reads in vLLM's processes,
+Checks its flags before vLLM loads for half a minute, sets the environment that the adapter reads in vLLM's processes,
 and becomes vLLM (`exec`), so signals and exit status are vLLM's own.
 """
 
@@ -136,7 +136,7 @@ def _environment(ours: argparse.Namespace) -> dict[str, str]:
 
 
 def _plugins() -> str:
-    """Return the plugins that vLLM is to load; warn of plugins that no longer load because of the adapter."""
+    """Return the plugins that vLLM should load; warn of plugins that no longer load because of the adapter."""
     value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
     if switched_off:
         sys.stderr.write(
@@ -147,7 +147,7 @@ def _plugins() -> str:
 
 
 def _url(ours: argparse.Namespace) -> str:
-    """Return the address at which the gateway reaches the engine: by flag, environment, or where it listens."""
+    """Return the address at which the gateway reaches the engine: from flag, environment, or the listening address."""
     host = "127.0.0.1" if ours.host in ("", "0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
     listens = f"http://[{host}]:{ours.port}" if ":" in host else f"http://{host}:{ours.port}"
     return ours.advertise_url or os.environ.get(PREFIX + "URL") or listens
@@ -156,7 +156,7 @@ def _url(ours: argparse.Namespace) -> str:
 def _metrics_folder(port: int) -> Path:
     """Return an empty folder of this user for the metrics that vLLM's processes share.
 
-    Its name contains the port, so that an engine that starts again empties its old folder.
+    Its name contains the port, so that a restarted engine empties its old folder.
     """
     folder = Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{port}"
     try:
@@ -179,7 +179,7 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
             fail(PROGRAM, "--speculative-config: must be a JSON object")
     else:
         assert drafter is not None
-        # A head that is no folder here counts as a P-EAGLE head.
+        # A head that is no folder on this machine counts as a P-EAGLE head.
         head = _head_config(drafter) or head_config.HeadConfig(is_parallel=True, k=None)
         k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
         if k_max < 1:
@@ -192,7 +192,7 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
 
 
 def _head_config(drafter: str) -> head_config.HeadConfig | None:
-    """Return method and K of the head in the folder `drafter`; `None` if it is no folder here."""
+    """Return method and K of the head in the folder `drafter`; `None` if it is no folder on this machine."""
     path = Path(drafter) / "config.json"
     if not path.is_file():
         return None
@@ -205,7 +205,7 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
 
 
 def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> None:
-    """End the program if the flags ask for something that the adapter cannot steer; the scheduler checks again."""
+    """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp", type=int, default=1)
@@ -269,7 +269,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _is_async(passed: Sequence[str]) -> bool:
-    """Whether vLLM will schedule asynchronously: by flag, else by its default, which is no on CPUs."""
+    """Whether vLLM will schedule asynchronously: by flag, else by its default, which is synchronous on CPUs."""
     if "--no-async-scheduling" in passed:
         return False
     if "--async-scheduling" in passed:
@@ -279,7 +279,7 @@ def _is_async(passed: Sequence[str]) -> bool:
 
 @cache
 def _has_cuda() -> bool:
-    """Whether torch sees a CUDA device here."""
+    """Whether torch finds a CUDA device."""
     import torch  # noqa: PLC0415 - seconds to import, and needed only here
 
     return bool(torch.cuda.is_available())

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class AdapterError(Exception):
-    """Root of the adapter's errors. `status` is the HTTP status the control route answers with."""
+    """Root of the adapter's errors. `status` is the HTTP status of the control route's answer."""
 
     status = 500
     code = "adapter_error"
@@ -27,7 +27,7 @@ class InvalidSettingsError(AdapterError):
 
 
 class ScheduleRefusedError(AdapterError):
-    """A schedule that this engine must not apply; the one in force stays."""
+    """A schedule that this engine must not apply; the present one stays in force."""
 
     status = 422
     code = "schedule_refused"

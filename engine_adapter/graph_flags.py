@@ -1,7 +1,8 @@
 """The capture size of CUDA graphs that `specpilot engine` passes to vLLM if the operator gives none.
 
-vLLM's own default ends at 512 tokens on Hopper. A step of n requests at K has n (1 + K) tokens, so with K_max = 7 it
-has no graph above 64 requests, and takes 1.5 times as long (49 instead of 33 ms at 128 requests of an 8B model, H200).
+vLLM's own default is 512 tokens on Hopper. A step of n requests at K has n (1 + K) tokens. So with K_max = 7 a step of
+more than 64 requests has no graph and takes 1.5 times as long (49 instead of 33 ms at 128 requests of an 8B model,
+H200).
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from collections.abc import Sequence
 CAPTURE_SIZE = "--max-cudagraph-capture-size"
 LARGEST = 1024
 """Tokens. 83 FULL graphs for any mix of K take 1.7 GiB and 4 s of the start at this size (8B model, H200). Above it a
-step takes 33 ms, most of it arithmetic, so the share of a lost graph decreases."""
+step takes 33 ms, most of it arithmetic, so a missing graph matters less."""
 DEFAULT = 512
-"""vLLM's own largest size, in tokens; `specpilot engine` sets no smaller one."""
+"""vLLM's own largest size, in tokens; `specpilot engine` sets no smaller size."""
 
 _STEP = 16
 """Above 256 tokens vLLM captures multiples of this number, up to the given size."""
@@ -20,9 +21,9 @@ _OWN = (CAPTURE_SIZE, "--cudagraph-capture-sizes", "--compilation-config", "-O",
 
 
 def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
-    """Return the flag that sets the capture size beside vLLM's flags `passed`; none if these decide it.
+    """Return the flag that sets the capture size; none if the flags `passed` to vLLM set it.
 
-    A file of flags (`--config`) may decide it: vLLM would prefer the flag, or refuse it beside the file's sizes.
+    A file of flags (`--config`) may set it: vLLM would prefer the flag, or refuse it together with the file's sizes.
     """
     flags = [argument.replace("_", "-") for argument in passed]
     if "--config" in flags or any(flag.startswith(_OWN) for flag in flags):  # `-O3`, `-cc.cudagraph_mode=NONE` too
@@ -33,7 +34,7 @@ def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
 
 
 def _max_num_seqs(flags: Sequence[str]) -> int | None:
-    """Return how many requests may run at once by vLLM's flags; `None` without such a flag."""
+    """Return the number of requests that may run at once by vLLM's flags; `None` without such a flag."""
     name, last = "--max-num-seqs", None
     for place, flag in enumerate(flags):
         if flag.startswith(name + "="):

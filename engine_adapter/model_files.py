@@ -1,4 +1,4 @@
-"""Whether a model's files are on this machine or can be downloaded: checked before vLLM loads for half a minute."""
+"""Checks whether a model's files are on this machine or can be downloaded, before vLLM loads for half a minute."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _DENIED = (401, 403)
 
 
 def missing_files_fault(names: Sequence[str]) -> str | None:
-    """Return a sentence about models that are neither here nor can be downloaded; `None`: vLLM may start."""
+    """Return a sentence about models that are not on this machine and cannot be downloaded; `None`: vLLM may start."""
     absent = [name for name in names if not is_here(name)]
     if not absent:
         return None
@@ -44,7 +44,7 @@ def _hub_fault(name: str) -> str | None:
     except HTTPError as error:
         error.close()
         if error.code in _DENIED:
-            return None  # gated: vLLM has the token, and reports its faults
+            return None  # gated: vLLM has the token, and reports faults of it
         return f"{hub} does not have it ({error.code})"
     except (OSError, HTTPException, ValueError):
         return f"{hub} cannot be reached"

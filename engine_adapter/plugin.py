@@ -1,8 +1,8 @@
 """vLLM's general plugin, loaded by every process of an engine.
 
-vLLM loads it wherever the package is installed, also for engines that do not use the adapter. Engines with other
-schedulers run unchanged, except for the repairs. An untested version of vLLM is not changed at all: an engine with the
-adapter's scheduler refuses to start there.
+vLLM loads it if the package is installed, also for engines that do not use the adapter. Engines with other schedulers
+run unchanged, except for the repairs. An untested version of vLLM is not changed at all: with it, an engine with the
+adapter's scheduler refuses to start.
 
 The plugin installs the wrappers of vLLM's runner and drafters, the repairs for CPUs and the query for CUDA graphs. It
 adds the methods that the API server calls to `EngineCore`.
@@ -43,14 +43,14 @@ def register() -> None:
 
 
 def _may_run_v2() -> bool:
-    """Whether this vLLM may run its model runner V2, which needs Triton, and the adapter knows that runner."""
+    """Whether this vLLM may run its model runner V2, which needs Triton, and the adapter supports that runner."""
     from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415 - imports torch
 
     return HAS_TRITON and compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2)
 
 
 def _is_fit() -> bool:
-    """Whether this vLLM may be changed; one of an unknown version is not."""
+    """Whether this vLLM may be changed; not if its version is unknown."""
     try:
         return AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())
     except (UnsupportedEngineError, ValidationError):

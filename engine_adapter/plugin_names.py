@@ -1,10 +1,10 @@
-"""The value of `VLLM_PLUGINS` with which the adapter loads, and with it every plugin that loads without the variable.
+"""The value of `VLLM_PLUGINS` that loads the adapter, and every plugin that loads without the variable.
 
 If `VLLM_PLUGINS` is unset, vLLM loads every plugin except those that add routes (`vllm.endpoint_plugins`), so the
-adapter's route would not load. If it is set, vLLM loads only the plugins that it names, so the adapter's name alone
-would switch off a platform, a LoRA resolver or a logger of statistics. These are named beside it. Two kinds are not,
-because their name in the variable is a permission: plugins that add routes under the same name, and vLLM's
-resolver that downloads.
+adapter's route would not load. If it is set, vLLM loads only the plugins in it. With the adapter's name alone a
+platform, a LoRA resolver or a logger of statistics would not load, so these are added. Two kinds are not added, because
+their name in the variable is a permission: plugins that add routes under the same name, and vLLM's resolver that
+downloads.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from importlib import metadata
 OWN = "specpilot"
 VARIABLE = "VLLM_PLUGINS"
 GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger"))
-"""The groups of which vLLM loads every plugin if the variable is unset."""
+"""The groups whose plugins vLLM loads if the variable is unset."""
 _ROUTES = "vllm.endpoint_plugins"
 _PERMITTED_BY_NAME = frozenset(("lora_hf_hub_resolver",))
 

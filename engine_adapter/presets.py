@@ -1,8 +1,8 @@
 """Published pairs of target and draft head for `specpilot engine --preset NAME`. Pure.
 
 The facts come from the heads' cards and from public recipes (see `docs/reference/presets.md`). None of the large pairs
-was run with the adapter so far. `None` is unknown: a preset without a published K needs `--k-max`, one without a
-published head `--drafter`.
+has been run with the adapter. `None` means unknown: a preset without a published K needs `--k-max`, a preset without a
+published head needs `--drafter`.
 """
 
 import json
@@ -24,7 +24,7 @@ _GRAPH_SIZES = ("--max-cudagraph-capture-size", "--cudagraph-capture-sizes")
 class Preset:
     """One pair. `k_trained`: the depth of the head's training. `k`: the K that its authors serve. `flags` go to vLLM.
 
-    `limits`: known conditions in which it does not pay, or was not tried.
+    `limits`: known conditions in which it brings no gain, or was not tried.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Preset:
 
 
 _CAPTURE = (_GRAPH_SIZES[0], "4096")
-"""K_max + 1 tokens for each running request need graphs that large. The card of GPT-OSS-20B-P-EAGLE sets it; the other
-P-EAGLE heads of the family get the same."""
+"""K_max + 1 tokens for each running request need graphs of this size. The card of GPT-OSS-20B-P-EAGLE sets it; the
+other P-EAGLE heads of the family get the same."""
 
 _LONG = "made for prompts above 10,000 tokens"
 _MULTIMODAL = "multimodal target: not run with the adapter"
@@ -130,9 +130,9 @@ def expanded(
 ) -> list[str]:
     """Return the flags of `specpilot engine` with `--preset NAME` expanded; without it, `arguments` unchanged.
 
-    Other flags win over the preset: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of vLLM. So
-    does a drafter's own configuration: `head_of` returns it, `None` for a head that is no folder here. Raises
-    `InvalidSettingsError` for an unknown preset, or one that needs a missing flag.
+    Other flags replace those of the preset: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of
+    vLLM. So does a drafter's own configuration: `head_of` returns it, `None` for a head that is no folder on this
+    machine. Raises `InvalidSettingsError` for an unknown preset, or one that needs a missing flag.
     """
     name, rest = _taken(arguments, FLAG)
     if name is None:

@@ -69,10 +69,10 @@ class AdapterSettings(BaseSettings):
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        """Refuse an address that gateways and controllers could not parse; they read it in the engine's record."""
+        """Refuse an address that gateways and controllers, which read it in the engine's record, could not parse."""
         try:
             parts = urlsplit(url)
-            host = (parts.hostname or "").encode("idna")  # raises for a name that no resolver takes
+            host = (parts.hostname or "").encode("idna")  # raises for a name that no resolver accepts
             is_good = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
             is_good = is_good and not (parts.query or parts.fragment or "@" in parts.netloc)
             is_good = is_good and not any(char.isspace() for char in url)
@@ -85,7 +85,7 @@ class AdapterSettings(BaseSettings):
 
     @classmethod
     def read(cls, **given: str) -> Self:
-        """Return the settings; those `given` replace the environment's.
+        """Return the settings; `given` ones replace those of the environment.
 
         Raises `InvalidSettingsError`, which names the variable of each invalid or unknown setting.
         """

@@ -1,6 +1,7 @@
-"""The threads of the adapter in the EngineCore process. The model waits for neither.
+"""The two threads of the adapter in the EngineCore process. The model's steps wait for neither.
 
-- The *exporter* empties the meter into Prometheus metrics, and lets the engine's law learn (`agent.learning`).
+- The *exporter* empties the meter into Prometheus metrics, and passes the evidence to the engine's law
+  (`agent.learning`).
 - The *link* calibrates the engine (`agent.calibration`), then follows Redis (`agent.link`).
 """
 
@@ -23,11 +24,11 @@ from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
 
 STALLED_S = 60.0
-"""Seconds after which a step under way that has not ended makes the engine report that it is stalled. The longest
-steps, whole chunks of prompts on a slow processor, take some seconds."""
+"""Seconds after which an unfinished step makes the engine report that it is stalled. The longest steps, whole chunks of
+prompts on a slow processor, take some seconds."""
 
 EXPORT_S = 0.25
-"""Seconds between two exports of the evidence: a scrape misses at most that much."""
+"""Seconds between two exports of the evidence, and so its largest age in a scrape."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -80,7 +81,7 @@ class Agent:
 
     def _export(self) -> None:
         while not self._stopped.wait(EXPORT_S):
-            if self._scheduler.control.calibrating is None:  # its requests are no traffic
+            if self._scheduler.control.calibrating is None:  # the requests of a calibration are no traffic
                 try:
                     self._export_once()
                 except Exception:  # one failed export must not end the thread
@@ -116,7 +117,7 @@ class Agent:
 
 
 def is_stalled(scheduler: Any, now: float) -> bool:
-    """Whether `scheduler` has requests and a step under way that should have ended long before `now`."""
+    """Whether `scheduler` has requests, and a step that should have ended long before `now`."""
     return bool(scheduler.has_unfinished_requests() and scheduler.steps.waiting_s(now) > STALLED_S)
 
 

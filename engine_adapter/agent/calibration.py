@@ -1,18 +1,18 @@
-"""Calibration: an engine that has just started measures its step times with requests of its own, before traffic.
+"""Calibration: a started engine measures its step times with requests of its own, before traffic.
 
 Otherwise the engine's law would learn the cost of a K from users' requests: in the first seconds at each load it would
 use a cost that was measured at another load. Calibration takes seconds and ends before the engine registers. It uses
-the engine's own HTTP API, so its steps do all that a user's steps do.
+the engine's own HTTP API, so its steps do the same work as a user's steps.
 
-For each number of running requests, powers of two up to `max_num_seqs`, four settings follow one another while the same
-requests run: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1. Without the last one
-verified tokens and slots would only grow together, and their costs could not be separated.
+For each number of running requests, powers of two up to `max_num_seqs`, four settings are measured in turn with the
+same requests: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1. Without the last
+setting verified tokens and slots would only grow together, and their costs could not be separated.
 
 The requests' tokens are drawn at random, so their drafts are no evidence about traffic: the law learns the steps, and
 nothing is exported. vLLM's own counters count these requests.
 
 If sequences cannot be long enough for all settings, the requests end early and are sent again. Steps in which less than
-half of the requests run are learned, but do not count for the setting.
+half of the requests run are learned, but not counted for the setting.
 
 A failure is logged as one warning, and step times are then learned from traffic:
 
@@ -43,16 +43,16 @@ from specpilot.engine_adapter.plan.speculation_control import calibration_table
 from specpilot.policy.names import DEFAULT_CLASS
 
 STEPS = 20
-"""Steps that are measured of each setting: a mean good to some per cent, in a fifth of a second."""
+"""Measured steps of each setting. They give a mean within some per cent, in a fifth of a second."""
 
 REQUESTS = 256
-"""Running requests of a calibration at most; step times above are extrapolated until traffic is there."""
+"""Largest number of running requests of a calibration; step times above are extrapolated until there is traffic."""
 
 PROMPT = 16
-"""Tokens of a calibration's prompts."""
+"""Tokens of each prompt of a calibration."""
 
 SETTING_S = 10.0
-"""Seconds of one setting at most: if 20 steps take longer, the rest is learned from traffic."""
+"""Longest time of one setting, in seconds: if 20 steps take longer, the rest is learned from traffic."""
 
 ANSWER_S = 5.0
 """Seconds without a step after which calibration is given up."""
@@ -61,7 +61,7 @@ START_S = 120.0
 """Seconds in which the engine's own address must answer, counted from when its model is loaded."""
 
 CLASS = "calibration"
-"""The traffic class of the requests whose K differs from the others'."""
+"""The traffic class of the requests with another K than the rest."""
 
 _POLL_S = 0.01
 
@@ -85,7 +85,7 @@ def settings(n: int, k_max: int) -> list[tuple[int, int]]:
 
 
 class Calibration:
-    """Measures the steps of the engine of `scheduler`, which answers at `url`, for `limit_s` seconds at most."""
+    """Measures the steps of the engine of `scheduler`, which listens at `url`, for at most `limit_s` seconds."""
 
     def __init__(self, scheduler: Any, url: str, limit_s: float) -> None:
         self._scheduler = scheduler
@@ -94,7 +94,7 @@ class Calibration:
         self._limit_s = limit_s
 
     def run(self, stopped: threading.Event) -> None:
-        """Measure until all is done, `limit_s` is over, or `stopped`; log a failure and return."""
+        """Measure until all settings are done, `limit_s` is over, or `stopped`; log a failure and return."""
         if self._control.k_max == 0 or self._limit_s == 0:
             return
         began = time.monotonic()
@@ -118,7 +118,7 @@ class Calibration:
             self._leave(stopped)
 
     def _leave(self, stopped: threading.Event) -> None:
-        """Return K to the schedule once no request of the calibration runs: its drafts would count as users'."""
+        """End the calibration's K when none of its requests runs; before that its drafts would count as users'."""
         self._control.calibrating = calibration_table(0, {})
         until = time.monotonic() + ANSWER_S
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
@@ -129,7 +129,7 @@ class Calibration:
         self._control.calibrating = None
 
     def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:
-        """Measure the steps of `n` running requests; return whether the time sufficed for every setting."""
+        """Measure the steps of `n` running requests; return whether the time was enough for every setting."""
         others = n // 2
         with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
             for k, k_others in settings(n, self._control.k_max):
@@ -160,7 +160,7 @@ class Calibration:
 
     @contextmanager
     def _requests(self, count: int, label: str) -> Iterator["_Batch"]:
-        """Run so many requests; they end with their connection."""
+        """Run `count` requests; they end with their connection."""
         batch = _Batch(self._connection(), f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label))
         try:
             if count:
@@ -173,7 +173,7 @@ class Calibration:
         config = self._scheduler.vllm_config.model_config
         size, room = config.get_vocab_size(), config.max_model_len - PROMPT - self._control.k_max
         draw = random.Random(f"{label} {count}")  # noqa: S311 - no secret
-        # Special tokens lie at either end of a vocabulary.
+        # Special tokens are at both ends of a vocabulary.
         prompts = [
             [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(PROMPT)] for _ in range(count)
         ]
@@ -197,7 +197,7 @@ class Calibration:
                 if connection.getresponse().status == HTTPStatus.OK:
                     return
                 reason = "its /health does not answer 200"
-            except (socket.gaierror, ssl.SSLError) as error:  # waiting would repair neither, and delay the engine
+            except (socket.gaierror, ssl.SSLError) as error:  # waiting would not help, and would delay the engine
                 raise CalibrationError(
                     f"{self._url.geturl()} cannot be reached from within the engine ({error})"
                 ) from error

@@ -1,12 +1,12 @@
 """Middleware of vLLM's server that reads a request's traffic class from the header `X-Traffic-Class`.
 
-For engines behind another gateway than SpecPilot's, which only has to pass that header on, or set it. The class is
-written into the body as `vllm_xargs.traffic_class`, as SpecPilot's gateway does, and replaces one that is there: the
-operator of the gateway decides, not its clients. A gateway that passes their headers on lets clients choose.
+For engines behind another gateway than SpecPilot's. That gateway only has to pass this header on, or set it. The class
+is written into the body as `vllm_xargs.traffic_class`, as SpecPilot's gateway does. It replaces a class in the body:
+the operator of the gateway decides, not its clients. If the gateway passes its clients' headers on, clients choose.
 
-A header that is no class name, and a body that is no JSON object, pass unchanged: vLLM serves the request as `default`,
-or refuses it. A body without `vllm_xargs`, which is nearly every one, is not parsed: the field is inserted at its
-start.
+With a header that is no class name, or a body that is no JSON object, the request is passed on unchanged: vLLM serves
+it as `default`, or refuses it. A body without `vllm_xargs`, which is nearly every one, is not parsed: the field is
+inserted at its start.
 """
 
 import json
@@ -25,7 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADER = b"x-traffic-class"
 PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"))
-"""The routes whose bodies vLLM lets carry `vllm_xargs`."""
+"""The routes on which vLLM accepts `vllm_xargs` in the body."""
 
 _OPENING = re.compile(rb"\s*\{\s*")
 _ESCAPED = re.compile(rb"\\u00[4-7]")  # an escaped letter: the field's name may contain it
@@ -83,7 +83,7 @@ def _class_of(scope: Scope) -> str | None:
 
 
 async def _read(receive: Receive) -> tuple[bytes, Message]:
-    """Return the whole body, and the last message: of the body, or that the client disconnected."""
+    """Return the whole body, and the last message: the end of the body, or that the client disconnected."""
     chunks: list[bytes] = []
     while True:
         message = await receive()

@@ -1,7 +1,7 @@
 """Methods on vLLM's `EngineCore` for the API server: report the state, apply a schedule, begin to drain.
 
 The API server's process calls them by name (`agent.endpoint`, `agent.draining`); `engine_adapter.plugin` adds them to
-the class. vLLM runs them between two steps, so a schedule is never applied in the middle of one.
+the class. vLLM runs them between two steps, so a schedule is never applied within a step.
 """
 
 import json
@@ -19,10 +19,10 @@ STATE_METHOD = "specpilot_state"
 """The name of `state` on vLLM's `EngineCore`."""
 
 APPLY_METHOD = "specpilot_apply"
-"""The name of `apply` there."""
+"""The name of `apply` on vLLM's `EngineCore`."""
 
 DRAIN_METHOD = "specpilot_drain"
-"""The name of `drain` there."""
+"""The name of `drain` on vLLM's `EngineCore`."""
 
 
 def state(core: Any) -> str:

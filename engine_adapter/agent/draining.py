@@ -9,8 +9,8 @@ Runs in the API server's process and replaces vLLM's own handler of SIGTERM once
 | ending   | `grace_s` is over                               | `timeout_s` at most, until two checks find nothing runs |
 | stopping | nothing runs, time is over, or a second SIGTERM | vLLM's own shutdown                                     |
 
-An engine that hangs answers no check, and stops when both times are over. Requests that still arrive are served until
-the last state. vLLM has one handler for SIGTERM and SIGINT, so its shutdown is started by SIGINT. A SIGINT from outside
+A hung engine answers no check, and stops when both times are over. Requests that still arrive are served until state
+`stopping`. vLLM has one handler for SIGTERM and SIGINT, so its shutdown is started by SIGINT. A SIGINT from outside
 (Ctrl-C) stops the engine at once, as without the adapter.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from fastapi import FastAPI
 
 CHECK_EVERY_S = 0.25
-"""Seconds between two checks whether anything runs; also the time for the last bytes to reach their client."""
+"""Seconds between two checks for running requests; also the time for the last bytes to reach their client."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -34,14 +34,14 @@ class Draining:
     """Handles SIGTERM of the process whose event loop runs."""
 
     def __init__(self, begin: Callable[[], Awaitable[str]], grace_s: float, timeout_s: float) -> None:
-        """`begin` marks the engine as draining and returns as JSON whether requests run; `null`: no adapter."""
+        """`begin` marks the engine as draining and returns JSON: whether requests run; `null`: no adapter."""
         self._begin = begin
         self._grace_s = grace_s
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
 
     def attach(self, app: FastAPI) -> None:
-        """Take the signal over once the server of `app` has started: vLLM has set its own handler by then."""
+        """Replace the handler when the server of `app` has started: vLLM has set its own by then."""
         inner = app.router.lifespan_context
 
         @asynccontextmanager
@@ -75,7 +75,7 @@ class Draining:
 
     async def _until_idle(self) -> None:
         idle = 0
-        while idle < 2:  # noqa: PLR2004 - one check may come between a request's arrival and its place in the engine
+        while idle < 2:  # noqa: PLR2004 - one check may fall between a request's arrival and its start
             idle = 0 if await self._is_running() else idle + 1
             await asyncio.sleep(CHECK_EVERY_S)
 

@@ -1,7 +1,7 @@
 """vLLM's endpoint plugin: `GET` and `PUT /speculation` on the engine's own port.
 
-Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without a token every call is refused, except with
-`SPECPILOT_ENGINE_TRUST_THIS_MACHINE`: then local processes are served, but no web page and no proxy
+Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without a token every call is refused. With
+`SPECPILOT_ENGINE_TRUST_THIS_MACHINE` calls of local processes are served, but not those of web pages or through proxies
 (`policy.this_machine`). The gateway never forwards to this route.
 
 The plugin also adds draining at SIGTERM (`agent.draining`) and the adapter's metrics (`agent.exposition`).
@@ -56,7 +56,7 @@ class SpeculationEndpoint:
         return self._answer(await self._call(STATE_METHOD))
 
     async def write(self, request: Request) -> JSONResponse:
-        """Apply a schedule from the next step on; if it is refused, the one in force stays."""
+        """Apply a schedule from the next step on; if it is refused, the present one stays in force."""
         if (refusal := self._refusal(request)) is not None:
             return refusal
         body = await request.body()

@@ -1,9 +1,9 @@
-"""The adapter's evidence as Prometheus metrics, beside vLLM's own.
+"""Exports the adapter's evidence as Prometheus metrics, beside vLLM's own.
 
-The EngineCore process keeps them as a page of text in the folder that `PROMETHEUS_MULTIPROC_DIR` names. The folder must
-be empty before the server starts (`specpilot engine` empties it). The API server adds the page to its `/metrics`
-(`agent.exposition`). A page that cannot be written (a full disk) is logged once, and written as soon as that is
-possible again: the evidence is then late, and nothing else is affected.
+The EngineCore process writes them as a page of text into the folder `PROMETHEUS_MULTIPROC_DIR`. The folder must be
+empty before the server starts (`specpilot engine` empties it). The API server adds the page to its `/metrics`
+(`agent.exposition`). If a page cannot be written (a full disk), this is logged once, and the page is written when that
+is possible again. Then only the evidence is late.
 """
 
 import logging
@@ -17,14 +17,14 @@ from specpilot.policy import engine_metrics as names
 from specpilot.policy.prices import KNOTS, PARTS, PriceList
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable that names the folder; vLLM's processes share their own metrics there."""
+"""The variable with the folder's name; vLLM's processes share their own metrics in this folder."""
 
 ENDING = ".specpilot"
 """Ending of a page's file name; prometheus-client reads files that end with `.db`."""
 
 UNCHANGED_EXPORTS = 20
-"""Exports in a row that skip a page of which only the schedule's age is new: an idle engine writes every 5 s, because
-each write is a whole page for the disk."""
+"""Consecutive exports that are skipped if only the schedule's age has changed. So an idle engine writes every 5 s,
+because each write is a whole page for the disk."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -43,15 +43,15 @@ class MetricsExporter:
         group = (names.LABEL_CLASS, names.LABEL_BAND)
         position = (names.LABEL_BAND, names.LABEL_POSITION)
         self._counts = {
-            "trials": self._counter(names.TRIALS, "Draft positions that were put to the test", *position),
+            "trials": self._counter(names.TRIALS, "Draft positions that were tried", *position),
             "accepts": self._counter(names.ACCEPTS, "Draft positions that were accepted", *position),
             "drafts": self._counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
             "tokens": self._counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
             "unprobed": self._counter(
-                names.COLD_DECODES, "Decodes at K = 0 of requests of which no draft was verified yet", *group
+                names.COLD_DECODES, "Decodes at K = 0 of requests without a verified draft", *group
             ),
         }
-        self._probes = self._counter(names.PROBES, "Drafts verified deeper than scheduled", names.LABEL_CLASS)
+        self._probes = self._counter(names.PROBES, "Verified drafts with more tokens than scheduled", names.LABEL_CLASS)
         kind = names.LABEL_KIND
         self._steps = {
             "steps": self._counter(names.STEPS, "Steps, by whether they prefilled or caught up", kind),
@@ -60,7 +60,7 @@ class MetricsExporter:
         }
         self._decode_s = self._counter(
             names.DECODE_SECONDS,
-            "Duration of the steps that did not catch up, without the time of prefilling",
+            "Duration of steps with decodes except kind catch_up, without the time of prefilling",
         )
         self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = self._gauge(
@@ -68,16 +68,16 @@ class MetricsExporter:
         )
         self._version = self._gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
         self._age = self._gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
-        self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not seen yet")
+        self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not read yet")
         self._priced: PriceList | None = None
         self._parts = self._gauge(names.PRICE_SECONDS, "Fitted price of each part of a step", names.LABEL_PART)
         self._tokens = self._gauge(
-            names.TOKEN_PRICE_SECONDS, "Fitted price of a token from so many in a step on", names.LABEL_TOKENS
+            names.TOKEN_PRICE_SECONDS, "Fitted price of a token above this number in a step", names.LABEL_TOKENS
         )
         self._left_out = self._gauge(
-            names.LEFT_OUT_SECONDS, "What a decode that a step leaves out costs later if all others are drafted for"
+            names.LEFT_OUT_SECONDS, "Later catching up per decode that a step leaves out, if all others are drafted for"
         )
-        self._slowdown = self._gauge(names.SLOWDOWN_RATIO, "Duration of a step now over its usual one")
+        self._slowdown = self._gauge(names.SLOWDOWN_RATIO, "Present duration of a step divided by its usual one")
         self._load = (
             self._gauge(names.PREFILL_STEP_RATIO, "Mean share of the steps that prefill"),
             self._gauge(names.PREFILL_STEP_TOKENS, "Mean prefilled tokens of those steps"),
@@ -112,7 +112,7 @@ class MetricsExporter:
             self._age.set(-1.0 if age_s is None else age_s, model)
 
     def show_law(self, found: PriceList | None, decode_s: float) -> None:
-        """Set the gauges of what the law chooses by, and the seconds of its steps without those of prefilling.
+        """Set the gauges of the inputs of the law, and the seconds of its steps without prefilling.
 
         `None`: it has fitted no prices yet.
         """
@@ -133,7 +133,7 @@ class MetricsExporter:
                 gauge.set(value, model)
 
     def write(self) -> None:
-        """Replace the page that the API server reads; rarely if only the schedule's age is new."""
+        """Replace the page that the API server reads; rarely if only the schedule's age has changed."""
         if self._file is None:
             return
         with self._lock:

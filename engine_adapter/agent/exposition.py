@@ -1,8 +1,8 @@
 """Adds the adapter's page of metrics to the answer of vLLM's server at `/metrics`.
 
 A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries do) and gets the page
-without vLLM's part. Any other client gets both, in the text format, which Prometheus always reads. Metrics with the
-adapter's names are removed from vLLM's part: they come from files of an earlier version of the adapter in the same
+without vLLM's part. Any other client gets both parts, in the text format, which Prometheus always reads. Metrics with
+the adapter's names are removed from vLLM's part: they come from files of an earlier version of the adapter in the same
 folder.
 
 An engine that does not speculate may have several engine cores (data parallelism), each of which writes a page. These
@@ -60,7 +60,7 @@ def read_page() -> str:
 
 
 class _Reply:
-    """The whole response of the application behind."""
+    """The whole response of the wrapped application."""
 
     def __init__(self) -> None:
         self.status = 500

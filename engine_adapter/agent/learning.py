@@ -1,10 +1,11 @@
-"""Feeds the engine's law: passes it the evidence and the wishes, and refreshes what it chooses by once a second.
+"""Passes the evidence and the requirements to the engine's law, and refreshes it once a second.
 
-Runs in the exporter's thread. The scheduler's thread only counts and looks K up. It receives single references: the
-prices of probes, and the tables in which the law chooses K.
+Runs in the exporter's thread. The scheduler's thread only counts and reads K. It receives single references: the prices
+of probes, and the tables in which the law chooses K.
 
-The wishes are those of the schedule's guidance while a schedule with one is valid or held, otherwise the engine's own
-flags. A change reaches the law with the next call, and the fleet's acceptance with the next refresh.
+The requirements are those of the schedule's guidance while a schedule with guidance is valid or held, otherwise the
+engine's own flags. A change of requirements reaches the law with the next call, and the fleet's acceptance with the
+next refresh.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import FleetAcceptance, Guidance
 
 REFRESH_S = 1.0
-"""Seconds between two fits. Prices change slowly; less follows a new load sooner, and costs a fit each time."""
+"""Seconds between two fits. Prices change slowly. A smaller value follows a new load sooner and takes more processor
+time."""
 
 _MS = 1000.0
 
@@ -25,8 +27,8 @@ _MS = 1000.0
 class Learning:
     """Feeds the law of the engine of `scheduler`.
 
-    With `adapts` the law chooses K also while no schedule is valid: K of at least `least_k`, with `probe_ratio` as the
-    share of time for probes.
+    With `adapts` the law also chooses K while no schedule is valid: at least `least_k`, with `probe_ratio` as the share
+    of time for probes.
     """
 
     def __init__(self, scheduler: Any, *, adapts: bool, probe_ratio: float, least_k: int = 0) -> None:
@@ -53,7 +55,7 @@ class Learning:
             self._replace_tables(now)
 
     def _follow(self, now: float) -> bool:
-        """Give the law the wishes in force; return whether they changed."""
+        """Pass the requirements in force to the law; return whether they changed."""
         schedule = self._scheduler.control.guiding(now)
         guidance = None if schedule is None else schedule.guidance
         if schedule is not None and schedule.fleet is not None and schedule.fleet is not self._fleet:
@@ -77,7 +79,7 @@ class Learning:
 
 
 def wishes_of(guidance: Guidance) -> Mapping[str, Wish]:
-    """Return the wishes of `guidance` by class, in the law's units."""
+    """Return the requirements of `guidance` by class, in the law's units."""
     return {
         name: Wish(asked.weight, asked.k_min, asked.k_max, (asked.itl_slo_ms or 0.0) / _MS)
         for name, asked in guidance.classes.items()

@@ -1,14 +1,15 @@
 """The engine's link to Redis: registers the engine, keeps its heartbeat, receives its schedules.
 
 A schedule is read when it is announced and, in case an announcement was lost, every `READ_S`. Its age counts from its
-receipt, so clocks may differ. Only a schedule that was in the store before the link connected is dated by its own
-`issued_at`, because its writer may be long gone. It is then held like one that was received at that time.
+receipt, so clocks may differ. Only the age of a schedule that was in the store before the link connected counts from
+its `issued_at`, because its writer may have stopped long ago. It is treated like a schedule that was received at that
+time.
 
 Failures, by name:
 
-- Redis is gone or frozen: the schedule in force stays, then is held; the link tries again every `RETRY_S`;
-- Redis is back, perhaps emptied: the engine registers anew with its next heartbeat;
-- a schedule does not fit: it is refused, and logged once while the reason is the same; the one in force stays.
+- Redis does not answer: the schedule in force stays, then is held; the link tries again every `RETRY_S`;
+- Redis answers again, perhaps without its data: the engine registers anew with its next heartbeat;
+- a schedule does not fit: it is refused, and logged once while the reason is the same; the present one stays in force.
 
 An engine that cannot speculate follows no schedule.
 """
@@ -36,8 +37,8 @@ POLL_S = 0.5
 """Seconds between two checks for a heartbeat or a drain that is due, if no announcement comes before."""
 
 READ_S = 5.0
-"""Seconds after which a schedule is read without an announcement. As long as the leader takes to renew it, so that each
-version crosses the wire once: a pool's schedule takes 1 to 5 kB."""
+"""Seconds after which a schedule is read without an announcement: the interval at which the leader renews it, so that
+each version is read once. A pool's schedule has 1 to 5 kB."""
 
 RETRY_S = 0.5
 """Seconds between two tries to reach a store that does not answer."""
@@ -46,7 +47,7 @@ logger = logging.getLogger("vllm.specpilot")
 
 
 class EngineLink:
-    """Synchronises one engine and the store. `run` blocks; it belongs in a thread of its own.
+    """Synchronises one engine and the store. `run` blocks, so it needs a thread of its own.
 
     `is_stalled` is called with each heartbeat and returns whether the engine's steps have stopped.
     """
@@ -67,7 +68,7 @@ class EngineLink:
         self._stopped = threading.Event()
         self._registering = threading.Lock()
         self._refused = ""  # the latest reason
-        self._expired_version = 0  # of the store when the link connected
+        self._expired_version = 0  # version in the store when the link connected
         self._beat_at = self._read_at = float("-inf")
         self._is_draining = self._reported_draining = False
         self._is_connected = True
@@ -106,7 +107,7 @@ class EngineLink:
         """End `run` and deregister the engine."""
         self._stopped.set()
         try:
-            with self._registering:  # a heartbeat under way would bring the record back
+            with self._registering:  # otherwise a heartbeat under way could add the record again
                 self._store.remove_engine(self._record.engine_id)
         except StoreUnavailableError as error:
             logger.warning("SpecPilot: could not deregister (%s); the record expires in %.0f s", error, TTL_S)
@@ -135,7 +136,7 @@ class EngineLink:
         self._beat_at = self._clock.monotonic()
 
     def _is_read_due(self, change: str | None, *, is_first: bool) -> bool:
-        """Whether the pool's schedule is to be read: it was announced, or none was read for `READ_S`."""
+        """Whether to read the pool's schedule: it was announced, or none was read for `READ_S`."""
         is_announced = change == keys.SCHEDULES
         return is_announced or is_first or self._clock.monotonic() - self._read_at >= READ_S
 

@@ -1,8 +1,8 @@
 """A page of Prometheus' text format that is kept line by line, so that only changed lines are formatted again.
 
 By class, band and K a page has up to some thousand series. With prometheus-client's multiprocess files a scrape would
-take 60 ms of the API server's event loop, to read them and to format the page, while every stream waits. This page is a
-join of its lines.
+occupy the API server's event loop for 60 ms, to read them and to format the page, while every stream waits. This page
+only joins its lines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ def _escaped(text: str) -> str:
 
 
 def those(page: str, is_wanted: Callable[[str], bool]) -> str:
-    """Return the part of `page` with the metrics that `is_wanted` by name."""
+    """Return the part of `page` with the metrics for whose name `is_wanted` is true."""
     return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if is_wanted(part.split(" ", 1)[0]))
 
 

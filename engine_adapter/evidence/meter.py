@@ -1,16 +1,17 @@
-"""The evidence of one engine: the exact counters that the control law needs, cheap to keep. Pure.
+"""The evidence of one engine: the exact counters that its law and the controller need. Pure.
 
-A step is counted whole (`commit`), under a lock that the exporting thread shares, so no reader sees half a step.
-Between two steps the processor's caches hold the model, so code that runs there waits for memory. `commit` therefore
-only notes a step, and some dozens are counted at once. `take` counts the rest first.
+A step is counted as a whole (`commit`), under a lock that the exporting thread shares, so no reader sees half a step.
+Between two steps the processor's caches hold the model, so code that runs between steps waits for memory. `commit`
+therefore only notes a step, and some dozens are counted at once. `take` counts the rest first.
 
-Trials and accepts: a draft of K tokens of which the first j were accepted is a trial at positions 1..min(j + 1, K) and
-an accept at 1..j. Positions past K or past the first rejection are censored and not counted, which makes the
-product-limit estimate over drafts of different K exact.
+Trials and accepts: a draft of K tokens, the first j of them accepted, is a trial at positions 1..min(j + 1, K) and an
+accept at 1..j. Positions past K or past the first rejection are censored and not counted, which makes the product-limit
+estimate over drafts of different K exact.
 
-A grammar may cut a draft at the first token that it does not allow. That is no censoring: the target under this grammar
-could not have produced the token, so the draft was refused there. If all tokens before it were accepted, it is a trial
-at the position of the refused token, and no accept. Otherwise the acceptance under every grammar would be overstated.
+A grammar may cut a draft at the first token that it does not allow. This is not censoring: the target under this
+grammar could not have produced the token, so the draft was rejected at this position. If all tokens before it were
+accepted, it is a trial at the position of the refused token, and no accept. Without this trial the acceptance under
+every grammar would be overestimated.
 """
 
 from collections import Counter, defaultdict, deque
@@ -22,14 +23,15 @@ from typing import NamedTuple
 from specpilot.engine_adapter.evidence.acceptance import trials
 
 _COUNTED_TOGETHER = 32
-"""Different steps that are noted before they are counted: some tenths of a millisecond of work with 32 running."""
+"""Number of different steps that are noted before they are counted: some tenths of a millisecond of work with 32
+running."""
 
 _STEPS_KEPT = 4096
-"""Latest steps that are kept one by one until the law takes them: some seconds' worth on the fastest engine."""
+"""Number of latest steps that are kept one by one until the law takes them: some seconds on the fastest engine."""
 
 
 class Group(NamedTuple):
-    """Requests of one class in one band. `is_unprobed`: they are probed, and none of their drafts was verified yet."""
+    """Requests of one class in one band. `is_unprobed`: of a probed class, without a verified draft."""
 
     traffic_class: str
     band: int
@@ -37,10 +39,11 @@ class Group(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """One draft of `k` verified tokens, the first `accepted` of which passed. `is_refused`: a grammar cut it after `k`.
+    """One draft of `k` verified tokens, the first `accepted` of them accepted.
 
-    `band` is the one in which its K was chosen. `is_first`: no draft of the request was verified then. In
-    vLLM's asynchronous loop this holds for the first three drafts of a request.
+    `is_refused`: a grammar cut it after `k`. `band` is the band in which its K was chosen. `is_first`: no draft of the
+    request had been verified at that time. In vLLM's asynchronous loop this holds for the first three drafts of a
+    request.
     """
 
     traffic_class: str
@@ -56,8 +59,8 @@ class Draft(NamedTuple):
 class Outcome:
     """The outcome of one step's decodes.
 
-    `drafts` are the verified drafts. `plain` counts the decodes without one. `refused` are the bands of those whose
-    grammar refused the first token of a draft. `tokens` are the tokens that all decodes delivered.
+    `drafts` are the verified drafts. `plain` counts the decodes without a draft. `refused` are the bands of decodes
+    whose grammar refused the first token of a draft. `tokens` are the tokens that all decodes delivered.
     """
 
     drafts: list[Draft] = field(default_factory=list)
@@ -82,7 +85,7 @@ class StepShape(NamedTuple):
 
 
 class StepKind(StrEnum):
-    """What a step has besides decodes."""
+    """The kind of a step: its work besides decodes."""
 
     DECODE = "decode"  # nothing
     PREFILL = "prefill"  # prefilled tokens
@@ -103,8 +106,8 @@ class StepSums:
 class Evidence:
     """Counts since the last `Meter.take`.
 
-    `first_trials` and `first_accepts` are the part of `trials` and `accepts` from first drafts. These lie in the band
-    in which requests of a kind start, whatever they are like.
+    `first_trials` and `first_accepts` are the part of `trials` and `accepts` from first drafts. These are in the band
+    in which requests of their kind start, not in the band of their own text.
     """
 
     trials: Counter[tuple[int, int]] = field(default_factory=Counter)  # by band and position
@@ -177,9 +180,9 @@ class Meter:
         self._steps: deque[tuple[StepShape, float, int]] = deque(maxlen=_STEPS_KEPT)
 
     def commit(self, shape: StepShape, seconds: float, context: int, outcome: Outcome) -> None:
-        """Count one completed step, its duration, and the length of its requests' sequences.
+        """Count one completed step, its duration, and the total length of its requests' sequences.
 
-        A step with the same `outcome` object as the step before has its shape too; it only adds to a sum.
+        A step with the same `outcome` object as the previous step also has the same shape; it only adds to a sum.
         """
         self._steps.append((shape, seconds, context))
         with self._lock:

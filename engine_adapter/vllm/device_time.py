@@ -1,15 +1,15 @@
 """The time at which the device finished each step of vLLM's asynchronous loop, read without waiting for it.
 
 The loop launches step i + 1, then processes the outcome of step i. So the time between two updates contains the launch
-of the next step: the launch of a prompt, which may take twice as long as any other, counts for the step before it. On
-the device a step that is launched late ends late.
+of the next step: the launch of a prompt, which may take twice as long as any other, is counted for the step before it.
+On the device a step that is launched late ends late.
 
 The runner's output (`AsyncGPUModelRunnerOutput` on V1) is created when a step is fully launched; a timing event is
-recorded there. `get_output` returns when the step's tokens are on the host. By then this event and that of the step
-before have passed, and the time between them is read. A CPU has run the step when it is launched, so the clock is read
-in place of an event.
+recorded there. `get_output` returns when the step's tokens are on the host. By then this event and that of the previous
+step have passed, and the time between them is read. On a CPU a launched step has already run, so the clock is read
+instead of an event.
 
-The seconds are an attribute of vLLM's `ModelRunnerOutput`, also from a worker's process.
+The seconds become an attribute of vLLM's `ModelRunnerOutput`, also from a worker's process.
 """
 
 import time
@@ -36,7 +36,7 @@ class HostMark:
 
 
 class DeviceMark:
-    """A moment on the current CUDA stream: the end of all work that was launched before."""
+    """A moment on the current CUDA stream: the end of all work launched before."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
@@ -50,7 +50,7 @@ class DeviceMark:
 
 
 def of_output(output: Any) -> float | None:
-    """Return the seconds on the device from the end of the step before to that of the one with this `output`.
+    """Return the seconds on the device from the end of the previous step to that of the step with this `output`.
 
     `None` if unknown: for the first step, and in the synchronous loop.
     """
@@ -63,13 +63,13 @@ def _mark() -> HostMark | DeviceMark:
 
 
 def mark_steps(outputs: Any, mark: Callable[[], Any] = _mark) -> None:
-    """Add the device's time to outputs of this class, which are created when a step was launched."""
+    """Add the device's time to outputs of this class, which are created when a step has been launched."""
     init, get_output = outputs.__init__, outputs.get_output
-    latest: list[Any] = []  # the mark of the step that was launched last
+    latest: list[Any] = []  # the mark of the step launched last
 
     @wraps(init)
     def init_with_mark(self: Any, *args: Any, **kwargs: Any) -> None:
-        own = mark()  # before vLLM has its copy wait for all that was launched, so that it has passed then
+        own = mark()  # before vLLM makes its copy wait for all launched work, so that this event has passed by then
         setattr(self, _MARK, (own, latest[0] if latest else None))
         latest[:] = [own]
         init(self, *args, **kwargs)

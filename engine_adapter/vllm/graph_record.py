@@ -1,8 +1,8 @@
-"""An engine's CUDA graphs, from the worker that captured them to the record that the controller reads.
+"""Passes the list of an engine's CUDA graphs from the worker that captured them to the record for the controller.
 
-Only the worker's process knows which graphs exist, after the capture. vLLM's `EngineCore` lets all workers capture
-before it creates the scheduler. Then it calls `WORKER_METHOD` on the first one, and the result goes to the scheduler
-with the KV cache's configuration.
+Only the worker's process has the list, after the capture. vLLM's `EngineCore` makes all workers capture before it
+creates the scheduler. Then it calls `WORKER_METHOD` on the first one, and the result goes to the scheduler with the KV
+cache's configuration.
 """
 
 from functools import cache, wraps
@@ -19,7 +19,7 @@ WORKER_METHOD = "specpilot_graphs"
 """The name of `of_worker` on vLLM's workers."""
 
 GRAPHS = "specpilot_graphs"
-"""The attribute of the `KVCacheConfig` that the scheduler is made with; as plain data, `None` for no graphs."""
+"""The attribute of the scheduler's `KVCacheConfig` with the graphs as plain data; `None` for no graphs."""
 
 
 @cache

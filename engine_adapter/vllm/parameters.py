@@ -1,9 +1,9 @@
-"""Sampling parameters that a steered engine cannot serve beside drafts: the request is rejected, the engine runs on.
+"""Rejects requests with sampling parameters that would end a steered engine.
 
-- `logprob_token_ids`: a request with it, in a step that verifies drafts, ends the engine if it or another wants
-  log-probabilities. It is rejected, as vLLM rejects `min_p` and `logit_bias`.
+- `logprob_token_ids`: in a step that verifies drafts, a request with it ends the engine if this or another request
+  asks for log-probabilities. vLLM itself rejects `min_p` and `logit_bias` in the same way.
 - *Model runner V2*: a request with more stop tokens (beside `min_tokens`) or allowed tokens than its buffers hold would
-  end the engine. It is rejected.
+  end the engine.
 """
 
 from functools import cache, wraps
@@ -15,7 +15,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from specpilot.engine_adapter.vllm.compat import is_steered, plans_drafts
 
 MOST_STOPS = 120
-"""vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`), of which the model's own end tokens take some."""
+"""vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`), including the model's own end tokens."""
 
 MOST_ALLOWED = 1024
 """vLLM's `MAX_NUM_ALLOWED_TOKEN_IDS`."""
@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def refuse_unserved(params: Any, vllm_config: Any) -> None:
-    """Raise `VLLMValidationError` for the `params` of a request that a steered engine cannot serve beside drafts."""
+    """Raise `VLLMValidationError` for the `params` of a request that a steered engine cannot serve with drafts."""
     if vllm_config.speculative_config is None:
         return
     if getattr(params, "logprob_token_ids", None) is not None and is_steered(vllm_config):

@@ -18,7 +18,7 @@ _ASYNC_SCHEDULER = "v1/core/sched/async_scheduler.py"
 _CORE = "v1/engine/core.py"
 
 RELIANCE: tuple[Item, ...] = (
-    # scheduler.py: the mixin over both schedulers; steps.py: what it reads of theirs
+    # scheduler.py: the mixin over both schedulers; steps.py: the attributes of schedulers that it reads
     Method(
         _SCHEDULER, "Scheduler", "_update_after_schedule", ("scheduler_output",), Use.OVERRIDE,
         (_SCHEDULER, "Scheduler", "schedule"),
@@ -77,7 +77,7 @@ RELIANCE: tuple[Item, ...] = (
     Attributes(
         "sampling_params.py", "SamplingParams", ("extra_args", "temperature", "min_tokens", "all_stop_token_ids")
     ),
-    # parameters.py: which requests are refused
+    # parameters.py: refused requests
     Method(
         "v1/engine/input_processor.py", "InputProcessor", "_validate_params", ("params",), Use.WRAP,
         ("v1/engine/input_processor.py", "InputProcessor", "process_inputs"),
@@ -91,7 +91,7 @@ RELIANCE: tuple[Item, ...] = (
     Attributes("v1/core/kv_cache_manager.py", "KVCacheManager", ("coordinator",)),
     Attributes("v1/core/kv_cache_coordinator.py", "KVCacheCoordinator", ("single_type_managers",)),
     Attributes("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager", ("block_size",)),
-    # compat.py: what an engine was started with
+    # compat.py: the configuration of an engine
     Attributes(
         "config/vllm.py", "VllmConfig",
         (
@@ -132,14 +132,14 @@ RELIANCE: tuple[Item, ...] = (
         "config/compilation.py", "CompilationConfig",
         ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "compile_sizes"),
     ),
-    # graph_record.py: which graphs there are
+    # graph_record.py: the list of graphs
     Method(
         _CORE, "EngineCore", "_initialize_kv_caches", ("vllm_config",), Use.WRAP, (_CORE, "EngineCore", "__init__")
     ),
     Attributes(_CORE, "EngineCore", ("model_executor",)),
     Method("v1/executor/abstract.py", "Executor", "collective_rpc", ("method",), Use.CALL),
     Attributes("v1/worker/worker_base.py", "WorkerBase", ("model_runner",)),
-    # plugin.py and endpoint.py: which runners there are, the control route
+    # plugin.py and endpoint.py: the runners, the control route
     Names("triton_utils/__init__.py", ("HAS_TRITON",)),
     Attributes(_CORE, "EngineCore", ("scheduler",)),
     Method("v1/engine/core_client.py", "AsyncMPClient", "call_utility_async", ("method",), Use.CALL),
@@ -154,5 +154,5 @@ RELIANCE: tuple[Item, ...] = (
 
 
 def lacking(source: VllmSource, reliance: Iterable[Item]) -> tuple[str, ...]:
-    """Return what `source` lacks of the `reliance`, in words; empty when it has all of it."""
+    """Return the items of the `reliance` that `source` lacks, in words; empty if it has all."""
     return tuple(words for item in reliance for words in item.lacking(source))

@@ -1,4 +1,4 @@
-"""The kinds of things in vLLM that the adapter relies on, and how each is found in vLLM's source."""
+"""The kinds of items in vLLM that the adapter relies on, each with its search in vLLM's source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Method:
     caller: tuple[str, str | None, str] | None = None  # file, class, method
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words; nothing when it fits."""
+        """Yield in words what `source` lacks of this item; nothing if it fits."""
         title = f"{_title(self.owner, self.name)}({', '.join(self.parameters)})"
         signature = source.signature(self.file, self.owner, self.name)
         if signature is None:
@@ -48,7 +48,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A module, and names that it has."""
+    """A module, and names that it must have."""
 
     file: str
     names: tuple[str, ...] = ()

@@ -1,13 +1,14 @@
 """Rows that wait for the drafter, by request, in memory that is allocated once.
 
-A row holds the target's states that the head reads at a position, and the token at that position. Each request leaves
-one row in each step without drafts. Most rows are never read, and a step of a small model is short. Between two steps
-the processor's caches hold the model, so work there waits for memory; work for many steps at once costs a fraction:
+A row has the target's states that the head reads at a position, and the token at that position. Each step without
+drafts adds one row for each request. Most rows are never read, and a step of a small model is short. Between two steps
+the processor's caches hold the model, so work between steps waits for memory; the work of many steps done together
+takes a fraction of the time:
 
-- places in the memory are split off for some steps ahead, while steps leave the same number of rows;
-- the requests of the rows are noted by step, and assigned when they are asked for;
-- where the target's states stay unchanged (`compat.states_stay`), they are held and written together. Elsewhere they
-  are copied at once, in stream order.
+- places in the memory are reserved for some steps ahead, while steps leave the same number of rows;
+- the requests of the rows are noted by step, and assigned when the rows are read;
+- if the target's states stay unchanged (`compat.states_stay`), rows are held and written together. Otherwise they are
+  copied at once, in stream order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,19 +18,19 @@ from itertools import chain
 import torch
 
 SPARE_ROWS = 8
-"""One in so many rows is allocated beyond the bound: with fewer, rows move more often."""
+"""One further row is allocated for so many rows of the bound: with fewer further rows, rows move more often."""
 
 POSITIONS_PER_PASS = 4096
-"""Positions of a step that the drafter reads in one pass without drafting from them. The memory of a pass is beyond
-what vLLM measured: 96 MiB for a hidden size of 4,096 in bfloat16. A smaller number means more passes for a long
+"""Positions of a step that the drafter reads in one pass without drafting from them. The memory of a pass is not in
+vLLM's measurement: 96 MiB for a hidden size of 4,096 in bfloat16. A smaller number means more passes for a long
 prompt."""
 
 STEPS_TOGETHER = 32
-"""Steps for which places are split off at once, at most."""
+"""Largest number of steps for which places are reserved together."""
 
 ROWS_TOGETHER = 1024
-"""Rows that are held or moved at once, at most, except those of one step. They are beyond the allocated memory: 24 MiB
-for a hidden size of 4,096 in bfloat16."""
+"""Largest number of rows that are held or moved together; a single step may have more. They need memory beyond the
+allocated one: 24 MiB for a hidden size of 4,096 in bfloat16."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class _Run:
 
 
 class Rows:
-    """Memory for `size` rows of `width` numbers and a token. `can_hold`: the states that it gets stay unchanged."""
+    """Memory for `size` rows of `width` numbers and a token. `can_hold`: the states passed to it stay unchanged."""
 
     def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device, *, can_hold: bool) -> None:
         self.used = 0
@@ -51,12 +52,12 @@ class Rows:
         self._by_request: dict[str, list[int]] = {}
         self._latest: list[_Run] = []  # not in `_by_request` yet
         self._count = 0
-        self._places: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the next steps' `_count` rows each, last first
-        self._held: list[tuple[Sequence[torch.Tensor], torch.Tensor]] = []  # states, and the place that they go to
+        self._places: list[tuple[torch.Tensor, torch.Tensor]] = []  # for the next steps, `_count` rows each, last first
+        self._held: list[tuple[Sequence[torch.Tensor], torch.Tensor]] = []  # states, and their place
         self._can_hold = can_hold
 
     def __len__(self) -> int:
-        """Return how many rows wait."""
+        """Return the number of rows that wait."""
         return sum(map(len, self.by_request().values()))
 
     def by_request(self) -> dict[str, list[int]]:
@@ -121,7 +122,7 @@ class Rows:
         self._held.clear()
 
     def _cut(self, count: int, batch: Sequence[str]) -> None:
-        """Split off places for `count` rows, making room if necessary; if `count` repeats, for some steps ahead."""
+        """Reserve places for `count` rows, making room if necessary; if `count` repeats, for some steps ahead."""
         self._write()
         if self.used + count > len(self._tokens):
             self._make_room(count, batch)
@@ -133,9 +134,10 @@ class Rows:
         self._places = [*zip(self._states[ahead].split(count), self._tokens[ahead].split(count), strict=True)][::-1]
 
     def _make_room(self, count: int, batch: Sequence[str]) -> None:
-        """Move the rows of the requests in `batch` together, and drop the others; all, if `count` more do not fit.
+        """Move the rows of the requests in `batch` together, and drop the others; drop all if `count` more do not fit.
 
-        Some at a time: rows exist twice while they move, and an accelerator's memory is all allocated by then.
+        Rows move in parts, because they exist twice while they move, and all memory of an accelerator is allocated by
+        then.
         """
         waiting = self.by_request()
         kept = {request: waiting[request] for request in batch if request in waiting}

@@ -1,4 +1,4 @@
-"""The adapter's place in vLLM's scheduler: K per request, draft width per step, evidence of each step.
+"""The adapter's part of vLLM's scheduler: K per request, draft width per step, evidence of each step.
 
 One mixin over vLLM's two schedulers, without a copy of their code. It passes each step to `engine_adapter.plan.steps`,
 which plans and counts. The mixin wraps these methods of vLLM:
@@ -10,9 +10,9 @@ which plans and counts. The mixin wraps these methods of vLLM:
   every request K_max placeholders, which are cut to its K.
 - `update_draft_token_ids` passes the drafts to the synchronous scheduler: each is cut to its K.
 - `make_spec_decoding_stats` receives every verified draft: its outcome is noted.
-- `update_from_output` ends a step: it is timed, and counted whole.
-- `_preempt_request` and `_free_request_blocks` end a request's stay in the KV cache, which also ends its backlog. The
-  next input of a session ends it too.
+- `update_from_output` ends a step: it is timed and counted.
+- `_preempt_request` and `_free_request_blocks` remove a request from the KV cache, which ends its backlog. The next
+  input of a session ends it too.
 - `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between belongs to no step.
 """
 
@@ -42,7 +42,7 @@ class _SpecPilotScheduler:
     """Mixin over `Scheduler` and `AsyncScheduler`."""
 
     plans_drafts = True
-    """Marks the scheduler's class for the workers: its steps have a plan of their drafts."""
+    """A mark for the workers: the steps of this scheduler have a plan of their drafts."""
 
     num_spec_tokens: int
     """vLLM's own, K_max: placeholders of a request that joins with one token left to prefill."""
@@ -82,9 +82,7 @@ class _SpecPilotScheduler:
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = compat.drafter_length(vllm_config)
         self._width = k_max
-        self._verified: Mapping[
-            str, int
-        ] = {}  # verified draft tokens of the step, if fewer than scheduled are possible
+        self._verified: Mapping[str, int] = {}  # verified draft tokens of the step, if they may be fewer than scheduled
         self._bound: set[str] = set()  # requests with a minimum of tokens, also some that have ended
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
@@ -104,13 +102,12 @@ class _SpecPilotScheduler:
 
         vLLM gives a request that joins with one token left to prefill K_max placeholders, so that all requests have the
         same number of positions and the step has a CUDA graph. Here it gets as many as the others verify drafts, and
-        none if these differ or no graph depends on it. (On a CPU such a placeholder could even be accepted: vLLM's
-        stand-in for the kernel that rejects it reads the probability of token -1.)
+        none if their drafts differ or no graph depends on it. (On a CPU such a placeholder could even be accepted:
+        vLLM's replacement for the kernel that rejects it reads the probability of token -1.)
 
-        With a parallel drafter vLLM keeps K_max - 1 slots of the drafter's buffers for each request, whatever is
-        drafted. Here it keeps slots for the present width of the schedule. The drafts after the step are planned when
-        its tokens are known, and no wider than fits beside them (`plan.planner`). The slots of the KV cache are
-        separate, and stay those of K_max.
+        With a parallel drafter vLLM keeps K_max - 1 slots of the drafter's buffers for each request at any K. Here it
+        keeps slots for the present width. The drafts after the step are planned when its tokens are known, with a width
+        that fits beside them (`plan.planner`). The slots of the KV cache are separate, and stay those of K_max.
         """
         k_max, self.num_spec_tokens = self.num_spec_tokens, self._joining_k()
         config, self.vllm_config = self.vllm_config, self._config_at[self.steps.next_width]
@@ -122,8 +119,8 @@ class _SpecPilotScheduler:
     def _joining_k(self) -> int:
         """Return the common K of all decodes in the step to be scheduled; 0: they differ, or there are none.
 
-        0 also without CUDA graphs, with FULL graphs for any mix of K, and while a request that may not stop yet waits:
-        asynchronously vLLM would count the placeholders as tokens (`request_facts.min_tokens`).
+        It is also 0 without CUDA graphs, with FULL graphs for any mix of K, and while a request below its `min_tokens`
+        waits: asynchronously vLLM would count the placeholders as tokens (`request_facts.min_tokens`).
         """
         if self._width == 0 or self.graphs is None or self.graphs.fit_any_k:
             return 0
@@ -131,7 +128,7 @@ class _SpecPilotScheduler:
         if len(found) != 1:
             return 0
         requests, running = self.requests, self.running  # type: ignore[attr-defined]
-        # Not over all waiting requests: they may be thousands, and this runs in each step.
+        # Not over all waiting requests: there may be thousands, and this runs in each step.
         is_short = len(requests) > len(running) and any(
             _is_short(requests[name]) for name in self._bound if name in requests
         )
@@ -155,11 +152,11 @@ class _SpecPilotScheduler:
 
     @property
     def backlog_tokens(self) -> int:
-        """Positions of these requests that the drafter has not seen."""
+        """Number of positions of these requests that the drafter has not read."""
         return self.steps.backlog_tokens
 
     def _place(self, scheduled: Collection[str]) -> None:
-        """Prepare the drafts that follow a step of the `scheduled`; the synchronous scheduler has none yet."""
+        """Prepare the drafts that follow a step of the `scheduled`; the synchronous scheduler does nothing here."""
 
     def make_spec_decoding_stats(
         self,
@@ -178,7 +175,7 @@ class _SpecPilotScheduler:
         )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Let vLLM process the step's outcome, then count the step."""
+        """Process the step's outcome in vLLM, then count the step."""
         self.steps.skip_to(scheduler_output)
         self._verified = verified_tokens.of_output(model_runner_output) or {}
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
@@ -188,7 +185,7 @@ class _SpecPilotScheduler:
         return outputs
 
     def set_pause_state(self, pause_state: Any) -> None:
-        """Let vLLM pause or resume; the next step lasts from when it is scheduled."""
+        """Pause or resume vLLM; the next step begins when it is scheduled."""
         super().set_pause_state(pause_state)  # type: ignore[misc]
         self.steps.pause()
 
@@ -252,7 +249,7 @@ class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
             self.requests[state.request_id].spec_token_ids = [-1] * state.k
         if len(self.running) > len(scheduled):
             for request in self.running:
-                if request.request_id not in scheduled:  # in the worker its drafts were dropped when it left the batch
+                if request.request_id not in scheduled:  # the worker dropped its drafts when it left the batch
                     request.spec_token_ids = []
 
 
@@ -263,6 +260,6 @@ def _served_name(vllm_config: Any) -> str:
 
 
 def _is_short(request: Any) -> bool:
-    """Whether a request may not stop after its next token."""
+    """Whether a request must not stop after its next token."""
     length: int = request.num_output_tokens
     return min_tokens(request) > length + 1

@@ -1,4 +1,4 @@
-"""What both model runners read of the scheduler's output for a step: its plan, and the rows that it ends."""
+"""Reads the scheduler's output of a step for both model runners: its plan, and the requests whose rows end."""
 
 from typing import Any
 

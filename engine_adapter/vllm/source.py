@@ -1,8 +1,8 @@
 """The classes, methods, parameters and attributes of vLLM, from its source text, without importing it. Pure.
 
-So one check serves the installed vLLM and a wheel for other hardware. The reader of a file's text is an argument. Base
-classes inside vLLM are followed. The source does not show names that vLLM makes at run time (`setattr`, class
-decorators, `__getattr__`), nor the meaning of a method.
+So the same check works for the installed vLLM and for a wheel for other hardware. The reader of a file's text is an
+argument. Base classes inside vLLM are followed. The source does not show names that vLLM makes at run time (`setattr`,
+class decorators, `__getattr__`), nor the meaning of a method.
 """
 
 import ast
@@ -19,8 +19,8 @@ class Use(Enum):
     """How the adapter uses a method, which determines the parameters that it needs."""
 
     OVERRIDE = "override"  # exactly these parameters: vLLM calls the adapter with them
-    WRAP = "wrap"  # these first; the adapter passes the others on
-    CALL = "call"  # these first, every other has a default
+    WRAP = "wrap"  # these first; the adapter passes further ones on
+    CALL = "call"  # these first; every further one has a default
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Signature:
 
 
 class VllmSource:
-    """The classes of one vLLM. For anything that does not exist the answer is `None` or empty."""
+    """The classes of one vLLM. For anything that does not exist the result is `None` or empty."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -71,7 +71,7 @@ class VllmSource:
         return Signature(tuple(names[len(own) :]), frozenset(item.arg for item in required) - set(own))
 
     def attributes(self, file: str, owner: str) -> frozenset[str]:
-        """Return what the class `owner` and its bases define: fields, methods, and `self.x = ...` of `__init__`."""
+        """Return the names in the class `owner` and its bases: fields, methods, and `self.x = ...` of `__init__`."""
         return frozenset(name for where in self._lineage(file, owner) for name in _defined(where))
 
     def required_fields(self, file: str, owner: str) -> frozenset[str]:
@@ -99,7 +99,7 @@ class VllmSource:
             return None
         bodies = [parsed.tree.body] if owner is None else [where.body for where in self._lineage(file, owner)]
         for body in bodies:
-            for node in reversed(body):  # the last one counts: those before it are `@overload`s
+            for node in reversed(body):  # the last one counts: earlier ones are `@overload`s
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                     return node
         return None

@@ -1,11 +1,11 @@
-"""How many draft tokens of each request a step verified, where vLLM's adaptive verification may cut drafts short.
+"""Counts the draft tokens of each request that a step verified, if vLLM's adaptive verification may cut drafts short.
 
 The scheduler schedules K draft tokens of a request. Adaptive verification (model runner V2) verifies a prefix of them,
 chosen on the accelerator by the estimated acceptance of each token, and vLLM does not report its length. If such a
-draft counted as K tokens, one of which 2 were verified and accepted would count as a rejection at position 3.
+draft were counted as K tokens, a draft with 2 verified and accepted tokens would count as a rejection at position 3.
 
-A request's verified draft tokens are those that the runner's sampler accepted or rejected. Both numbers are copied to
-the host with the sampled tokens, and become an attribute of vLLM's `ModelRunnerOutput`.
+A request's verified draft tokens are those that the runner's sampler accepted or rejected. The number of rejected ones
+is copied to the host with the sampled tokens; the sum of both becomes an attribute of vLLM's `ModelRunnerOutput`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _REJECTED = "_specpilot_rejected"
 
 
 def of_output(output: Any) -> Mapping[str, int] | None:
-    """Return how many draft tokens of each request were verified; `None`: all that were scheduled."""
+    """Return the number of verified draft tokens of each request; `None`: all that were scheduled."""
     found: Mapping[str, int] | None = getattr(output, ATTRIBUTE, None)
     return found
 

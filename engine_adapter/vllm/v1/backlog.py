@@ -1,28 +1,29 @@
-"""The positions that the drafter has not seen, and how it catches up, on model runner V1.
+"""The positions that the drafter has not read, and its catching up, on model runner V1.
 
 A request that the drafter leaves out decodes tokens that are missing from the draft KV cache. Its drafts would be
 accepted less for a while. The gap can be closed at any time: an EAGLE-type drafter needs the target's hidden states at
-a position, and the token that follows. So each step leaves one row for each such request. Before its next draft, its
-rows go through the drafter in one forward pass, like a prompt: without draft slots or sampling. The scheduler's plan
-decides which requests catch up and which a step leaves out (`engine_adapter.plan.catch_up`).
+a position, and the token that follows. So each step adds one row for each such request. Before its next draft, its rows
+go through the drafter in one forward pass, like a prompt: without draft slots or sampling. The scheduler's plan decides
+which requests catch up and which a step leaves out (`engine_adapter.plan.catch_up`).
 
 *Several positions* of a request in a step that drafts nothing (a prompt, verified drafts) go through such a pass at
-once, except the last one: the token that follows it is known in the next step only, so it becomes a row. All positions
+once, except the last one. The token that follows it is known only in the next step, so it becomes a row. All positions
 of a held prompt (`StepPlan.held`) become rows. Positions past the drafter's length limit are dropped, because nothing
 is ever drafted from them.
 
 *Memory.* Rows take a bounded amount (`compat.backlog_rows`). For EAGLE-3 a row has the hidden states of three layers,
 24 KiB for a hidden size of 4,096 in bfloat16. The output of the head's first layer would take a third of that, but most
-rows are never read, and it is computed for those that are. The memory is allocated with the drafter's weights, before
-vLLM measures the rest for the KV cache. The planner lets requests catch up before the bound is reached. Memory of
-dropped rows is used again when no row waits or no room is left; an eighth more than the bound keeps such moves rare.
+rows are never read, and this output is computed only for rows that are read. The memory is allocated with the drafter's
+weights, before vLLM measures the rest for the KV cache. The planner makes requests catch up before the bound is
+reached. Memory of dropped rows is used again when no row waits or no room is left. An eighth is allocated beyond the
+bound, so that rows seldom have to move.
 
 *Invariants.* A row never reaches another request's cache: rows of a request that ended, was resumed after a preemption,
 or started over are dropped before that step runs (`vllm.v1.undrafted`), because its slots may belong to another
-request. Nothing waits for the accelerator: rows are copied and gathered in stream order, and the host knows the request
-of each.
+request. Nothing waits for the accelerator: rows are copied and gathered in stream order, and the host has the request
+of each row.
 
-A running request without a token in the step in which room is made loses its rows. These positions stay missing: its
+A running request without a token in the step that makes room loses its rows. These positions stay missing: its
 drafts are lossless, and accepted less for a while.
 """
 
@@ -42,7 +43,7 @@ from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, R
 class Backlog:
     """The backlog of one drafter. After each step: `catch_up` before the drafter runs, then `keep` for the rest.
 
-    `rows` are those that wait.
+    `rows` are the waiting rows.
     """
 
     def __init__(self, drafter: Any) -> None:
@@ -50,12 +51,12 @@ class Backlog:
         rows = backlog_rows(config)
         size = max(
             rows + rows // SPARE_ROWS, config.scheduler_config.max_num_seqs
-        )  # for steps in which vLLM cannot draft, one for each request
+        )  # for steps in which vLLM cannot draft, one row for each request
         self._drafter = drafter
         self._length = drafter_length(config)
         self._states_stay = states_stay(config, drafter.device.type)
         self.rows = Rows(size, row_size(config), drafter.dtype, drafter.device, can_hold=self._states_stay)
-        self._inputs: torch.Tensor | None = None  # the runner's input tokens, as many as the latest plain step had
+        self._inputs: torch.Tensor | None = None  # the runner's input tokens, up to the number in the latest plain step
 
     def beyond_passes(self, state: Any, *, has_prompt_logprobs: bool) -> Any:
         """Return the runner's `state` with copies of the states that are read after a pass of the drafter.
@@ -63,9 +64,9 @@ class Backlog:
         These are the target's states for the drafter, and the last layer's states if the log-probabilities of a
         prompt's tokens are requested.
 
-        CUDA graphs share one pool of memory, so a replay of the drafter's may overwrite the target's outputs. vLLM
-        reads these before its drafter runs. Here passes of the drafter come earlier, so a step with such passes copies
-        them. A step larger than the largest graph has its outputs outside the pool and needs no copy.
+        CUDA graphs share one pool of memory, so a replay of the drafter's graph may overwrite the target's outputs.
+        vLLM reads these before its drafter runs. Here passes of the drafter come earlier, so a step with such passes
+        copies them. A step larger than the largest graph has its outputs outside the pool and needs no copy.
         """
         count = state.scheduler_output.total_num_scheduled_tokens
         if self._states_stay or count > largest_graph(self._drafter.vllm_config):
@@ -77,7 +78,7 @@ class Backlog:
         return state._replace(hidden_states=state.hidden_states[:count].clone())
 
     def keep_plain(self, runner: Any, state: Any) -> None:
-        """Keep the row of each request of a plain step: one position each, and no input laid out for a drafter."""
+        """Keep the row of each request of a plain step: one position each, without prepared input for a drafter."""
         requests, states = runner.input_batch.req_ids, _read(state)
         count = len(requests)
         if states[0].size(0) > count:  # padded
@@ -127,7 +128,7 @@ class Backlog:
         waiting = [len(rows_of[runner.input_batch.req_ids[place]]) for place in missing.places]
         positions, slots = self._where(runner, metadata, missing, waiting)
         firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
-        # The token that follows a row is the request's next row's, and after its last row the step's first.
+        # The token that follows a row is that of the request's next row, and for its last row the step's first token.
         following = [
             row
             for place, rows in zip(missing.places, missing.rows, strict=True)
@@ -148,7 +149,7 @@ class Backlog:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions of the rows of `missing` ([rows], or [3, rows] for M-RoPE), and their slots ([rows]).
 
-        The rows of a request, of which so many are `waiting`, are those right before its first position in the step.
+        `waiting` is the number of rows of each request; they are directly before its first position in the step.
         """
         of = [place for place, rows in zip(missing.places, missing.rows, strict=True) for _ in rows]
         back = [count - i for count, rows in zip(waiting, missing.rows, strict=True) for i in range(len(rows))]
@@ -216,7 +217,7 @@ class Backlog:
 
 
 def multiple(runner: Any, state: Any) -> list[tuple[int, range]]:
-    """Return place in the batch and positions in the step, except the last, of each request that has several."""
+    """Return the place in the batch and the positions in the step, except the last, of each request with several."""
     metadata = state.spec_decode_common_attn_metadata
     starts = metadata.query_start_loc_cpu.tolist()
     count = min(metadata.num_reqs, len(runner.input_batch.req_ids))
@@ -225,7 +226,7 @@ def multiple(runner: Any, state: Any) -> list[tuple[int, range]]:
 
 
 def _read(state: Any) -> Sequence[torch.Tensor]:
-    """Return the target's hidden states of a step that the drafter reads: [tokens, hidden size] for each layer."""
+    """Return the target's hidden states in a step that the drafter reads: [tokens, hidden size] for each layer."""
     return state.aux_hidden_states or (state.hidden_states,)
 
 
@@ -248,7 +249,7 @@ def _batch(
     lengths = [len(rows) for rows in missing.rows]
     places_cpu, ends_cpu = torch.tensor(missing.places), torch.tensor(ends, dtype=torch.int32)
     places = handed_over(places_cpu, device)
-    # The host's lengths are too long where drafts were rejected; the accelerator's are exact.
+    # The host's lengths are too large after rejected drafts; the accelerator's are exact.
     short = metadata.seq_lens_cpu_upper_bound[places_cpu] - ends_cpu
     starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     return CommonAttentionMetadata(

@@ -1,18 +1,18 @@
 """Repairs of vLLM on CPUs.
 
-*A seed, a temperature above 0, and a prompt that is prefilled in parts* (0.29 to 0.32): the sample of a prompt that
-goes on is dropped, and the request's generator set back by an offset. Generators of CPUs have no offset, so the engine
-ends: with one long prompt with a seed, or a few short ones that come together.
+*A seed, a temperature above 0, and a prompt that is prefilled in parts* (0.29 to 0.32): the sample of an unfinished
+prompt is dropped, and the request's generator is reset by an offset. Generators of CPUs have no offset, so the engine
+ends. One long prompt with a seed is enough, or a few short ones that arrive together.
 
-Without Triton plain functions stand in for its kernels, with two more faults:
+Without Triton plain functions replace its kernels, with two more faults:
 
 *Temperatures above 0* (0.29 to 0.32): `rejection_sampler.expand_batch_to_tokens` hands its float output to a function
 for integers through a converted copy that is never copied back. The logits of drafted positions are then divided by
-uninitialised memory instead of the temperature: almost every draft is rejected, and the text is not the target's.
+uninitialised memory instead of the temperature: almost every draft is rejected, and the text is not that of the target.
 
-*Any draft* (0.30): the rejection sampler no longer looks for its kernels where the stand-ins are, so the
-first step that verifies a draft ends the engine. (The kernel of sequential drafters has the same fault there, and its
-stand-in takes other arguments: they stay broken.)
+*Any draft* (0.30): the rejection sampler no longer looks for its kernels where the replacements are, so the first step
+that verifies a draft ends the engine. (The kernel of sequential drafters has the same fault, and its replacement takes
+other arguments: these drafters are not repaired.)
 
 GPUs are not affected. Remove each repair when no tested version of vLLM needs it.
 """
@@ -39,7 +39,7 @@ def expand_batch_to_tokens(
 
 
 def reach_kernels(launchers: ModuleType, stand_ins: ModuleType) -> None:
-    """Give every launcher with a kernel for Triton the stand-in of the same name."""
+    """Give every launcher with a kernel for Triton the replacement of the same name."""
     for launcher in vars(launchers).values():
         kernel = getattr(launcher, "kernel", None)
         if isinstance(kernel, FunctionType) and hasattr(stand_ins, kernel.__name__):
@@ -47,9 +47,9 @@ def reach_kernels(launchers: ModuleType, stand_ins: ModuleType) -> None:
 
 
 def sampling_with_seeds_of_whole_prompts(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `sample_tokens` of a model runner, without the generators of requests whose prompt goes on.
+    """Return `sample_tokens` of a model runner, without the generators of requests with an unfinished prompt.
 
-    Their sample is dropped, so it may be any token; a generator that was not used need not be set back.
+    Their sample is dropped, so it may be any token. An unused generator needs no reset.
     """
 
     @wraps(sample_tokens)

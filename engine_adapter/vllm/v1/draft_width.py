@@ -1,9 +1,9 @@
-"""Draft width: the drafter lays out as many positions as the step's largest K (at 0 it does not run: `undrafted`).
+"""Draft width: the drafter prepares as many positions as the step's largest K (at 0 it does not run: `undrafted`).
 
-vLLM's P-EAGLE path (`parallel_drafting`) lays out `num_speculative_tokens` masked slots per request at any K of the
-step, and then reshapes by the step's K, so any other K fails or misassigns drafts. The number of slots is read from two
-attributes at each call; set to the step's width before the call, they make layout and reshape agree. Sequential
-drafters (EAGLE, EAGLE-3) follow the step's K themselves.
+vLLM's P-EAGLE path (`parallel_drafting`) prepares `num_speculative_tokens` masked slots per request at any K of the
+step, and then reshapes by the step's K. So any other K fails or assigns drafts to wrong requests. vLLM reads the number
+of slots from two attributes at each call. They are set to the step's width before the call, so that layout and reshape
+agree. Sequential drafters (EAGLE, EAGLE-3) use the step's K themselves.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ _COMPILED_APART = (1, 2, 16)
 
 
 def lay_out(drafter: Any, width: int) -> None:
-    """Set the number of positions that a parallel `drafter` lays out for each request from its next call on."""
+    """Set the number of positions that a parallel `drafter` prepares for each request from its next call on."""
     if _varies(drafter):
         drafter.extra_slots_per_request = width
         drafter.net_num_new_slots_per_request = width - 1
 
 
 def warm_up(drafter: Any) -> None:
-    """Make vLLM compile the kernel that lays out slots for every width, as it does for K_max.
+    """Make vLLM compile the kernel that prepares slots for every width, as it does for K_max.
 
-    Otherwise the first steps of some widths would wait for a compiler. vLLM before 0.30 compiles at first use anyway.
+    Otherwise the first steps of some widths would wait for the compiler. vLLM before 0.30 compiles at first use anyway.
     """
     register = getattr(getattr(utils, "_copy_and_expand_eagle_inputs", None), "register_warmup", None)
     if register is not None and _varies(drafter):
@@ -39,5 +39,5 @@ def warm_up(drafter: Any) -> None:
 
 
 def _varies(drafter: Any) -> bool:
-    """Whether the drafter lays out a slot for each token that it drafts: P-EAGLE does."""
+    """Whether the drafter prepares a slot for each token that it drafts, like P-EAGLE."""
     return bool(drafter.parallel_drafting and drafter.pass_hidden_states_to_model)

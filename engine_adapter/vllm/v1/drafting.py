@@ -15,9 +15,9 @@ from specpilot.engine_adapter.vllm.v1.subset import places_of
 class Drafting:
     """A steered drafter's backlog, and the step under way.
 
-    `plan` is the step's, `None` from another scheduler. `is_plain`: the step runs as without speculation. `state` is
-    vLLM's `ExecuteModelState` between the target's pass and sampling, while it samples and drafts. `batch` are the
-    step's requests in the runner's order.
+    `plan` is the plan of the step, `None` from another scheduler. `is_plain`: the step runs as without speculation.
+    `state` is vLLM's `ExecuteModelState` between the target's pass and sampling, while it samples and drafts. `batch`
+    are the step's requests in the runner's order.
     """
 
     def __init__(self, backlog: Backlog) -> None:
@@ -28,7 +28,7 @@ class Drafting:
         self.batch: list[str] = []
 
     def places(self) -> list[int] | None:
-        """Return the places in the batch of the requests that the drafter runs over; `None`: it runs over all."""
+        """Return the places in the batch of the requests in the drafter's batch; `None`: all requests."""
         if self.state is None or self.plan is None or not self.plan.left_out:
             return None
         return places_of(self.batch, self.plan.left_out)
@@ -43,17 +43,17 @@ def attach(drafter: Any, drafting: Drafting) -> None:
 
 
 def of_drafter(drafter: Any) -> Drafting | None:
-    """Return the state of a drafter; `None` when it is not steered, or no drafter."""
+    """Return the state of a drafter; `None` if it is not steered, or is no drafter."""
     return _OF.get(drafter) if drafter is not None else None
 
 
 def of_runner(runner: Any) -> Drafting | None:
-    """Return the state of a model runner's drafter; `None` when it has none that is steered."""
+    """Return the state of a model runner's drafter; `None` if it has no steered drafter."""
     return of_drafter(getattr(runner, "drafter", None))
 
 
 def use_plain_embeddings(drafter: Any) -> None:
-    """Make a drafter that shares the target's embeddings share those without LoRA.
+    """Make a drafter that shares the target's embeddings use them without LoRA.
 
     LoRA's kernels read the rows of the target's step from the runner. A pass of the drafter may have fewer rows, and
     the kernels would write beyond its output. Drafts of a request with a LoRA lose only its change of the embeddings.

@@ -1,31 +1,32 @@
-"""CUDA graphs for every step that K makes: which graphs are captured, and which one a step replays.
+"""CUDA graphs for the steps of any K: captures them, and finds the graph of a step.
 
 vLLM runs a step of the target as one FULL graph, as PIECEWISE graphs with attention between them, or without a graph,
 and pads it to the nearest captured size. A PIECEWISE step costs the host two to three times as much as a FULL one. On
 model runner V1, vLLM captures FULL graphs for steps in which every request has 1 + K_max tokens, and for no others.
 
-The *query length* q of a request is its number of tokens in the step: 1 + K for a decode, the chunk's for a prompt.
-`StepDispatcher` replaces the runner's `CudagraphDispatcher` and searches in this order:
+The *query length* q of a request is its number of tokens in the step: 1 + K for a decode, the size of the chunk for a
+prompt. `StepDispatcher` replaces the runner's `CudagraphDispatcher` and searches in this order:
 
-1. uniform graphs: a step whose requests all have the same q, if that q has FULL graphs. q = 1 (K = 0) always has some.
-2. graphs for any mix: every other step, prompts included. An attention backend that supports FULL graphs for any batch
-   (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton) replays one graph by the number of tokens alone.
-3. PIECEWISE graphs, where the backend does not support 2, or `may_mix` rules it out.
+1. uniform graphs: for a step whose requests all have the same q, if this q has FULL graphs. q = 1 (K = 0) always has
+   some.
+2. graphs for any mix: for every other step, prompts included. With an attention backend that supports FULL graphs for
+   any batch (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton) the graph depends only on the number of tokens.
+3. PIECEWISE graphs, if the backend does not support 2, or `may_mix` is false.
 
 A step of q = 1 never replays a graph for any mix. By their sources, FlashAttention 3 writes less scheduler metadata for
-such a step than a mixed graph reads, and Triton's attention selects another kernel for it. Where the backend supports
-2, no further q needs graphs of its own. Where it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K`
-gets some.
+such a step than a mixed graph reads, and Triton's attention selects another kernel for it. If the backend supports 2,
+no further q needs graphs of its own. If it does not (FlashAttention 2 and 4, FlashInfer), each q of `UNIFORM_K` gets
+some.
 
 One of vLLM's own dispatchers makes the keys of each set, on a copy of the configuration with the sizes of that set.
-vLLM profiles memory and captures from one list with the keys of all sets. Keys of two sets never collide: a key has
-tokens, requests and whether it is uniform.
+vLLM profiles memory and captures from one list with the keys of all sets. Keys of two sets never collide: a key
+contains tokens, requests and whether it is uniform.
 
 Unchanged in vLLM: the modes that the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and
 the drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the
 target keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the
-drafter has no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are put
-back to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
+drafter has no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are
+reset to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
 
 Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
@@ -47,11 +48,11 @@ from specpilot.engine_adapter.vllm.compat import is_steered, mode_note
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
 
 ANY_MIX = 0
-"""The key of graphs for any mix where graphs are listed by query length."""
+"""The key of graphs for any mix in lists of graphs by query length."""
 _GROWTH = 4
 """Uniform graphs are captured for numbers of requests that grow by a quarter at most.
 
-So a step of few requests is padded by 10 % on average, with 18 graphs for up to 64 requests.
+So a step is padded by 10 % on average, with 18 graphs for up to 64 requests.
 """
 MEMORY_RATIO = 0.1
 """Share of the accelerator's memory above which only K = 0 and K_max get uniform graphs."""
@@ -109,7 +110,7 @@ class StepDispatcher(CudagraphDispatcher):
         return self._wanted != before
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any, uniform_decode_query_len: int = 1) -> None:
-        """Make the keys of all graphs; by now vLLM has rounded the sizes for `uniform_decode_query_len`."""
+        """Make the keys of all graphs; vLLM has already rounded the sizes for `uniform_decode_query_len`."""
         del uniform_decode_query_len
         note = mode_note(self._mode, cudagraph_mode)
         if note is not None:
@@ -134,7 +135,7 @@ class StepDispatcher(CudagraphDispatcher):
         """Return a dispatcher of vLLM's for these `sizes`, and add its FULL keys to the list of all."""
         own = copy(self.vllm_config)
         own.compilation_config = compilation = copy(self.compilation_config)
-        compilation.compile_sizes = None  # those sizes are of PIECEWISE steps
+        compilation.compile_sizes = None  # those sizes are for PIECEWISE steps
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
         dispatcher = CudagraphDispatcher(own)
         dispatcher.uniform_decode_query_len = length
@@ -183,8 +184,9 @@ def may_mix(vllm_config: Any) -> bool:
 
     A FULL graph keeps the arguments of its capture. Two kinds of attention need other arguments for a prompt:
 
-    - attention to images in both directions gets their places, so a replay would read a prompt with an image as text;
-    - MLA reads prompts and decodes with different kernels, and the host decides where the prompts begin. FLASHINFER_MLA
+    - attention to images in both directions gets the images' places, so a replay would read a prompt with an image as
+      text;
+    - MLA reads prompts and decodes with different kernels, and the host sets where the prompts begin. FLASHINFER_MLA
       declares `ALWAYS` for decodes of any lengths; a replay would read a prompt with the decodes' kernel.
     """
     mode, model = vllm_config.compilation_config.cudagraph_mode, vllm_config.model_config
@@ -204,7 +206,7 @@ def supports_any_mix(vllm_config: Any, attention_backends: Any, kv_cache_groups:
 
 
 def is_graphed(vllm_config: Any) -> bool:
-    """Whether the graphs of an engine are captured for the query lengths that K makes."""
+    """Whether the graphs of an engine are captured for the query lengths of its K."""
     return (
         vllm_config.speculative_config is not None
         and is_steered(vllm_config)
@@ -215,7 +217,7 @@ def is_graphed(vllm_config: Any) -> bool:
 
 @contextmanager
 def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
-    """Let the runner capture the graph of `key` and `mode`, and note the cost of a FULL one."""
+    """Make the runner capture the graph of `key` and `mode`, and note the cost of a FULL one."""
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher):
         yield
@@ -261,7 +263,7 @@ def is_too_much(runner: Any, estimate_bytes: int) -> bool:
 
 
 def say_captured(runner: Any) -> None:
-    """Log the steps with FULL graphs, the cost of these, and the size above which steps have none."""
+    """Log the steps with FULL graphs, the cost of the graphs, and the size above which steps have none."""
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher):
         return
@@ -276,7 +278,10 @@ def say_captured(runner: Any) -> None:
 
 @contextmanager
 def of_length(runner: Any, length: int) -> Iterator[None]:
-    """Let the runner call a step or a dummy run uniform if `length` is its query length and has graphs of its own."""
+    """Make the runner treat a step as uniform if `length` is its query length and has graphs of its own.
+
+    Dummy runs count as steps.
+    """
     dispatcher = runner.cudagraph_dispatcher
     if not isinstance(dispatcher, StepDispatcher):
         yield
@@ -306,7 +311,7 @@ def _uniform_sizes(vllm_config: Any, length: int) -> list[int]:
 
 
 def _full_batch(vllm_config: Any, length: int) -> set[int]:
-    """Return the size of a step of all requests that may run, where keys of FULL graphs end; empty if too large.
+    """Return the size of a step of all requests that may run, the last key of FULL graphs; empty if too large.
 
     Without it the last few batch sizes below `max_num_seqs` would be padded to a size without such a graph.
     """

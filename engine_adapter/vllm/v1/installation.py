@@ -7,19 +7,19 @@ schedulers, and drafters of other kinds, run unchanged.
 Wrapped methods of vLLM's model runner, the base of all its runners:
 
 - `execute_model` begins a step: rows of requests that ended are dropped, a plain step runs as without speculation;
-- `_prepare_inputs`: a step that verifies nothing is laid out as without speculation;
+- `_prepare_inputs`: the input of a step that verifies nothing is prepared as without speculation;
 - `sample_tokens`, `_sample`: after sampling and before drafting, the drafter catches up and rows are kept; a fault of
   vLLM's sampling is repaired (`sampling`);
-- `_input_fits_in_drafter`: no, in a step of width 0;
+- `_input_fits_in_drafter`: false in a step of width 0;
 - `_check_and_update_cudagraph_mode`, `profile_cudagraph_memory`, `capture_model`, `_warmup_and_capture`,
-  `_determine_batch_execution_and_padding`: CUDA graphs are captured and found for the steps that K makes (`graphs`).
+  `_determine_batch_execution_and_padding`: CUDA graphs are captured and found for the steps of any K (`graphs`).
 
 Wrapped outputs of the asynchronous loop, `AsyncGPUModelRunnerOutput`: they get the device's time (`device_time`).
 
 Wrapped methods of its drafters:
 
 - `load_model`: a steered drafter gets its backlog;
-- `propose`: it lays out as many positions as the step is wide, only for requests that are not left out.
+- `propose`: it prepares as many positions as the step's width, only for requests that are not left out.
 
 A wrapper names the parameters that it reads as vLLM does, so it does not matter which of them vLLM passes by keyword.
 """
@@ -77,7 +77,7 @@ def _wrap_drafters() -> None:
     def init_at_every_width(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         if is_steered(self.vllm_config):
-            draft_width.warm_up(self)  # here: vLLM accepts registrations only while it creates the runner
+            draft_width.warm_up(self)  # here, because vLLM accepts registrations only while it creates the runner
 
     @wraps(load)
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -11,14 +11,14 @@ _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
 _DISPATCHER = "v1/cudagraph_dispatcher.py"
 
 RELIANCE_V1: tuple[Item, ...] = (
-    # installation.py: when the device was done with a step
+    # installation.py: the time at which the device finished a step
     Method(_RUNNER, "AsyncGPUModelRunnerOutput", "get_output", (), Use.WRAP),
-    # sampling.py: how thinking budgets find a request's logits
+    # sampling.py: a request's logits for thinking budgets
     Reads(
         "v1/sample/thinking_budget_state.py", "ThinkingBudgetStateHolder", "_apply_forcing_to_logits",
         ("in_spec_mode",),
     ),
-    # draft_width.py, subset.py: how wide the drafter drafts, and for which requests
+    # draft_width.py, subset.py: the drafter's width, and its requests
     Names("v1/spec_decode/utils.py"),
     Method(
         _PROPOSER, "SpecDecodeBaseProposer", "__init__", ("vllm_config", "device"), Use.WRAP,
@@ -107,7 +107,7 @@ RELIANCE_V1: tuple[Item, ...] = (
     Attributes("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("cu_num_sampled_tokens",)),
     Names("v1/sample/rejection_sampler.py", ("PLACEHOLDER_TOKEN_ID",)),
     Attributes("v1/outputs.py", "SamplerOutput", ("sampled_token_ids",)),
-    # graphs.py: CUDA graphs for the query lengths that K takes
+    # graphs.py: CUDA graphs for the query lengths of any K
     Method(
         _RUNNER, "GPUModelRunner", "_check_and_update_cudagraph_mode", ("attention_backends", "kv_cache_groups"),
         Use.WRAP, (_RUNNER, "GPUModelRunner", "initialize_attn_backend"),
@@ -146,7 +146,7 @@ RELIANCE_V1: tuple[Item, ...] = (
         ("vllm_config", "compilation_config", "cudagraph_keys", "cudagraph_mode", "uniform_decode_query_len"),
     ),
     Attributes(_PROPOSER, "SpecDecodeBaseProposer", ("cudagraph_dispatcher",)),
-    # graph_record.py: which graphs there are
+    # graph_record.py: the list of graphs
     Attributes("forward_context.py", "BatchDescriptor", ("num_tokens", "num_reqs", "uniform")),
     # cpu_sampling.py: the repairs of sampling on CPUs
     Method(

@@ -1,7 +1,8 @@
 """A repair of model runner V1's sampling in a speculating engine: thinking budgets.
 
 A speculating engine finds a request's rows of logits by counting the drafts of the requests before it. In a step
-without drafts it uses the first row for all requests: the end of one request's thinking would be forced upon another.
+without drafts it uses the first row for all requests, so the end of one request's thinking would be forced on another
+request.
 """
 
 from collections.abc import Iterator

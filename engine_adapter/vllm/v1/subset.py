@@ -57,12 +57,12 @@ def chosen(
     if given.get("token_indices_to_sample") is not None:
         given["token_indices_to_sample"] = given["token_indices_to_sample"].index_select(0, requests) - moved_there
     sampling = given["sampling_metadata"]
-    if sampling.temperature is not None:  # drafters read no more of it
+    if sampling.temperature is not None:  # drafters read no other part of it
         given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
     if given.get("mm_embed_inputs") is not None:
         embeddings, is_embedding_cpu = given["mm_embed_inputs"]
         given["mm_embed_inputs"] = _embeddings_of(torch.from_numpy(rows).long(), embeddings, is_embedding_cpu, device)
-    if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make theirs of the metadata's
+    if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make their own from the metadata
         given["slot_mappings"] = None
     given["common_attn_metadata"] = CommonAttentionMetadata(
         query_start_loc=starts_there,

@@ -1,19 +1,19 @@
-"""Steps without drafts run as in an engine without speculation; the positions that the drafter misses are kept.
+"""Runs steps without drafts as in an engine without speculation, and keeps the positions that the drafter misses.
 
-vLLM treats every step of a speculating engine alike: it lays out drafts to verify, samples against them and prepares
-the drafter's input even if there is nothing to verify and nothing to draft. At K = 0 this would be the whole cost of
-speculation, for a small model a tenth of the step. In an engine with the adapter's scheduler:
+vLLM treats every step of a speculating engine in the same way: it prepares drafts to verify, samples against them and
+prepares the drafter's input even if there is nothing to verify and nothing to draft. At K = 0 this would be the whole
+cost of speculation, for a small model a tenth of the step. In an engine with the adapter's scheduler:
 
 1. a *plain* step has one token of each request, and neither verifies, drafts nor catches up. vLLM's code for engines
    without speculation runs it: during the step the runner has no `speculative_config`;
-2. another step that verifies nothing is laid out, and therefore sampled, in the same way. Older versions of vLLM do
+2. any other step that verifies nothing is prepared, and therefore sampled, in the same way. Older versions of vLLM do
    that themselves;
-3. another step of width 0 is handled like one whose tokens do not fit into the drafter: vLLM keeps the sampled tokens
-   for the next step, and neither prepares nor runs the drafter.
+3. any other step of width 0 is handled like a step whose tokens do not fit into the drafter: vLLM keeps the sampled
+   tokens for the next step, and neither prepares nor runs the drafter.
 
 The results are those of vLLM. The recurrent layers of hybrid models expect a layout with drafts in every step, so only
-3 applies to them. `graphs` chooses the CUDA graphs of these steps. Positions that the drafter misses, here and where
-vLLM cannot draft, go to its `backlog`.
+3 applies to them. `graphs` chooses the CUDA graphs of these steps. Positions that the drafter misses, here and in steps
+in which vLLM cannot draft, go to its `backlog`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from specpilot.engine_adapter.vllm.v1.drafting import Drafting
 
 
 def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata | None, sampled: torch.Tensor) -> None:
-    """Let the drafter catch up, and keep the rows that it misses of the step; `metadata` describes verified drafts.
+    """Make the drafter catch up, and keep the rows of the step that it misses; `metadata` describes verified drafts.
 
     `sampled` [requests, tokens].
     """
@@ -89,12 +89,12 @@ def is_undrafted(runner: Any, scheduler_output: Any) -> bool:
 
 def as_without_speculation(
     runner: Any,
-    is_hidden: bool,  # noqa: FBT001 - of each of a runner's methods
+    is_hidden: bool,  # noqa: FBT001 - one for each of a runner's methods
     method: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Call `method` of the `runner`; if `is_hidden`, it sees an engine that does not speculate."""
+    """Call `method` of the `runner`; if `is_hidden`, the engine seems not to speculate."""
     if not is_hidden:
         return method(runner, *args, **kwargs)
     config, runner.speculative_config = runner.speculative_config, None
@@ -105,7 +105,7 @@ def as_without_speculation(
 
 
 def rejected(metadata: SpecDecodeMetadata, sampled: torch.Tensor) -> torch.Tensor:
-    """Return how many draft tokens of each request were rejected, from `sampled` [requests, K_max + 1]: [requests]."""
+    """Return the number of rejected draft tokens of each request, from `sampled` [requests, K_max + 1]: [requests]."""
     return torch.diff(metadata.cu_num_sampled_tokens, prepend=metadata.cu_num_sampled_tokens.new_zeros(1)) - (
         sampled != PLACEHOLDER_TOKEN_ID
     ).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The attention metadata of a pass of the head that the adapter lays out itself."""
+"""The attention metadata of a pass of the head that the adapter prepares itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rows of some requests, each request's beside one another.
+    """Rows of some requests; the rows of one request are consecutive.
 
     `starts` [requests + 1] are their first rows, also on the host (`starts_cpu`). `seq_lens` [requests] are the lengths
     of the sequences up to their last row, `bound_cpu` upper bounds of these on the host. `block_tables` are by KV cache

@@ -1,17 +1,17 @@
-"""The positions that the drafter has not seen, and how it catches up, on model runner V2.
+"""The positions that the drafter has not read, and its catching up, on model runner V2.
 
-The rules are those of model runner V1 (`vllm.v1.backlog`). A request that is left out leaves one row in each step: the
+The rules are those of model runner V1 (`vllm.v1.backlog`). For a request that is left out, each step adds one row: the
 target's states at its last position, and the token that follows. All positions of a held prompt (`StepPlan.held`) are
-rows. Before the request's next draft its rows go through the head in one pass. The runner makes these differences:
+rows. Before the request's next draft its rows go through the head in one pass. There are these differences to V1:
 
 - The token that follows a position is known when the speculator is called, so a row contains it.
-- Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has tables and
-  slot mappings of its own, because the step's are read again after it.
+- Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has its own
+  tables and slot mappings, because those of the step are read again after it.
 - Passes run without a CUDA graph. Graphs share one pool of memory, and the replay of a drafter's PIECEWISE graph could
   overwrite the target's outputs. Without a replay nothing is overwritten, so nothing is copied.
 
-vLLM's V2 has no limit of the drafter's own length. The adapter's scheduler drafts nothing beyond it, and positions
-beyond it are left out here.
+vLLM's V2 does not limit sequences to the drafter's own length. The adapter's scheduler drafts nothing beyond this
+length, and positions beyond it are left out here.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +32,7 @@ from specpilot.engine_adapter.vllm.v2.step import Step
 class Backlog:
     """The backlog of one speculator: `catch_up` before it drafts, `keep` for the requests that it leaves out.
 
-    `rows` are those that wait.
+    `rows` are the waiting rows.
     """
 
     def __init__(self, speculator: Any) -> None:
@@ -115,22 +115,22 @@ class Backlog:
         if count == 0:
             return
         if max(step.ends[:cut]) - 1 > self._length:
-            # A request grows too long for the head in this step, and the host does not know which rows are whose. The
-            # others' rows are left out too; their next drafts are accepted a little less.
+            # A request grows too long for the head in this step, and the host does not know the request of each row. So
+            # the rows of the other requests are left out too; their next drafts are accepted a little less.
             return
         requests = torch.arange(cut, device=device)
         starts = step.batch.query_start_loc[: cut + 1] - torch.arange(cut + 1, device=device, dtype=torch.int32)
         rows = torch.arange(count, device=device)
         rows += torch.repeat_interleave(requests, starts.diff().long(), output_size=count)
         states = torch.cat([layer[rows] for layer in step.states], dim=-1)
-        # Of the rows of each request the host knows but their sum, and that none has more than was scheduled.
+        # The host knows only the sum of the requests' rows, and that no request has more than was scheduled.
         lengths = (np.diff(starts_cpu) - 1).tolist()
         part = Lag([*range(cut)], [range(length) for length in lengths])
         ends = [end - 1 for end in step.ends[:cut]]
         longest = int(step.batch.num_scheduled_tokens[:cut].max()) - 1
         self._forward(step, part, ends, step.batch.input_ids[rows + 1], states, (starts, longest))
 
-    def _forward(  # noqa: PLR0913, PLR0917 - what a pass is
+    def _forward(  # noqa: PLR0913, PLR0917 - the parts of a pass
         self,
         step: Step,
         part: Lag,
@@ -141,8 +141,9 @@ class Backlog:
     ) -> None:
         """Run the head over the rows of `part`, whose ends on the host are `part_ends`.
 
-        `tokens` [rows] are those that follow them, `states` [rows, row_size] the target's. `known`, if the lengths in
-        `part` are not exact: the first row of each request, [requests + 1], and the most rows of one.
+        `tokens` [rows] are the tokens that follow the rows, `states` [rows, row_size] the target's states. `known`, if
+        the lengths in `part` are not exact: the first row of each request, [requests + 1], and the largest number of
+        rows of a request.
         """
         speculator, device, count = self._speculator, self._speculator.device, len(tokens)
         lengths = [len(rows) for rows in part.rows]
@@ -153,7 +154,7 @@ class Backlog:
         starts, longest = (handed_over(starts_cpu, device), max(lengths)) if known is None else known
         queries = handed_over(starts_cpu.diff(), device) if known is None else starts.diff()
         seq_lens = ends - too_long_by
-        # A request's row at j in the pass is at its end, less the pass's end of its rows, plus j.
+        # Position of row j of the pass: the request's end, minus the end of its rows in the pass, plus j.
         positions = torch.repeat_interleave((seq_lens - starts[1:]).long(), queries, output_size=count)
         positions += torch.arange(count, device=device)
 

@@ -1,15 +1,15 @@
-"""CUDA graphs on model runner V2 for the steps that K makes: any mix of lengths in one graph, where attention can.
+"""CUDA graphs on model runner V2 for the steps of any K: one graph for any mix of lengths, if attention supports it.
 
 vLLM's V2 captures FULL graphs of decodes only for 1 + K_max positions of each request; every other step is PIECEWISE.
-It has graphs of variable length (`varlen_decode`), and captures them for adaptive verification only. Before the capture
-a steered engine gets, in place of vLLM's managers:
+It has graphs of variable length (`varlen_decode`), and captures them only for adaptive verification. Before the capture
+a steered engine gets these graphs, instead of those of vLLM's managers:
 
-- *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, where every attention backend can
-  (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. An engine with adaptive verification
-  always has them: vLLM starts it on no other backend. Every engine has graphs for each length of `query_lengths`:
-  kernels are faster for a known length, such as one position of each request, K = 0;
-- *a sequential head's first pass*: the same lengths, as it runs over the target's step;
-- *its further passes*: one graph of all passes for each width. vLLM's own has K_max passes at any width.
+- *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, if every attention backend supports
+  them (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. An engine with adaptive
+  verification always has them: vLLM starts it on no other backend. Every engine has graphs for each length of
+  `query_lengths`: kernels are faster for a known length, such as one position of each request, K = 0;
+- *a sequential head's first pass*: the same lengths, because it runs over the target's step;
+- *its further passes*: one graph of all passes for each width. vLLM's own graph has K_max passes at any width.
 
 Graphs exist in modes with FULL graphs of decodes separate from mixed steps (`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`).
 Mode `FULL` has one set of graphs for any step, and stays unchanged.
@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.specpilot")
 class _OfLengths(CudaGraphManager):
     """Adds FULL graphs for steps in which all requests have the same number of positions, one of `lengths`.
 
-    They are preferred to those of variable length. `longest` is the largest number of positions of a request in the
+    They are preferred to graphs of variable length. `longest` is the largest number of positions of a request in the
     step, for a caller that does not pass it to `dispatch`; `None` if the step is no decode.
     """
 
@@ -70,7 +70,7 @@ class _OfLengths(CudaGraphManager):
         return found
 
     def _sizes(self, length: int) -> list[int]:
-        """Return the sizes, in tokens, of graphs for this length: as configured, rounded up, and of a full batch."""
+        """Return the sizes, in tokens, of graphs for this length: configured ones, rounded up, and of a full batch."""
         compilation = self.compilation_config
         largest = min(compilation.max_cudagraph_capture_size or 0, self.max_num_reqs * length)
         sizes = {-(-size // length) * length for size in compilation.cudagraph_capture_sizes or ()}
@@ -122,7 +122,7 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Replace the managers that vLLM has just made for a steered runner by managers for the steps that K makes.
+    """Replace the managers that vLLM has just made for a steered runner by managers for the steps of any K.
 
     Hybrid models keep vLLM's: their recurrent layers expect a layout with K_max drafts in each uniform step.
     """
@@ -148,7 +148,7 @@ def replace_managers(runner: Any) -> None:
         lengths=lengths,
     )
     first, further = speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager
-    if further is None:  # it drafts in parallel, and made its own
+    if further is None:  # it drafts in parallel, and has made its own
         return
     speculator.prefill_cudagraph_manager = FirstPassGraphs(
         runner.vllm_config,
@@ -165,7 +165,7 @@ def replace_managers(runner: Any) -> None:
 
 
 def note_longest(speculator: Any, batch: Any) -> None:
-    """Let a sequential head's first pass over `batch` find graphs of variable length: vLLM does not pass its length."""
+    """Make a sequential head's first pass over `batch` find graphs of variable length; vLLM passes no length."""
     manager = speculator.prefill_cudagraph_manager
     if isinstance(manager, _OfLengths):
         manager.longest = None if batch.has_prefill else int(batch.num_scheduled_tokens.max())

@@ -4,16 +4,16 @@ Installed in every vLLM process that may run V2, by the `vllm.general_plugins` e
 whether the speculator is steered. Engines with other schedulers, and speculators of other kinds, run unchanged.
 
 - `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
-- `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps that K makes, and
-  attention reads a step with the lengths of its graph (`graphs`);
-- `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is the
-  uniform step of K = 0, and finds its graphs;
-- `AsyncOutput`: an engine with adaptive verification reports how many draft tokens it verified (`verified_tokens`);
+- `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps of any K, and attention
+  reads a step with the lengths of its graph (`graphs`);
+- `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is a
+  uniform step of K = 0, and uses its graphs;
+- `AsyncOutput`: an engine with adaptive verification reports the number of verified draft tokens (`verified_tokens`);
 - `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
 - `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
 - `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
-- `VllmConfig._get_v2_model_runner_unsupported_features`: P-EAGLE is removed from them if the environment selects V2. By
-  default vLLM still runs P-EAGLE on V1.
+- `VllmConfig._get_v2_model_runner_unsupported_features`: P-EAGLE is removed from the result if the environment selects
+  V2. By default vLLM still runs P-EAGLE on V1.
 """
 
 from functools import cache, wraps
@@ -55,7 +55,7 @@ def install() -> None:
 
 
 def _copied(tensor: torch.Tensor, main_stream: Any, copy_stream: Any) -> Any:
-    """Begin the copy of a tensor to the host; it is there when what is copied after it on the same stream is."""
+    """Begin the copy of a tensor to the host; it has arrived when later copies on the same stream have."""
     with stream(copy_stream, main_stream):
         copy_stream.wait_stream(main_stream)
         return async_copy_to_np(tensor)

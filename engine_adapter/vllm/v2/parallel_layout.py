@@ -28,9 +28,9 @@ _BLOCK = 256
 class Layout:
     """The buffers of a layout, each for the largest step.
 
-    `sources` [rows] and `is_unused` [rows] are by row. `samples`, `sample_positions` and `sample_slots` are [requests,
-    K_max]: the row from which a draft token is sampled, the position before the token, and the request's slot in the
-    runner's state. Beyond the width, and for padding, they are row 0 and slot -1, which vLLM's sampling skips.
+    `sources` and `is_unused` are [rows]. `samples`, `sample_positions` and `sample_slots` are [requests, K_max]: the
+    row from which a draft token is sampled, the position before the token, and the request's slot in the runner's
+    state. Beyond the width, and for padding, they are row 0 and slot -1, which vLLM's sampling skips.
     """
 
     sources: torch.Tensor
@@ -51,7 +51,7 @@ class Layout:
         )
 
 
-def lay_out(  # noqa: PLR0913, PLR0917 - what a layout is made of
+def lay_out(  # noqa: PLR0913, PLR0917 - the parts of a layout
     layout: Layout,
     buffers: Any,
     batch: Any,
@@ -64,8 +64,9 @@ def lay_out(  # noqa: PLR0913, PLR0917 - what a layout is made of
 ) -> None:
     """Write the rows of a step that drafts `width` tokens for each request to `layout`, and to the drafter's `buffers`.
 
-    `batch` is the step's `InputBatch`; `following` [requests] are the tokens sampled now, or the next ones of prompts
-    that go on; `rejected` [requests] are the numbers of rejected draft tokens. No position reaches `max_length`.
+    `batch` is the step's `InputBatch`; `following` [requests] are the tokens sampled now, or the next tokens of
+    unfinished prompts; `rejected` [requests] are the numbers of rejected draft tokens. No position reaches
+    `max_length`.
     """
     count = batch.num_reqs
     longest = int(batch.num_scheduled_tokens.max()) + width - 1

@@ -1,13 +1,13 @@
 """P-EAGLE on model runner V2, which vLLM does not have: an EAGLE head that drafts all positions in one pass.
 
 vLLM's V2 runs EAGLE heads one draft token at a time and rejects `parallel_drafting` for them. The adapter replaces that
-speculator by this one. It lays the step's rows out as vLLM's model runner V1 does (`parallel_layout`), at the step's
+speculator by this one. It prepares the step's rows like vLLM's model runner V1 (`parallel_layout`), at the step's
 width, and runs the head once. Loading, KV cache and sampling are vLLM's.
 
 *CUDA graphs.* The head's pass and the sampling are one FULL graph if the head's attention supports requests of any
-length (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton): for any mix of lengths and widths, by rows. Elsewhere
-there are graphs for the uniform step at K_max only, with 2 K_max rows for each request. A graph samples K_max tokens
-for each request at any width; those beyond it are dropped. Other steps run without a graph.
+length (`AttentionCGSupport.ALWAYS`: FlashAttention 3, Triton): for any mix of lengths and widths, by rows. Otherwise
+there are graphs only for the uniform step at K_max, with 2 K_max rows for each request. A graph samples K_max tokens
+for each request at any width; tokens beyond the width are dropped. Other steps run without a graph.
 """
 
 from inspect import signature
@@ -37,7 +37,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     """An EAGLE head that drafts in parallel."""
 
     lays_out_itself = True
-    """It does not read the target's attention metadata, as vLLM's first pass of an EAGLE head does."""
+    """Unlike vLLM's first pass of an EAGLE head, it does not read the target's attention metadata."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -46,7 +46,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self.num_extra_query_per_req = k_max - 1
         self._mask_token = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
         self._layout = Layout.of_size(self.max_num_tokens, self.max_num_reqs, k_max, device)
-        # The states of a step's positions, and at the end the mask's.
+        # The states of a step's positions, then that of the mask.
         self._read = torch.zeros(self.max_num_tokens + 1, self.hidden_size, dtype=self.dtype, device=device)
         self._unread_confidences = torch.empty_like(self.draft_token_confidence_probs)
         self._steps = torch.arange(k_max, dtype=torch.int32, device=device).repeat(self.max_num_reqs, 1)
@@ -60,7 +60,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._read[-1].copy_(combine(mask))
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Decide which graphs will be captured later."""
+        """Set up the graphs to capture later."""
         support = self.attn_cg_support.min_cg_support
         is_full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         is_full &= support.value >= AttentionCGSupport.UNIFORM_BATCH.value
@@ -89,7 +89,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return draft tokens [requests, K_max]; -1 where nothing is drafted."""
+        """Return draft tokens [requests, K_max]; -1 if nothing is drafted."""
         steered, given = of_speculator(self), dict(zip(_PROPOSE, args, strict=False)) | kwargs
         return planned(self, steered, type(self)._propose, given) if steered else self._propose(**given)
 
@@ -99,7 +99,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         count, width = batch.num_reqs, given.get("num_speculative_tokens")
         width = self.num_speculative_steps if width is None else width
         drafts: torch.Tensor = self.draft_tokens[:count]
-        if width == 0:  # another scheduler's step: vLLM keeps the head complete there, which this speculator does not
+        if width == 0:  # another scheduler's step: vLLM completes the head's KV cache there; this speculator does not
             return drafts.fill_(-1)
         self._copy_request_inputs(count, batch.idx_mapping, given["temperature"], given["seeds"], dummy_run=is_dummy)
         step = Step.of(given)
@@ -128,7 +128,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return drafts
 
     def _pass(self, batch: Any, starts: Any, width: int, graph: BatchExecutionDescriptor, longest: int) -> Pass:
-        """Return the pass over the laid out rows, which begin at `starts`, padded to its `graph`."""
+        """Return the pass over the prepared rows, which begin at `starts`, padded to its `graph`."""
         count, rows, padded = batch.num_reqs, int(starts[-1]), graph.num_reqs or batch.num_reqs
         buffers = self.input_buffers
         slots = self.block_tables.compute_slot_mappings(
@@ -151,7 +151,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         )
 
     def _graph(self, given: dict[str, Any], rows: int, longest: int) -> BatchExecutionDescriptor:
-        """Return the descriptor of the graph for so many rows; `longest`: the most rows of one request."""
+        """Return the descriptor of the graph for so many rows; `longest`: the largest number of rows of a request."""
         count, manager = given["input_batch"].num_reqs, self.prefill_cudagraph_manager
         if manager is None or given.get("is_profile", False):
             return BatchExecutionDescriptor(CUDAGraphMode.NONE, rows, count)
@@ -161,10 +161,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def _maybe_predict_acceptance(
         self, logits: torch.Tensor, idx_mapping: torch.Tensor, draft_step: torch.Tensor
     ) -> None:
-        """Estimate the acceptance of each draft token, where adaptive verification wants it.
+        """Estimate the acceptance of each draft token, if adaptive verification needs it.
 
-        vLLM's kernel takes it that each request has K_max rows. So the estimates by batch are read from those by
-        request slot, which it writes too.
+        vLLM's kernel assumes K_max rows for each request. So the estimates by batch are read from those by request
+        slot, which the kernel writes too.
         """
         estimator = self.acceptance_estimator
         if estimator is not None:
@@ -172,7 +172,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
             estimator.predict(logits, idx_mapping, draft_step, unread, self.temperature)
             self.draft_token_confidence_probs.copy_(estimator.predictions[self.idx_mapping])
 
-    def _draft(  # noqa: PLR0913, PLR0917 - what vLLM's capture calls it with
+    def _draft(  # noqa: PLR0913, PLR0917 - the arguments of vLLM's capture
         self,
         num_reqs: int,
         num_tokens: int,
@@ -182,7 +182,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
         width: int | None = None,
     ) -> None:
-        """Run the head over the laid out rows, and sample `width` tokens for each request; `None`: K_max."""
+        """Run the head over the prepared rows, and sample `width` tokens for each request; `None`: K_max."""
         width = width or self.num_speculative_steps
         hidden, _ = self._run_model(
             num_tokens, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode

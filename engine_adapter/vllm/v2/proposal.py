@@ -1,11 +1,11 @@
-"""How a steered speculator of model runner V2 drafts in one step: for which requests, how deep, and after which rows.
+"""One step of a steered speculator of model runner V2: its requests, its width, and the rows before it.
 
-vLLM's speculator runs its first pass in every step, so that its KV cache stays complete, and at width 0 drops the rest.
-Here the plan of the step (`engine_adapter.plan.planner`) decides:
+vLLM's speculator runs its first pass in every step, so that its KV cache stays complete, and at width 0 omits the other
+passes. Here the plan of the step (`engine_adapter.plan.planner`) decides:
 
 - requests in `catch_up` catch up first, in any step;
-- width 0: the speculator does not run; each request leaves a row;
-- requests in `left_out` leave a row, and the speculator runs over the others alone.
+- width 0: the speculator does not run; a row is kept for each request;
+- `left_out`: a row is kept for each of these requests, and the speculator runs over the others alone.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from specpilot.engine_adapter.vllm.v2.subset import chosen, places_of, spread
 def planned(
     speculator: Any, steered: Steered, propose: Callable[..., torch.Tensor], given: dict[str, Any]
 ) -> torch.Tensor:
-    """Return the drafts [requests, K_max] of a step with a plan; -1 where nothing is drafted.
+    """Return the drafts [requests, K_max] of a step with a plan; -1 if nothing is drafted.
 
-    `propose` is vLLM's, and `given` its arguments by name, without the speculator.
+    `propose` is vLLM's method, and `given` its arguments by name, without the speculator.
     """
     plan, batch = steered.plan, given["input_batch"]
     if plan is None:
@@ -50,7 +50,8 @@ def planned(
 def confidences(speculator: Any, count: int) -> torch.Tensor:
     """Return the estimated acceptance of each draft token of `count` requests, [count, K_max], as vLLM will read it.
 
-    vLLM's adaptive verification reads them after each step. 1, its own value for unknown, where nothing is drafted.
+    vLLM's adaptive verification reads them after each step. If nothing is drafted the value is 1, vLLM's own for
+    unknown.
     """
     found: torch.Tensor = speculator.draft_token_confidence_probs[:count]
     return found

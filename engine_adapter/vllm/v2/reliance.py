@@ -16,7 +16,7 @@ _INPUT = "v1/worker/gpu/input_batch.py"
 _TABLES = "v1/worker/gpu/block_table.py"
 
 RELIANCE_V2: tuple[Item, ...] = (
-    # installation.py: what is wrapped, and the speculator that is made
+    # installation.py: wrapped methods, and the speculator that is made
     Method(
         _RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP,
         ("v1/worker/gpu_worker.py", "Worker", "execute_model"),
@@ -90,7 +90,7 @@ RELIANCE_V2: tuple[Item, ...] = (
         ("config/vllm.py", "VllmConfig", "_validate_v2_model_runner"),
     ),
     Names("envs.py"),
-    # step.py, backlog.py: what a step left, how the head runs over rows
+    # step.py, backlog.py: the state after a step, the head's pass over rows
     Method(
         _SEQUENTIAL, "TargetDependentARSpeculator", "_run_model",
         ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp", "cudagraph_runtime_mode"), Use.CALL,
@@ -158,7 +158,7 @@ RELIANCE_V2: tuple[Item, ...] = (
         _GRAPHS, "BatchExecutionDescriptor",
         ("cg_mode", "num_tokens", "num_reqs", "uniform_token_count", "max_query_len", "num_active_loras"),
     ),
-    # graphs.py: graphs for the steps that K makes
+    # graphs.py: graphs for the steps of any K
     Method(
         _GRAPHS, "CudaGraphManager", "__init__",
         (

@@ -14,7 +14,7 @@ from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 
 @dataclass(slots=True)
 class Steered:
-    """A steered speculator's `backlog`; `plan` is the step's, `None` from another scheduler."""
+    """A steered speculator's `backlog`, and the `plan` of its step, `None` from another scheduler."""
 
     backlog: Backlog
     plan: StepPlan | None = None
@@ -29,5 +29,5 @@ def attach(speculator: Any, steered: Steered) -> None:
 
 
 def of_speculator(speculator: Any) -> Steered | None:
-    """Return the state of a speculator; `None` when it is not steered, or no speculator."""
+    """Return the state of a speculator; `None` if it is not steered, or is no speculator."""
     return _OF.get(speculator) if speculator is not None else None

@@ -60,10 +60,10 @@ class Step:
 
     @property
     def cut(self) -> int:
-        """How many requests, from the first of the batch on, the host does not know the number of positions of.
+        """The number of first requests of the batch whose number of positions the host does not know.
 
-        These verify drafts that vLLM's adaptive verification has cut short: how many positions they have together is
-        known on the host, how many each has on the accelerator alone. 0 where no draft was cut.
+        These verify drafts that vLLM's adaptive verification has cut short. The host knows the sum of their positions;
+        only the accelerator knows the number of each. It is 0 if no draft was cut.
         """
         batch = self.batch
         is_whole = int(batch.num_scheduled_tokens.sum()) == batch.num_tokens
@@ -71,16 +71,16 @@ class Step:
 
     @property
     def multiple(self) -> list[tuple[int, range]]:
-        """Place in the batch and positions in the step, except the last, of each request that has several.
+        """The place in the batch and the positions in the step, except the last, of each request with several.
 
-        Without the requests that are `cut`.
+        The `cut` requests are left out.
         """
         starts = self.batch.query_start_loc_np.tolist()
         spans = [(place, range(starts[place], starts[place + 1] - 1)) for place in range(self.cut, self.batch.num_reqs)]
         return [(place, rows) for place, rows in spans if rows]
 
     def overshoot(self, places: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Return by how much the host's `begins` and `ends` are too large, for the requests at `places`: [places]."""
+        """Return the excess of the host's `begins` and `ends` for the requests at `places`: [places]."""
         chosen = torch.tensor(places)
         bound = self.batch.seq_lens_cpu_upper_bound[chosen]
         return handed_over(bound, device) - self.batch.seq_lens[handed_over(chosen, device)]

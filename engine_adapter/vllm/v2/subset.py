@@ -4,9 +4,9 @@
 back to these places; the others get -1, vLLM's sign for no draft.
 
 The head's first pass reads the step from the runner's persistent buffers, whose addresses a FULL CUDA graph contains.
-So the part is laid out in them like a step of the runner, padded to its graph: query starts, sequence lengths, block
-tables, slot mappings. Nothing after the speculator reads those of the whole step, and the next step writes them again.
-A speculator that `lays_out_itself` gets the block tables only.
+So the part is written into them like a step of the runner, padded to its graph: query starts, sequence lengths, block
+tables, slot mappings. Nothing after the speculator reads the buffers of the whole step, and the next step writes them
+again. A speculator that `lays_out_itself` gets the block tables only.
 
 The host knows the tokens of the part, so nothing waits for the accelerator.
 """
@@ -33,7 +33,7 @@ def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
 def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int], cut: int = 0) -> dict[str, Any]:
     """Return the arguments of `propose`, by name, for the requests at `places` of the batch alone.
 
-    The first `cut` requests of the batch are among them; how many positions each of these has, the accelerator knows.
+    The first `cut` requests of the batch are among them; only the accelerator knows the number of positions of each.
     """
     whole, device = given["input_batch"], speculator.device
     at = np.array(places)
@@ -113,12 +113,12 @@ def _graph_of(speculator: Any, part: Any) -> Any:
     return speculator.prefill_cudagraph_manager.dispatch(part.num_reqs, part.num_tokens, uniform, num_active_loras=0)
 
 
-def _on_device(  # noqa: PLR0913, PLR0917 - what a part of a batch is
+def _on_device(  # noqa: PLR0913, PLR0917 - the parts of a batch
     speculator: Any, whole: Any, part: Any, padded_to: int, requests: torch.Tensor, tokens: torch.Tensor, cut: int
 ) -> Any:
-    """Return `part` laid out in the runner's buffers, with so many requests and `tokens`, padding included.
+    """Return `part` written into the runner's buffers, with so many requests and `tokens`, padding included.
 
-    Where its first `cut` requests begin stands there already.
+    The begins of its first `cut` requests are already there.
     """
     buffers, count = speculator.target_input_buffers, part.num_reqs
     seq_lens = whole.seq_lens[requests]
