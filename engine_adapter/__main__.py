@@ -19,7 +19,7 @@ from specpilot.engine_adapter import graph_flags, head_config, plugin_names, pre
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import compat, engine_facts, versions
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
             "graph_k": ours.graph_k,
         }
         settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in own.items() if text})
-        compat.check_installed(any_version=ours.any_vllm or settings.any_vllm)
+        versions.check_installed(any_version=ours.any_vllm or settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
     except UnsupportedEngineError as error:
@@ -57,10 +57,10 @@ def main(arguments: Sequence[str]) -> None:
         _check_steerable(speculative, passed)
     _check_redis(ours.redis_url or settings.redis_url)
     _check_port(ours.host, ours.port)
-    environment = compat.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
+    environment = versions.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
     command = [
         sys.executable,
-        *compat.server_command(),
+        *versions.server_command(),
         *("--model", ours.model, "--host", ours.host, "--port", str(ours.port)),
         *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(passed) else SYNC_SCHEDULER),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
@@ -215,7 +215,7 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
     flags, _ = parser.parse_known_args(list(passed))
     method = speculative.get("method")
     faults = compat.drafter_faults(
-        method if isinstance(method, str) else compat.STEERABLE_METHODS[0],  # without a method vLLM detects it
+        method if isinstance(method, str) else engine_facts.STEERABLE_METHODS[0],  # without a method vLLM detects it
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
     )
     context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)

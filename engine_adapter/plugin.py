@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from specpilot.engine_adapter.agent import core_methods
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 
 
 def register() -> None:
@@ -46,12 +46,12 @@ def _may_run_v2() -> bool:
     """Whether this vLLM may run its model runner V2, which needs Triton, and the adapter supports that runner."""
     from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415 - imports torch
 
-    return HAS_TRITON and compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2)
+    return HAS_TRITON and versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2)
 
 
 def _is_fit() -> bool:
     """Whether this vLLM may be changed; not if its version is unknown."""
     try:
-        return AdapterSettings().any_vllm or compat.is_tested(compat.vllm_version())
+        return AdapterSettings().any_vllm or versions.is_tested(versions.vllm_version())
     except (UnsupportedEngineError, ValidationError):
         return False

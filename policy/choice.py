@@ -37,6 +37,10 @@ NEAR_WIDTHS = 1
 """A quick choice compares the last width and this many widths on either side of it. With 1, a choice among 24 groups
 takes 120 to 145 µs; comparing all seven widths takes 200 to 250 µs."""
 
+KEPT_POSITIONS = 100_000
+"""Positions of the orders that one chooser keeps; they bound its memory, 8 bytes each. An order of 24 groups and K_max
+7 has 500 to 1,200."""
+
 
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
@@ -67,17 +71,6 @@ def choose(
     """
     chooser = Chooser(groups, lengths, prices, objective)
     return chooser.choose([group.decodes for group in groups], near)
-
-
-class _Order(NamedTuple):
-    """The draft positions of each width, by worth over cost, largest first; positions that are not allowed are last.
-
-    `group` [widths, positions] is each position's group. `adds` [3, widths, positions] is the increase of the step per
-    decode of this group: tokens to verify, decodes drafted for (1 at the first position of a draft), and value.
-    """
-
-    group: Ints
-    adds: Vector
 
 
 class Chooser:
@@ -114,7 +107,11 @@ class Chooser:
         self._is_beyond = np.where(np.arange(len(groups) * k_max) < self._number[:, None], 0.0, -np.inf)
         self._gains = self._gain.cumsum(axis=1)
         self._k = k
-        self._orders: dict[tuple[int, int, int], _Order] = {}
+        self._group_of = np.repeat(at, k_max)
+        adds = np.ones((3, *self._gain.shape))
+        adds[1], adds[2] = self._is_open[:, None] * (k == 1), self._gain
+        self._adds: Vector = adds.reshape(3, -1)
+        self._orders: dict[tuple[int, int, int], Ints] = {}
 
     def choose(self, decodes: Sequence[int], near: int | None = None) -> list[int]:
         """Return K of each group with these numbers of decodes, not all 0. `near`: as in the function `choose`."""
@@ -126,12 +123,14 @@ class Chooser:
         narrow, wide = self._range(near)
         order = self._orders.get((n, narrow, wide))
         if order is None:
+            if sum([kept.size for kept in self._orders.values()]) > KEPT_POSITIONS:
+                self._orders.clear()
             order = self._orders[n, narrow, wide] = self._order(n, narrow, wide)
 
         # Tokens, value and seconds of the step with each prefix of that order
         chosen = slice(narrow - 1, wide)
         widths = self._k[chosen]
-        tokens, drafted, value = (count[order.group] * order.adds).cumsum(axis=2)
+        tokens, drafted, value = (count[self._group_of] * self._adds)[:, order].cumsum(axis=2)
         drafted += lowest.drafted
         sizes = np.minimum(tokens + lowest.tokens, n * (1 + self._k_max)).astype(int)
         seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
@@ -142,18 +141,18 @@ class Chooser:
         seconds += _later_s(prices, n, drafted)
         score = _score(value + lowest.value, seconds, self._objective)
         if self._slos:
-            limits_s = self._limits_s(decodes, order.group)
+            limits_s = self._limits_s(decodes, self._group_of[order])
             score = np.where(seconds <= limits_s, score, -seconds / limits_s)
         score += self._is_beyond[chosen]
         at = int(score.argmax())
         if score.flat[at] <= lowest.score(self._objective):
             return list(self._low_k)
         row, taken = divmod(at, score.shape[1])
-        added = np.bincount(order.group[row, : taken + 1], minlength=len(count))
+        added = np.bincount(self._group_of[order[row, : taken + 1]], minlength=len(count))
         found: list[int] = (self._low + added).tolist()
         return found
 
-    def _order(self, n: int, narrow: int, wide: int) -> _Order:
+    def _order(self, n: int, narrow: int, wide: int) -> Ints:
         """Return the positions of these widths by worth over cost, in a step of `n` decodes.
 
         Positions of one draft keep their order.
@@ -166,11 +165,7 @@ class Chooser:
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
         density = np.where(has_room, np.where(self._k <= first[..., None] + 1, best[..., None], alone), -np.inf)
-        order = (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
-        adds = np.ones((3, *self._gain.shape))
-        adds[1] = self._is_open[:, None] * (self._k == 1)
-        adds[2] = self._gain
-        return _Order(order // self._k_max, adds.reshape(3, -1)[:, order])
+        return (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
 
     def _range(self, near: int | None) -> tuple[int, int]:
         """Return the smallest and the largest width to compare; none exceeds the largest K that a group may have."""

@@ -20,7 +20,7 @@ from specpilot.bench.sweep.systems import (
     speculative_config,
 )
 from specpilot.demo_model import DEMO_MODEL
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 
 MODEL = "demo"
 
@@ -32,10 +32,10 @@ def stock_server(folder: Path, port: int, k: int = 0) -> Iterator[str]:
     Its output is in `folder`. Raises `SystemFailedError` when it does not start.
     """
     url, log_path = f"http://127.0.0.1:{port}", folder / "vllm.log"
-    variables = environment(has_gpu=has_gpu(), is_local=True) | compat.server_environment(speculates=k > 0)
+    variables = environment(has_gpu=has_gpu(), is_local=True) | versions.server_environment(speculates=k > 0)
     with log_path.open("wb") as log:
         server = subprocess.Popen(
-            [sys.executable, *compat.server_command(), *_flags(port, k)],
+            [sys.executable, *versions.server_command(), *_flags(port, k)],
             env=os.environ | variables | {"VLLM_PLUGINS": ""},
             stdout=log,
             stderr=subprocess.STDOUT,

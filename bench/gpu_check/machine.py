@@ -32,11 +32,11 @@ def _unfit() -> str | None:
     """Return why no engine with the adapter runs here; `None` when the versions allow one."""
     try:
         from specpilot.engine_adapter.errors import UnsupportedEngineError  # noqa: PLC0415 - may lack a requirement
-        from specpilot.engine_adapter.vllm import compat  # noqa: PLC0415 - as above
+        from specpilot.engine_adapter.vllm import versions  # noqa: PLC0415 - as above
     except ImportError as error:
         return f"a requirement is missing: {error}"
     try:
-        compat.check_installed(any_version=False)
+        versions.check_installed(any_version=False)
     except UnsupportedEngineError as error:
         return str(error)
     return None

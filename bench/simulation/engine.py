@@ -127,6 +127,7 @@ class Engine:
     frozen: Observation | None = None
 
     def __post_init__(self) -> None:
+        self._requests = Requests(self.rng, self.reply_tokens)
         self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
         self.restart(self.started_at)
 
@@ -143,7 +144,7 @@ class Engine:
         self.wish(self.wishes)
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
-        self._requests = Requests(self.rng, self.reply_tokens)
+        self._requests.restart()
         self._under_way: _UnderWay | None = None
         self._now = 0.0  # on the host
         self._device_done_at = 0.0  # with the last step that ended

@@ -62,14 +62,18 @@ class Requests:
     """
 
     def __init__(self, rng: np.random.Generator, reply_tokens: float) -> None:
-        self.running: dict[str, Request] = {}
-        self.ended: set[str] = set()
-        self.by_source = np.zeros((0, 2))
         self._rng = rng
         self._reply_tokens = reply_tokens
         self._random = self._drawn_numbers()
-        self._sources: list[Source] = []
         self._begun = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Drop all requests and sources."""
+        self.running: dict[str, Request] = {}
+        self.ended: set[str] = set()
+        self.by_source = np.zeros((0, 2))
+        self._sources: list[Source] = []
 
     def settle(self, sources: list[Source], queue: int | None = None) -> None:
         """Switch to these sources: drop requests of others, and begin the missing ones."""

@@ -22,7 +22,7 @@ from specpilot.bench.process_end import end
 from specpilot.bench.sweep.endpoint import EndpointError, check_health
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
 from specpilot.bench.sweep.steering import Steering
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 from specpilot.ports import check_port
 
 START_WITHIN_S = 600.0
@@ -201,7 +201,7 @@ def command_of(own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared),
     ]
     if name == NO_SPECULATION:
-        return [sys.executable, *compat.server_command(), *engine]
+        return [sys.executable, *versions.server_command(), *engine]
     return [
         *(sys.executable, "-m", "specpilot.cli", "engine", *engine, "--calibrate-s", "0"),  # no controller reads it
         "--trust-this-machine",  # the sweep sets K

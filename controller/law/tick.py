@@ -103,7 +103,7 @@ class Tick:
             fleet=self._model.shared(),
             drawn=drawn,
             is_fallen_back=is_back,
-            is_own_choice=not is_static and unknown is not Reason.UNPRICED,
+            is_own_choice=not is_static and unknown is not Reason.UNPRICED and pool.chosen is not None,
         )  # fmt: skip
 
     @property

@@ -137,13 +137,17 @@ def _between(low: float | None, high: float | None) -> str:
 
 def _hold_out_lines(explained: Mapping[str, Any]) -> list[str]:
     days = daily_gain.lines(explained["hold_out_days"])
-    return _latest_gain_lines(explained["hold_out"]) + (["gain over the static K by day (UTC):", *days] if days else [])
+    return _latest_gain_lines(explained["hold_out"], is_static=not explained["is_estimate"]) + (
+        ["gain over the static K by day (UTC):", *days] if days else []
+    )
 
 
-def _latest_gain_lines(found: Mapping[str, Any] | None) -> list[str]:
+def _latest_gain_lines(found: Mapping[str, Any] | None, *, is_static: bool) -> list[str]:
     if found is None:
         return []
-    gain, state = found["gain_ratio"], "; the static K is in force" if found["is_stepped_back"] else ""
+    gain, state = found["gain_ratio"], ""
+    if found["is_stepped_back"]:
+        state = "; the static K is in force" if is_static else "; the static K was found to be better"
     if gain is None:
         return [f"control group: {found['windows']} windows, too few for an interval{state}"]
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"

@@ -36,6 +36,10 @@ MOVED_RATIO = 0.125
 """K is chosen anew on the scheduler's thread when more than this share of the decodes has joined a group or left the
 batch since the last choice. A larger value takes less time and follows a changed batch later."""
 
+KEPT_CHOOSERS = 16
+"""Choosers that a state keeps, one for each set of wishes in a batch; bounds the memory of a state that is not replaced
+every second."""
+
 
 class Wish(NamedTuple):
     """The requirements for a class: its weight, bounds on K, and a bound on the mean inter-token latency (0: none)."""
@@ -77,6 +81,8 @@ class State:
         if found is None or made_for is not wishes:
             groups = [_group(wishes, self, code) for code in codes]
             found = Chooser(groups, self.lengths, self.prices, wishes.objective)
+            if len(self.choosers) >= KEPT_CHOOSERS:
+                self.choosers.clear()
             self.choosers[codes] = wishes, found
         return found
 

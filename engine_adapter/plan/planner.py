@@ -208,7 +208,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
             if k > width:  # noqa: PLR1730
                 width = k
             if state.left_out_rows:
-                rows += state.left_out_rows
+                rows += min(state.left_out_rows, state.backlog)  # one that verified a draft then has no row of it
                 state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
-from specpilot.engine_adapter.vllm.compat import is_steered, plans_drafts
+from specpilot.engine_adapter.vllm.engine_facts import is_steered, plans_drafts
 
 MOST_STOPS = 120
 """vLLM's buffer holds 128 (`MAX_NUM_STOP_TOKEN_IDS`), including the model's own end tokens."""

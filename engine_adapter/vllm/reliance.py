@@ -91,7 +91,7 @@ RELIANCE: tuple[Item, ...] = (
     Attributes("v1/core/kv_cache_manager.py", "KVCacheManager", ("coordinator",)),
     Attributes("v1/core/kv_cache_coordinator.py", "KVCacheCoordinator", ("single_type_managers",)),
     Attributes("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager", ("block_size",)),
-    # compat.py: the configuration of an engine
+    # compat.py, engine_facts.py: the configuration of an engine
     Attributes(
         "config/vllm.py", "VllmConfig",
         (
@@ -126,7 +126,7 @@ RELIANCE: tuple[Item, ...] = (
     ),
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
     Method("config/model.py", "ModelConfig", "get_sliding_window", (), Use.CALL),
-    # compat.py, and graphs of either runner
+    # engine_facts.py, and graphs of either runner
     Names("config/__init__.py", ("CUDAGraphMode",)),
     Attributes(
         "config/compilation.py", "CompilationConfig",

@@ -7,8 +7,8 @@ takes a fraction of the time:
 
 - places in the memory are reserved for some steps ahead, while steps leave the same number of rows;
 - the requests of the rows are noted by step, and assigned when the rows are read;
-- if the target's states stay unchanged (`compat.states_stay`), rows are held and written together. Otherwise they are
-  copied at once, in stream order.
+- if the target's states stay unchanged (`engine_facts.states_stay`), rows are held and written together. Otherwise they
+  are copied at once, in stream order.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,7 @@ One mixin over vLLM's two schedulers, without a copy of their code. It passes ea
 which plans and counts. The mixin wraps these methods of vLLM:
 
 - `schedule`: a request that joins with one token left to prefill gets no more placeholders than the others have drafts.
-  vLLM keeps room for slots of the next drafts' width, instead of K_max (`compat.at_widths`).
+  vLLM keeps room for slots of the next drafts' width, instead of K_max (`engine_facts.at_widths`).
 - `_update_after_schedule` ends `schedule()`: the requests that decode next are known, so K is planned here. The width
   goes to the drafter as `num_spec_tokens_to_schedule`, beside the whole plan. The asynchronous scheduler has just given
   every request K_max placeholders, which are cut to its K.
@@ -34,7 +34,15 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.step_plan import PLAN
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat, device_time, graph_record, verified_tokens
+from specpilot.engine_adapter.vllm import (
+    compat,
+    device_time,
+    engine_facts,
+    graph_record,
+    start_notes,
+    verified_tokens,
+    versions,
+)
 from specpilot.policy.clock import SystemClock
 
 
@@ -54,9 +62,9 @@ class _SpecPilotScheduler:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config
         settings = AdapterSettings.read()
-        compat.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
+        versions.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
-        compat.say_notes(vllm_config)
+        start_notes.say_notes(vllm_config)
         k_max = vllm_config.num_speculative_tokens
         self.control = SpeculationControl(
             model=_served_name(vllm_config),
@@ -68,26 +76,26 @@ class _SpecPilotScheduler:
             engine_id=settings.engine_id,
         )
         self.meter = Meter()
-        rows = compat.backlog_rows(vllm_config)
+        rows = engine_facts.backlog_rows(vllm_config)
         planner = Planner(
             k_max,
             rows,
             min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows else min(1, k_max),
-            room=compat.token_budget(vllm_config),
+            room=engine_facts.token_budget(vllm_config),
         )
-        self._config_at = compat.at_widths(vllm_config)
+        self._config_at = engine_facts.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         self.planner = planner
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
-        self._drafter_length = compat.drafter_length(vllm_config)
+        self._drafter_length = engine_facts.drafter_length(vllm_config)
         self._width = k_max
         self._verified: Mapping[str, int] = {}  # verified draft tokens of the step, if they may be fewer than scheduled
         self._bound: set[str] = set()  # requests with a minimum of tokens, also some that have ended
         self.steps = Steps(
             planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
         )
-        self._agent = start_agent(self, settings, SystemClock(), compat.vllm_version())
+        self._agent = start_agent(self, settings, SystemClock(), versions.vllm_version())
 
     def add_request(self, request: Any) -> None:
         """Pass vLLM a request, or more input of a session."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 from tests.support.option_engine import Case, make_lora
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -46,7 +46,7 @@ def test_priority_scheduling_with_preemptions_keeps_the_text() -> None:
     assert found["ids"] == plain()["ids"]
 
 
-@pytest.mark.skipif(compat.vllm_version().startswith("0.30."), reason="on CPUs vLLM 0.30 cannot run sequential heads")
+@pytest.mark.skipif(versions.vllm_version().startswith("0.30."), reason="on CPUs vLLM 0.30 cannot run sequential heads")
 def test_a_sequential_eagle_head_keeps_the_text() -> None:
     found = outcome(Case(is_sequential=True))
     assert found["drafted"] > 100
@@ -87,7 +87,7 @@ def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:
     assert found["ids"] == plain()["ids"]
 
 
-@pytest.mark.skipif(compat.vllm_version().startswith("0.29."), reason="vLLM 0.29 compiles its kernels at first use")
+@pytest.mark.skipif(versions.vllm_version().startswith("0.29."), reason="vLLM 0.29 compiles its kernels at first use")
 def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_engine_serves() -> None:
     found = outcome(Case(count=1))
     assert found["drafter"]["has_backlog"]
@@ -143,8 +143,8 @@ def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str],
 def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool) -> None:
     code = (
         "from specpilot.engine_adapter import plugin\n"
-        "from specpilot.engine_adapter.vllm import compat\n"
-        f"compat.TESTED_VERSIONS = ({tested!r},)\n"
+        "from specpilot.engine_adapter.vllm import versions\n"
+        f"versions.TESTED_VERSIONS = ({tested!r},)\n"
         "plugin.register()\n"
         "from vllm.v1.engine.core import EngineCore\n"
         "from vllm.v1.worker.gpu_model_runner import GPUModelRunner\n"

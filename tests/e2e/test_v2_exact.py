@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 from specpilot.policy import engine_metrics as names
 from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import ROOT
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+        not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
     ),
 ]
 

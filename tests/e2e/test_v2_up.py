@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from openai import AsyncOpenAI
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 from specpilot.policy import engine_metrics as names
 from tests.support.stack import ROOT, Stack, call, counters, prompts
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
-        not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+        not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
     ),
 ]
 

@@ -11,11 +11,11 @@ once, except the last one. The token that follows it is known only in the next s
 of a held prompt (`StepPlan.held`) become rows. Positions past the drafter's length limit are dropped, because nothing
 is ever drafted from them.
 
-*Memory.* Rows take a bounded amount (`compat.backlog_rows`). For EAGLE-3 a row has the hidden states of three layers,
-24 KiB for a hidden size of 4,096 in bfloat16. The output of the head's first layer would take a third of that, but most
-rows are never read, and this output is computed only for rows that are read. The memory is allocated with the drafter's
-weights, before vLLM measures the rest for the KV cache. The planner makes requests catch up before the bound is
-reached. Memory of dropped rows is used again when no row waits or no room is left. An eighth is allocated beyond the
+*Memory.* Rows take a bounded amount (`engine_facts.backlog_rows`). For EAGLE-3 a row has the hidden states of three
+layers, 24 KiB for a hidden size of 4,096 in bfloat16. The output of the head's first layer would take a third of that,
+but most rows are never read, and this output is computed only for rows that are read. The memory is allocated with the
+drafter's weights, before vLLM measures the rest for the KV cache. The planner makes requests catch up before the bound
+is reached. Memory of dropped rows is used again when no row waits or no room is left. An eighth is allocated beyond the
 bound, so that rows seldom have to move.
 
 *Invariants.* A row never reaches another request's cache: rows of a request that ended, was resumed after a preemption,
@@ -36,7 +36,13 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
-from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, largest_graph, row_size, states_stay
+from specpilot.engine_adapter.vllm.engine_facts import (
+    backlog_rows,
+    drafter_length,
+    largest_graph,
+    row_size,
+    states_stay,
+)
 from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 
 

@@ -25,8 +25,9 @@ contains tokens, requests and whether it is uniform.
 Unchanged in vLLM: the modes that the attention backend supports (`resolve_cudagraph_mode_and_sizes`), capturing, and
 the drafter's graphs. Those are PIECEWISE, and vLLM captures them together with the target's PIECEWISE graphs. So the
 target keeps PIECEWISE graphs beside those for any mix. With `cudagraph_mode=FULL` vLLM compiles no pieces, and the
-drafter has no graphs: `compat.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they are
-reset to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets some.
+drafter has no graphs: `start_notes.graph_notes` warns of it. With `PIECEWISE` and `NONE` only the sizes change: they
+are reset to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets
+some.
 
 Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
 """
@@ -44,8 +45,9 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
-from specpilot.engine_adapter.vllm.compat import is_steered, mode_note
+from specpilot.engine_adapter.vllm.engine_facts import is_steered
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
+from specpilot.engine_adapter.vllm.start_notes import mode_note
 
 ANY_MIX = 0
 """The key of graphs for any mix in lists of graphs by query length."""

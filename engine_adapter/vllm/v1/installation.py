@@ -35,8 +35,9 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
+from specpilot.engine_adapter.vllm.compat import attention_fault
 from specpilot.engine_adapter.vllm.device_time import mark_steps
+from specpilot.engine_adapter.vllm.engine_facts import is_steered
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
 from specpilot.engine_adapter.vllm.v1 import draft_width, drafting, sampling
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog

@@ -23,7 +23,7 @@ import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
 from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
-from specpilot.engine_adapter.vllm.compat import backlog_rows, drafter_length, row_size, states_stay
+from specpilot.engine_adapter.vllm.engine_facts import backlog_rows, drafter_length, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.v2.attention import Pass
 from specpilot.engine_adapter.vllm.v2.step import Step

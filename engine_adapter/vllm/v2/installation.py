@@ -29,7 +29,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import TargetDependentARSpeculator
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm.compat import attention_fault, is_steered
+from specpilot.engine_adapter.vllm.compat import attention_fault
+from specpilot.engine_adapter.vllm.engine_facts import is_steered
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 from specpilot.engine_adapter.vllm.v2.graphs import replace_managers

@@ -163,7 +163,7 @@ def test_a_preset_with_mla_states_what_the_adapter_rejects_and_what_its_head_cos
         for remedy in ("--attention-backend", "FLASH_ATTN_MLA or FLASHINFER_MLA", "--no-async-scheduling"):
             assert remedy in item.limits
             assert remedy in refused
-        assert "runs in every step" in item.limits  # as `compat.notes` logs it
+        assert "runs in every step" in item.limits  # as `start_notes.notes` logs it
 
 
 @pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)

@@ -91,3 +91,11 @@ def test_k_is_called_the_engines_own_choice_only_where_they_choose(*, is_estimat
     found = explain(replace(decision("adaptive"), is_estimate=is_estimate))
     assert found["is_estimate"] is is_estimate
     assert ("the engines' own choice" in text(found)) is is_estimate
+
+
+def test_a_pool_whose_engines_choose_although_the_law_lost_is_not_said_to_run_the_static_k() -> None:
+    """In a drawn window, or because the static K would break an SLO."""
+    lost = {"windows": 0, "is_stepped_back": True, "gain_ratio": None}
+    found = text(explain(replace(decision("adaptive", hold_out=lost), is_estimate=True)))
+    assert "too few for an interval; the static K was found to be better\n" in found
+    assert "is in force" not in found

@@ -1,9 +1,14 @@
 """Cases 1 to 4 of the planner; the others are in test_probes.py, test_probe_budget.py and test_catch_up.py."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.plan.planner import Planner as PlainPlanner
+from specpilot.engine_adapter.plan.speculation_control import KTable, Source
 from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy.bands import BANDS
 from tests.support.k_tables import by_load, table
@@ -137,3 +142,20 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
         for state in batch:
             if state.k:
                 state.note(state.k, min(state.k, accepted), is_probe=state.k > state.scheduled_k, is_refused=False)
+
+
+@pytest.mark.parametrize("k_of_last", [(7, 0), (7, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)])
+def test_the_law_hears_of_the_rows_that_really_catch_up(k_of_last: tuple[int, ...]) -> None:
+    """A request that verifies a draft in the step that leaves it out has no row of this step."""
+    states, reported, read = decodes(*(["chat"] * 4)), [0], 0
+    chosen = [7, 7, 7, 0]
+    law: Any = SimpleNamespace(
+        k_of=lambda _: list(chosen), note_plan=lambda *counts: reported.append(counts[2]), wishes=SimpleNamespace()
+    )
+    by_law, planner = KTable(Source.ENGINE, {"default": ((3,),) * BANDS}, 0.0, {}, law), Planner(K_MAX, ROWS)
+    for step in range(40):
+        chosen[3] = k_of_last[step % len(k_of_last)]
+        read += planner.plan(states, by_law).read
+        for state in states:
+            state.positions = 1 + state.k
+    assert sum(reported) == read

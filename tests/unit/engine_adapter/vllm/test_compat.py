@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import compat, engine_facts
 from tests.support.vllm_config import config
 
 
@@ -153,9 +153,9 @@ class Derived(PlansDrafts):
 def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object, is_steered: bool) -> None:
     found = config()
     found.scheduler_config.scheduler_cls = kind
-    assert compat.is_steered(found) is is_steered
+    assert engine_facts.is_steered(found) is is_steered
     found.speculative_config.method = "mtp"
-    assert not compat.is_steered(found)
+    assert not engine_facts.is_steered(found)
 
 
 def test_a_graph_for_a_k_beyond_k_max_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
 from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names, Record
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
@@ -172,8 +172,8 @@ def test_what_is_wrapped_is_on_the_list(module: str, owner: str) -> None:
 def test_the_page_states_how_each_version_was_tested() -> None:
     page = (ROOT / "docs" / "reference" / "engine-vllm.md").read_text()
     rows = dict(re.findall(r"^\| (0\.\d+) \| (.*) \|$", page, re.MULTILINE))
-    for version in compat.TESTED_VERSIONS:
+    for version in versions.TESTED_VERSIONS:
         assert "runs" in rows[version]
     for version in LACKS:
         assert "rejected" in rows[version]
-    assert {version for version, row in rows.items() if "| runs" in row} == set(compat.TESTED_VERSIONS)
+    assert {version for version, row in rows.items() if "| runs" in row} == set(versions.TESTED_VERSIONS)

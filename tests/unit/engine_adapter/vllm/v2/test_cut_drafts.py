@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from specpilot.engine_adapter.vllm.v2.step import Step
 
 pytestmark = pytest.mark.skipif(
-    not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
 )
 
 VERIFIED = [3, 0, 1]  # of the first three requests, of which 3 drafted tokens each were scheduled

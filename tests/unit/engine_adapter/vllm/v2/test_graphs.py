@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from specpilot.policy.graphs import Graphs
 
 pytestmark = pytest.mark.skipif(
-    not compat.is_tested(compat.vllm_version(), compat.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
 )
 
 K_MAX, REQUESTS = 7, 32

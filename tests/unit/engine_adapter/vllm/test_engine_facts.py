@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import engine_facts, start_notes
 from tests.support.vllm_config import config
 
 
@@ -36,7 +36,7 @@ def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfi
     found = config()
     found.speculative_config.draft_model_config = drafter
     found.model_config = ModelConfig()
-    assert compat.backlog_rows(found) == rows
+    assert engine_facts.backlog_rows(found) == rows
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_limits_of_speculation_are_logged_at_start(
     found.speculative_config.draft_model_config.max_model_len = drafter_length
     found.model_config = ModelConfig()
     found.model_config.max_model_len = 4096
-    notes = compat.notes(found)
+    notes = start_notes.notes(found)
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
-    assert compat.notes(SimpleNamespace(speculative_config=None, model_config=None)) == []
+    assert start_notes.notes(SimpleNamespace(speculative_config=None, model_config=None)) == []
 
 
 LAYERS = {"eagle_aux_hidden_state_layer_ids": [2, 4]}
@@ -85,8 +85,8 @@ def test_rows_take_the_memory_that_the_operator_gives(
     found.speculative_config.draft_model_config = ModelConfig(head=head)
     found.model_config = ModelConfig()
     monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "6")
-    assert compat.row_size(found) == states * 4096
-    assert compat.backlog_rows(found) == 6 * 128 // states
+    assert engine_facts.row_size(found) == states * 4096
+    assert engine_facts.backlog_rows(found) == 6 * 128 // states
 
 
 def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
@@ -114,7 +114,7 @@ def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
 def test_a_capture_limit_below_the_largest_step_is_logged_at_start_with_the_size_that_suffices(
     largest: int, running: int, is_parallel: bool, said: tuple[str, ...]
 ) -> None:
-    notes = compat.graph_notes(with_graphs(largest, running, is_parallel=is_parallel))
+    notes = start_notes.graph_notes(with_graphs(largest, running, is_parallel=is_parallel))
     assert len(notes) == bool(said)
     assert all(words in notes[0] for words in said)
 
@@ -122,15 +122,15 @@ def test_a_capture_limit_below_the_largest_step_is_logged_at_start_with_the_size
 def test_a_mode_in_which_the_drafter_has_no_graphs_is_logged_at_start_with_the_remedy() -> None:
     found = with_graphs(4096, 64)
     found.compilation_config.cudagraph_mode = SimpleNamespace(name="FULL")
-    [note] = compat.graph_notes(found)
+    [note] = start_notes.graph_notes(found)
     assert "cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset" in note
 
 
 def test_a_mode_that_the_backend_does_not_support_is_named_with_the_one_that_runs() -> None:
     full, pieces = SimpleNamespace(name="FULL"), SimpleNamespace(name="FULL_AND_PIECEWISE")
-    assert compat.mode_note(full, full) is None
-    assert compat.mode_note(None, full) is None
-    note = compat.mode_note(full, pieces)
+    assert start_notes.mode_note(full, full) is None
+    assert start_notes.mode_note(None, full) is None
+    note = start_notes.mode_note(full, pieces)
     assert note is not None
     assert "does not support cudagraph_mode=FULL, so vLLM runs FULL_AND_PIECEWISE: leave it unset" in note
 
@@ -142,14 +142,14 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
     head.use_mla, head.max_model_len = True, 4096  # type: ignore[attr-defined]
     found.speculative_config.draft_model_config, found.model_config = head, ModelConfig()
     found.model_config.max_model_len = 4096
-    assert compat.backlog_rows(found) == 0
-    [note] = compat.notes(found)
+    assert engine_facts.backlog_rows(found) == 0
+    [note] = start_notes.notes(found)
     assert "MLA" in note
     assert "runs in every step" in note
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:
-    assert compat.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
+    assert engine_facts.backlog_rows(SimpleNamespace(speculative_config=None)) == 0
 
 
 @pytest.mark.parametrize(("own", "length"), [(512, 512), (None, 2048)])
@@ -157,8 +157,8 @@ def test_a_drafter_reads_as_far_as_its_own_limit_or_the_models(own: int | None, 
     found = config()
     found.speculative_config.draft_model_config = SimpleNamespace(max_model_len=own)
     found.model_config = SimpleNamespace(max_model_len=2048)
-    assert compat.drafter_length(found) == length
-    assert compat.drafter_length(SimpleNamespace(speculative_config=None)) == 0
+    assert engine_facts.drafter_length(found) == length
+    assert engine_facts.drafter_length(SimpleNamespace(speculative_config=None)) == 0
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_states_stay_on_a_cpu_unless_vllm_feeds_the_model_embeddings(
     device: str, is_multimodal: bool, embeds: bool, stay: bool
 ) -> None:
     model = SimpleNamespace(is_multimodal_model=is_multimodal, enable_prompt_embeds=embeds)
-    assert compat.states_stay(SimpleNamespace(model_config=model), device) is stay
+    assert engine_facts.states_stay(SimpleNamespace(model_config=model), device) is stay

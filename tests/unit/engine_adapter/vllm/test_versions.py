@@ -3,24 +3,24 @@
 import pytest
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import versions
 
 
 @pytest.mark.parametrize("version", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.32.1", "0.32.0+cpu"])
 def test_a_tested_version_that_lacks_nothing_passes(version: str) -> None:
-    assert compat.version_fault(version, ()) is None
+    assert versions.version_fault(version, ()) is None
 
 
 @pytest.mark.parametrize("version", ["0.28.0", "0.33.0", "0.3.2", "0.320.0"])
 def test_an_untested_version_is_refused_with_an_override(version: str) -> None:
-    fault = compat.version_fault(version, ())
+    fault = versions.version_fault(version, ())
     assert fault is not None
     for word in (version, "no engine of it was tested", "0.32", "SPECPILOT_ENGINE_ANY_VLLM=1"):
         assert word in fault
 
 
 def test_what_a_version_lacks_is_named() -> None:
-    fault = compat.version_fault("0.32.9", ("Scheduler.a(b)", "Request.c", "D", "E", "F"))
+    fault = versions.version_fault("0.32.9", ("Scheduler.a(b)", "Request.c", "D", "E", "F"))
     assert fault is not None
     for word in ("0.32.9", "Scheduler.a(b), Request.c, D and 2 more", "SPECPILOT_ENGINE_ANY_VLLM=1"):
         assert word in fault
@@ -29,24 +29,24 @@ def test_what_a_version_lacks_is_named() -> None:
 def test_an_unfit_vllm_starts_only_with_the_override(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compat, "TESTED_VERSIONS", ("0.1",))
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", ("0.1",))
     with pytest.raises(UnsupportedEngineError, match="no engine of it was tested"):
-        compat.check_installed(any_version=False)
-    compat.logger.addHandler(caplog.handler)
+        versions.check_installed(any_version=False)
+    versions.logger.addHandler(caplog.handler)
     try:
-        compat.check_installed(any_version=True)
+        versions.check_installed(any_version=True)
     finally:
-        compat.logger.removeHandler(caplog.handler)
+        versions.logger.removeHandler(caplog.handler)
     assert "the engine starts all the same" in caplog.text
 
 
 def test_the_installed_version_fits() -> None:
-    compat.check_installed(any_version=False)
+    versions.check_installed(any_version=False)
 
 
 def test_vllm_chooses_the_runner_where_both_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
-    assert compat.server_environment(speculates=True) == {}
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
-    assert compat.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-    assert compat.server_environment(speculates=False) == {}
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
+    assert versions.server_environment(speculates=True) == {}
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
+    assert versions.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert versions.server_environment(speculates=False) == {}

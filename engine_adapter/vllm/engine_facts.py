@@ -1,0 +1,127 @@
+"""Facts about an engine from vLLM's configuration: its drafter, the room of its steps, the size of its backlog."""
+
+from collections.abc import Sequence
+from copy import copy
+from pkgutil import resolve_name
+from typing import Any
+
+from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.settings import AdapterSettings
+
+STEERABLE_METHODS = ("eagle", "eagle3")
+IN_STEP_ON_V2 = ("ngram", "draft_model")
+"""Methods that draft in every step on model runner V2, so they have no backlog; the adapter only cuts K."""
+
+_MIB = 1 << 20
+_STATES = 3
+"""Layers of the target that an EAGLE-3 head reads if its configuration does not name them."""
+
+
+def backlog_rows(vllm_config: Any) -> int:
+    """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step.
+
+    Two kinds of drafters must not have a backlog. With sliding-window attention, vLLM gives the blocks outside of the
+    window to other requests, and late writes would go into these blocks. With MLA, rows that are read late count as a
+    prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method not in STEERABLE_METHODS:
+        return 0
+    if is_windowed(speculative.draft_model_config) or uses_mla(speculative.draft_model_config):
+        return 0
+    row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
+    return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
+
+
+def row_size(vllm_config: Any) -> int:
+    """Return how many numbers of the target's hidden states the drafter reads at a position.
+
+    vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE the last layer.
+    """
+    speculative = vllm_config.speculative_config
+    head = speculative.draft_model_config.hf_config
+    eagle = getattr(head, "eagle_config", None) or {}
+    states = 1
+    if speculative.method == "eagle3" and eagle.get("use_aux_hidden_state", True):
+        named = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or eagle.get("eagle_aux_hidden_state_layer_ids")
+        states = len(named or ()) or _STATES
+    return states * int(vllm_config.model_config.get_hidden_size())
+
+
+def states_stay(vllm_config: Any, device_type: str) -> bool:
+    """Whether the target's states of a step stay unchanged, so that they may be read some steps later.
+
+    On a CPU they do. A CUDA graph overwrites its outputs with the next replay. For a model with embeddings as input,
+    the state before the first layer is vLLM's input buffer.
+    """
+    model = vllm_config.model_config
+    return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
+
+
+def token_budget(vllm_config: Any) -> TokenBudget:
+    """Return the size of vLLM's step.
+
+    Versions of vLLM that reserve no slots while they schedule have already subtracted the slots of `max_num_seqs`
+    requests from `tokens`.
+    """
+    scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
+    positions = scheduler.max_num_batched_tokens
+    tokens = getattr(scheduler, "max_num_scheduled_tokens", None) or positions
+    return TokenBudget(tokens, positions, is_parallel=bool(getattr(speculative, "parallel_drafting", False)))
+
+
+def at_widths(vllm_config: Any) -> Sequence[Any]:
+    """Return copies of the configuration by the width of drafts, 0 to K_max, for vLLM's scheduler.
+
+    From one of them the scheduler reads the number of slots to keep for each request
+    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, else 0. They are copies,
+    because workers and other threads read the engine's own configuration.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return [vllm_config]
+    found = []
+    for width in range(vllm_config.num_speculative_tokens + 1):
+        config, config_at_width = copy(vllm_config), copy(speculative)
+        config_at_width.num_speculative_tokens = max(1, width)
+        config.speculative_config = config_at_width
+        found.append(config)
+    return found
+
+
+def largest_graph(vllm_config: Any) -> int:
+    """Return the tokens of the largest step with a CUDA graph, FULL or PIECEWISE; 0 without graphs.
+
+    A larger step allocates its outputs outside the graphs' pool, so no replay overwrites them while they are in use.
+    """
+    return int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+
+
+def drafter_length(vllm_config: Any) -> int:
+    """Return the longest sequence, in tokens, that the drafter can read; 0 without speculation."""
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return 0
+    return int(speculative.draft_model_config.max_model_len or vllm_config.model_config.max_model_len)
+
+
+def is_steered(vllm_config: Any) -> bool:
+    """Whether the scheduler plans drafts, and the drafter can be left out of a step."""
+    return vllm_config.speculative_config.method in STEERABLE_METHODS and plans_drafts(vllm_config)
+
+
+def plans_drafts(vllm_config: Any) -> bool:
+    """Whether the scheduler is the adapter's, or plans drafts like it."""
+    kind = vllm_config.scheduler_config.scheduler_cls
+    return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
+
+
+def uses_mla(model_config: Any) -> bool:
+    """Return whether a model has multi-head latent attention."""
+    return bool(getattr(model_config, "use_mla", False))
+
+
+def is_windowed(model_config: Any) -> bool:
+    """Return whether a model has a sliding window."""
+    is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
+    return bool(is_used and model_config.get_sliding_window())

