@@ -1,4 +1,4 @@
-"""`specpilot controller`: starts the controller, or says in one line why it cannot."""
+"""`specpilot controller`: starts the controller, or prints in one line why it cannot."""
 
 import contextlib
 import logging

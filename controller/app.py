@@ -1,4 +1,4 @@
-"""The only wiring: settings in, one running controller out."""
+"""Builds the running controller from its settings; no other module connects its parts."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    # FastAPI's documentation pages load scripts from a CDN, which would run on the origin of the console and the API.
+    # FastAPI's documentation pages load scripts from a CDN. They would run on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
     forecast = forecaster(lambda: loops[0].view() if loops else None, default_mode)
@@ -131,8 +131,8 @@ def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | 
     return provider
 
 
-class _recorder:  # noqa: N801 - a callable that happens to keep a file
-    """Appends each tick to a file. A full disk ends the recording; the controller goes on."""
+class _recorder:  # noqa: N801 - used like a function
+    """Appends each tick to a file. A full disk ends the recording, not the controller."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

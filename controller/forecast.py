@@ -1,8 +1,8 @@
-"""Forecasts the law's choice under another policy. The law's own state does not change.
+"""Forecasts the choice of K under another policy. The state of the control law does not change.
 
-Copies of the law decide, twice for each policy: the first decision is the choice, the second has this choice in force
-and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it ends within
-seconds and does not depend on the policy.
+Copies of the control law decide twice for each policy: the first decision is the choice; the second assumes that this
+choice is in force, and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it
+ends within seconds and does not depend on the policy.
 """
 
 import copy
@@ -21,16 +21,16 @@ from specpilot.policy.schedule import KRange, Ranges, Schedule
 
 _UNKNOWN = {
     Reason.STALE: "the evidence is stale: no engine of the pool was scraped lately",
-    Reason.IDLE: "nothing runs: what the policy would gain depends on the load",
+    Reason.IDLE: "nothing runs: the policy's gain depends on the load",
     Reason.UNPRICED: "no busy engine has measured enough steps yet",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The law's choice under one policy for one pool at the present load; `None` is unknown.
+    """The choice of K under one policy for one pool at the present load; `None` is unknown.
 
-    `k` is K by row (a class, or a band of one) on the engines; `schedule` is K by row and running decodes.
+    `k` is K by row (a class, or a band of a class) on the engines; `schedule` is K by row and running decodes.
     `throughput` is predicted in tokens per second and engine, `itl_ms` the predicted mean inter-token latency by row.
     """
 
@@ -46,8 +46,8 @@ class Outlook:
 class PoolForecast:
     """One pool under the present policy (`today`) and under the new one (`then`), both from the same estimates.
 
-    `gain_ratio` is the predicted throughput over today's, minus 1. `unknown` is the reason that there is no forecast;
-    it is empty when there is one.
+    `gain_ratio` is the predicted throughput over today's, minus 1. `unknown` is the reason for which there is no
+    forecast; it is empty if there is one.
     """
 
     pool: str
@@ -63,7 +63,7 @@ Forecast = Callable[[str, Policy | None], Sequence[PoolForecast]]
 
 @dataclass(frozen=True, slots=True)
 class LawView:
-    """The state of a running loop that a forecast reads: the law, every pool with its present policy, the time.
+    """The state of a running loop that a forecast reads: the control law, every pool with its present policy, the time.
 
     `now` is steady seconds, `at` Unix seconds.
     """
@@ -88,7 +88,7 @@ def forecaster(view: Callable[[], LawView | None], default_mode: Mode) -> Foreca
 
 
 def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolForecast:
-    """Return the law's choice for one pool under the present policy and under `policy`."""
+    """Return the choice of K for one pool under the present policy and under `policy`."""
     today, then = (_outlook(view, replace(context, policy=each)) for each in (context.policy, policy))
     unknown = "" if then.throughput is not None else _why_unknown(then.reason, today.reason)
     # Both throughputs are weighted by `policy`: a change of weights alone is no gain.
@@ -98,7 +98,7 @@ def forecast_of(view: LawView, context: PoolContext, policy: Policy) -> PoolFore
 
 
 def _why_unknown(*reasons: str) -> str:
-    """Return why nothing can be predicted: the first of `reasons` that explains it. Mode `off` hides the evidence's."""
+    """Return why nothing can be predicted: the first of `reasons` that explains it. Mode `off` hides other reasons."""
     return next((_UNKNOWN[Reason(reason)] for reason in reasons if reason in _UNKNOWN), "nothing is predicted yet")
 
 
@@ -123,7 +123,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
 
 
 def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResult:
-    """Return the law's decision, with its predictions, when `rows` are in force."""
+    """Return the decision, with its predictions, as if `rows` were in force."""
     schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, 0.0, rows)
     return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, hold=Hold.CURRENT), view.now, view.at)
 

@@ -1,7 +1,7 @@
-"""Applies a freeze to one pool's tick, before and after the law decides. Pure.
+"""Applies a freeze to one pool's tick, before and after the decision. Pure.
 
-While a pool is frozen the law decides as in mode `advise`: it goes on learning, and does not assume that its choice is
-in force. The freeze determines the published schedule.
+While a pool is frozen the control law decides as in mode `advise`: it goes on learning, and does not assume that its
+choice is in force. The freeze determines the published schedule.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from specpilot.policy.schedule import Guidance, KRange, Ranges
 
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
-    """Return the context that the law decides for: under a freeze in mode `advise`, which publishes nothing."""
+    """Return the context for the decision: during a freeze with mode `advise`, which publishes nothing."""
     if freeze is None:
         return context
     mode = Mode.ADVISE if context.policy.mode is Mode.ACT else context.policy.mode
@@ -29,13 +29,13 @@ def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Fre
     """Return the freezes that expired after `after` (the last tick) and by `at`, both in Unix seconds.
 
     The leader writes them to the audit. A freeze that expires while no controller leads is not written: the next leader
-    cannot know whether the last one wrote it.
+    has no record of whether the last one wrote it.
     """
     return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
 def undecided(context: PoolContext) -> TickResult:
-    """Return the result of a tick in which the law failed: no schedule and no evidence."""
+    """Return the result of a tick in which the control law failed: no schedule and no evidence."""
     proposed = _static(context) if context.in_force is None else context.in_force.classes
     return TickResult(Reason.FROZEN, proposed, publish=None, probe_ratio=0.0, gain_ratio=None, evidence={})
 
@@ -43,10 +43,10 @@ def undecided(context: PoolContext) -> TickResult:
 def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> TickResult:
     """Return `result` with the schedule that `freeze` publishes; K is at most every engine's K_max.
 
-    A freeze of the current K holds the baseline schedule that was in force when it began, not the schedule of a window
-    of the control group or a canary. Where engines choose K, that is the estimate of their choice; until there is one,
-    they go on choosing by the present policy. When no schedule is in force yet, it publishes the static K; in mode
-    `advise` it publishes nothing and the engines keep their own K.
+    A freeze of the current K publishes the baseline that was in force when it began, not the schedule of a window of
+    the control group or a canary. If engines choose K, the baseline is the estimate of their choice; until there is an
+    estimate, they go on choosing by the present policy. If no schedule is in force yet, the freeze publishes the static
+    K; in mode `advise` it publishes nothing and the engines keep their own K.
     """
     if freeze is None:
         return result
@@ -91,7 +91,7 @@ def _static(context: PoolContext) -> Ranges:
 
 
 def _is_unestimated(context: PoolContext, result: TickResult) -> bool:
-    """Return whether engines choose K and nothing is known of their choice yet; not if the law failed (`undecided`)."""
+    """Return whether engines choose K and there is no estimate yet; not if the control law failed (`undecided`)."""
     is_guided = context.in_force is not None and context.in_force.guidance is not None
     may_choose = context.policy.mode is Mode.ACT and result.reason not in (Reason.FROZEN, Reason.NO_DRAFTER)
     return is_guided and may_choose and result.standing is None

@@ -1,4 +1,4 @@
-"""The leader's daily gain of adaptive K over the static K: summed in Redis, so that it outlives controllers, and shown.
+"""The leader's daily gain of adaptive K over the static K, summed in Redis, so that it outlives controllers.
 
 A window that Redis does not store is lost: the day's figure has one window less.
 """
@@ -36,7 +36,7 @@ class DailyGains:
             self._metrics.show_day(*key, self._latest[key])
 
     def begin(self) -> None:
-        """Begin to lead: read the sums again, as another controller has added to them."""
+        """Begin to lead: read the sums again, because another controller has added to them."""
         self._latest.clear()
 
     def forget(self, key: PoolKey) -> None:

@@ -18,7 +18,8 @@ from specpilot.policy.records import Lease
 from specpilot.policy.store import Store
 
 TTL_S = 3.0
-"""How long a lease lasts. Less shortens the pause after a leader dies; more avoids take-overs from one that stalls."""
+"""The duration of a lease. A smaller value shortens the pause after a leader dies; a larger one avoids take-overs from
+a leader that stalls."""
 RENEW_S = 0.5
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Leadership:
         self._holder = holder
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: tuple[Lease, float] | None = None  # with the steady time until which it is certainly held
+        self._held: tuple[Lease, float] | None = None  # and the steady time until which it is certainly held
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -42,7 +43,7 @@ class Leadership:
         return held[0] if held is not None and self._clock.monotonic() < held[1] else None
 
     def renew(self) -> Lease | None:
-        """Ask for the lease; blocks for the store's time-out at most. Raises `StoreUnavailableError`."""
+        """Ask for the lease; blocks for at most the store's time-out. Raises `StoreUnavailableError`."""
         with self._lock:
             asked_at = self._clock.monotonic()
             found = self._store.acquire_lease(self._holder, TTL_S)

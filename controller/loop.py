@@ -1,7 +1,7 @@
 """The control loop: every interval it scrapes, updates estimates, decides, publishes and records.
 
-Order of one tick: read the shared state; scrape; update the estimates; decide; publish and record (`publication`). The
-last step is the leader's alone. A stand-by does all others, so that it takes over with the same estimates and the same
+Order of one tick: read the shared state; scrape; update the estimates; decide; publish and record (`publication`). Only
+the leader does the last step. A stand-by does all others, so that it takes over with the same estimates and the same
 schedule. The lease is renewed in a thread of its own (`lease`).
 
 A policy that cannot be read affects its own model only: that model's pools keep their schedules. Pools without an
@@ -43,14 +43,14 @@ from specpilot.policy.records import EngineRecord, Lease
 from specpilot.policy.store import Store
 
 HANG_S = 10.0
-"""Seconds without progress after which the loop counts as hanging: not ready, and its lease is not renewed."""
+"""Seconds without progress after which the loop counts as hung: it is not ready, and its lease is not renewed."""
 RESUME_TRIES = 20
-"""Ticks in which a new leader asks Redis whether a pool had fallen back, before it leads without the answer."""
+"""Ticks in which a new leader asks Redis whether a pool has fallen back, before it leads without the answer."""
 _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where observations come from.
+    """The source of observations.
 
     `scraped_at` is the steady time of each engine's last scrape; before the first, the time of its registration.
     """
@@ -58,7 +58,7 @@ class Source(Protocol):
     scraped_at: dict[str, float]
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
-        """Return an observation of every engine that could be read; must not raise when one could not."""
+        """Return an observation of every engine that could be read; must not raise for the others."""
 
 
 class ControlLoop:
@@ -118,7 +118,7 @@ class ControlLoop:
         return LawView(self._law, pools, self._clock.monotonic(), self._clock.now())
 
     async def run(self) -> None:
-        """Tick until cancelled; gives the lease up at the end."""
+        """Tick until cancelled; at the end give up the lease."""
         self._leadership.keep(lambda: not self.is_hanging)
         try:
             while True:
@@ -196,7 +196,7 @@ class ControlLoop:
         self._publisher.begin_to_lead()
 
     async def _resume(self, resumed: list[tuple[str, str, str]]) -> None:
-        """Add to `resumed` each pool, led for the first time, whose control group made the last leader fall back.
+        """Add to `resumed` each pool, led for the first time, that fell back under the last leader.
 
         A pool is not led until Redis has answered this question, or was asked `RESUME_TRIES` times.
         """
@@ -232,7 +232,7 @@ class ControlLoop:
             await self._shared.ask(lambda: self._act(context, result, lease))
 
     def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
-        """Return the law's decision. When the law fails for a frozen model, the freeze still publishes its schedule."""
+        """Return the decision. If the control law fails for a frozen model, the freeze still publishes a schedule."""
         try:
             return self._law.decide(as_frozen(context, freeze), now, self._turns_at)
         except Exception:
@@ -255,7 +255,7 @@ class ControlLoop:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
     def _read_stepped_back(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
-        """Add a pool's control group to `found` if the last leader had fallen back there; runs in a thread."""
+        """Add a pool's control group to `found` if the pool fell back under the last leader; runs in a thread."""
         for decision in self._store.decisions(*key, 1):
             state = decision.evidence.get("hold_out")
             if isinstance(state, dict) and state.get("is_stepped_back"):

@@ -1,4 +1,4 @@
-"""What the controller exports to Prometheus: one gauge for each variable of the law, one counter by reason.
+"""The controller's Prometheus metrics: one gauge for each variable of a decision, one counter by reason.
 
 Labels are models, pools and classes that the controller itself publishes; no value comes from a client.
 """
@@ -29,7 +29,7 @@ class RedisMemory(Collector):
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Begin without values."""
         self.known: StoreMemory | None = None
 
     @override
@@ -72,10 +72,10 @@ class ControllerMetrics:
             "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL
         )
         self._hold_out = gauge(
-            "hold_out_gain_ratio", "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
+            "hold_out_gain_ratio", "Gain of adaptive K over the static K", (*_POOL, "measure", "decides", "bound")
         )
         self._daily = gauge(
-            "hold_out_day_gain_ratio", "What adaptive K gained over the static K today (UTC)",
+            "hold_out_day_gain_ratio", "Gain of adaptive K over the static K today (UTC)",
             (*_POOL, "measure", "bound"),
         )  # fmt: skip
         self._canary = gauge(
@@ -105,7 +105,7 @@ class ControllerMetrics:
         )
         self._versions: dict[tuple[str, str], int] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether this tick has set it
+        self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether this tick has set the gauge
 
     def render(self) -> bytes:
         """Return the page."""
@@ -150,7 +150,7 @@ class ControllerMetrics:
                 self._show(self._daily, value, model, pool, measure, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
-        """Show the decision for one pool. A value that this tick does not know is removed from the page."""
+        """Show the decision for one pool. A value that is unknown in this tick is removed from the page."""
         for each in Reason:  # a counter that appears with its first increase hides this increase from `rate()`
             self._decisions.labels(model, pool, each.value).inc(each is result.reason)
             self._series[self._decisions, (model, pool, each.value)] = True
@@ -184,7 +184,7 @@ class ControllerMetrics:
 
     def _show_hold_out(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
         if found.get("is_paused"):
-            return  # the numbers in the evidence are of an earlier state
+            return  # the numbers in the evidence are from an earlier state
         for measure in MEASURES:
             decides = "true" if measure == found.get("measure") else "false"
             for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():

@@ -1,4 +1,4 @@
-"""Groups registered engines into pools, builds the law's context of each pool, and schedules from its decisions."""
+"""Groups registered engines into pools, builds the context of each pool's decision, and the schedule from it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,14 +17,14 @@ FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that a pool's estimates outlive it."""
 
 VALID_FOR_S = 60.0
-"""How long a schedule is valid: it outlasts a restart of Redis or of the controller, so that K stays through it."""
+"""The validity of a schedule: longer than a restart of Redis or of the controller, so that K stays during it."""
 
 PoolKey = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Sightings:
-    """When each pool (model and pool) last had engines, in steady seconds."""
+    """The steady time at which each pool (model and pool) last had engines."""
 
     seen_at: dict[PoolKey, float] = field(default_factory=dict)
 
@@ -49,10 +49,10 @@ def pool_contexts(
 ) -> list[PoolContext]:
     """Return the context of every pool with engines, in order of model and pool.
 
-    When the engines of a pool differ, the most careful value applies: the smallest K_max and static K, because an
-    engine rejects a schedule beyond its K_max, and the largest number of running requests, because the ranges must
-    cover it. Engines that cannot speculate (K_max 0) follow no schedule and do not count for K. Steps are priced with
-    the CUDA graphs when all engines have the same ones.
+    If the engines of a pool differ, the safe value applies: the smallest K_max and static K, because an engine rejects
+    a schedule beyond its K_max, and the largest number of running requests, because the ranges must cover it. Engines
+    that cannot speculate (K_max 0) follow no schedule and do not count for K. Steps are priced with the CUDA graphs if
+    all engines have the same ones.
     """
     pools: dict[tuple[str, str], list[EngineRecord]] = {}
     for engine in engines:
@@ -78,7 +78,7 @@ def pool_contexts(
 
 
 def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRecord]) -> list[Observation]:
-    """Return the observations of engines that can speculate; the steps of others do not depend on K."""
+    """Return the observations of engines that can speculate; the steps of other engines do not depend on K."""
     wanted = {engine.engine_id for engine in engines if engine.k_max > 0}
     return [seen for seen in observations if seen.engine_id in wanted]
 

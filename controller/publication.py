@@ -1,8 +1,8 @@
-"""Writes the leader's decisions: the schedule that engines follow, and the record that people read.
+"""Writes the leader's decisions: the schedule for engines, and the record for people.
 
 A schedule is published when it changes, and renewed before it expires. Every decision is recorded; while nothing runs,
-one in `QUIET_RECORD_S`. Redis keeps the latest records, and for longer those that changed the schedule and one in
-`LASTING_S`.
+only one per `QUIET_RECORD_S`. Redis keeps the latest records. It keeps records that changed the schedule, and one per
+`LASTING_S`, for longer.
 
 A fall back to the static K is one audit entry, written by the leader whose control group caused it. The windows in
 which the adaptive K runs meanwhile, and their ends, write no entry.
@@ -24,7 +24,7 @@ from specpilot.policy.schedule import Ranges, Schedule
 from specpilot.policy.store import Store
 
 RENEW_S = 5.0
-"""Between two renewals of a schedule that stays as it is. Every engine of the pool reads each one."""
+"""Seconds between two renewals of an unchanged schedule. Every engine of the pool reads each renewal."""
 QUIET_RECORD_S = 10.0
 LASTING_S = 60.0
 _QUIET = (Reason.IDLE, Reason.STALE, Reason.NO_DRAFTER)
@@ -57,7 +57,7 @@ class Publisher:
     _written: dict[PoolKey, _Written] = field(default_factory=dict)
 
     def begin_to_lead(self) -> None:
-        """Drop which fall backs are audited, because another controller has led meanwhile."""
+        """Drop the record of audited fall backs, because another controller has led meanwhile."""
         for written in self._written.values():
             written.is_step_back_audited = False
 

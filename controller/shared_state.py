@@ -1,7 +1,7 @@
 """The loop's view of Redis: the state that was read last, and calls of the store that never raise.
 
 A call can fail because Redis does not answer, is full, has another leader, or holds a document that cannot be read. In
-each case the call does nothing and the loop goes on with the state that was read last. The log has one line when Redis
+each case the call has no effect and the loop goes on with the state that was read last. The log has one line when Redis
 stops answering or is full, and one when that is over.
 """
 
@@ -32,13 +32,13 @@ from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store, StoreMemory
 
 MEMORY_S = 5.0
-"""Between two readings of the memory that Redis uses; it fills over hours."""
+"""Seconds between two readings of the memory that Redis uses; it fills over hours."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class SharedState:
-    """Engines, policies by model, schedules by model and pool, canaries and freezes, as they were read at `at`.
+    """Engines, policies by model, schedules by model and pool, canaries and freezes, as read at `at`.
 
     `unreadable` are the models whose policy cannot be read; `at` is Unix seconds.
     """
@@ -62,7 +62,7 @@ class SharedReader:
         self._clock = clock
         self._audit = audit
         self._is_full = False
-        self._unreadable: frozenset[str] = frozenset()  # as logged last
+        self._unreadable: frozenset[str] = frozenset()  # the state logged last
         self._memory_at = float("-inf")
         self.state = SharedState()
         self.is_up = True
@@ -106,7 +106,7 @@ class SharedReader:
         self._is_full = False
 
     def was_written(self) -> None:
-        """Log once that a store that was full accepts writes again."""
+        """Log once that a full store accepts writes again."""
         if self._is_full:
             _log.info("Redis takes schedules and decisions again")
         self._is_full = False

@@ -1,6 +1,6 @@
-"""The constants of the controller, in one value: unit, what each trades, where it was measured.
+"""The constants of the controller, in one value, each with its unit and trade-off.
 
-An operator never needs these: site-dependent settings are in the policy.
+Operators never change them: site-dependent settings are in the policy.
 """
 
 from dataclasses import dataclass, replace
@@ -11,19 +11,19 @@ class Tuning:
     """The constants. Times are seconds, `_steps` counts, `_ratio` 0..1.
 
     Attributes:
-        stale_s: age of the newest evidence from which on it says nothing of the present load.
+        stale_s: age from which on the newest evidence is no evidence of the present load.
         idle_s: time without a decode, up to the newest snapshot, after which a pool counts as idle; at least two
             snapshots (`for_snapshots`).
         hold_out_window_s: length of a window of the control group. Longer ones lose less to `delivered_s`, shorter ones
             average over more traffic.
         delivered_s: time after a change of the K in force in which evidence does not count.
-        window_steps: least steps of a valid window of the control group or of a canary.
-        hold_out_memory: number of the newest windows that count; at 1 % and 4 s these are the last 11 hours of one
-            engine, the last hour of eleven.
-        hold_out_least: least windows for an interval.
-        hold_out_near: most windows on either side with which a drawn one is compared.
+        window_steps: least number of steps of a valid window of the control group or of a canary.
+        hold_out_memory: number of the newest windows that count; at 1 % and 4 s these are the last 11 hours of a pool
+            of one engine, the last hour of a pool of eleven.
+        hold_out_least: least number of windows for an interval.
+        hold_out_near: largest number of windows on either side with which a drawn one is compared.
         step_back_error: probability that an adaptive K without a loss falls back within the first `hold_out_memory`
-            windows. Later judgements, one each fifth of that, add to it.
+            windows. Each later test, after every fifth of that number, adds to it.
         stepped_back_ratio: share of the time that a pool which has fallen back runs the adaptive K, to detect that it
             has become better.
     """
@@ -44,7 +44,7 @@ class Tuning:
 
         A window of the control group has room for two snapshots: its first tick comes up to `every_s` after its begin,
         and snapshots count that begin `delivered_s` later. A pool is idle after two snapshots without a decode, because
-        one may hold the sample of an idle engine alone if a server scrapes each engine at its own time.
+        one snapshot may have only the sample of an idle engine if a server scrapes each engine at its own time.
         """
         return replace(
             self,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 BAND_EDGES = (0.08, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)
-"""Where one band ends and the next begins: estimates of conditional acceptance."""
+"""The borders of the bands: estimates of conditional acceptance."""
 
 BANDS = len(BAND_EDGES) + 1
 

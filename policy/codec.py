@@ -29,7 +29,7 @@ def _built(kind: Any) -> TypeAdapter[Any]:
 
 
 def decode(kind: type[T], data: bytes | str) -> T:
-    """Return the JSON text `data` as a value of type `kind`; fields that `kind` does not know are left out.
+    """Return the JSON text `data` as a value of type `kind`; fields that are unknown in `kind` are left out.
 
     Raises `InvalidDocumentError` with every fault found.
     """

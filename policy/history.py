@@ -54,7 +54,7 @@ class PolicyVersion:
 
 
 class Difference(NamedTuple):
-    """One field that differs, by its dotted path; `None` where there is none on that side."""
+    """One field that differs, by its dotted path; `None` if that side has none."""
 
     field: str
     before: Any

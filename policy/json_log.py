@@ -39,7 +39,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        # Another encoding would write missing characters as escapes that JSON does not know.
+        # Another encoding would write missing characters as escapes that are not valid in JSON.
         is_utf_8 = (sys.stderr.encoding or "").lower() in ("utf-8", "utf8")
         return json.dumps(line, ensure_ascii=not is_utf_8, default=str)
 

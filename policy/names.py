@@ -3,7 +3,7 @@
 import re
 
 DEFAULT_CLASS = "default"
-"""The traffic class of a request that no rule matches, and of one whose class an engine does not know."""
+"""The traffic class of a request that no rule matches, and of a request whose class is unknown to an engine."""
 
 OTHER = "other"
 """The label value for every unknown model or class; it bounds cardinality."""

@@ -203,7 +203,7 @@ class Prices:
         return found
 
 
-def padded(  # noqa: PLR0913 - what is in a step
+def padded(  # noqa: PLR0913 - the parts of a step
     graphs: Graphs | None, n: int, m: int, slots: int, prefill: int, *, is_uniform: bool
 ) -> Shape:
     """Return the padded size of a step of `n` decodes, and the graphs that it lacks."""

@@ -69,7 +69,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Leadership of one controller: `fence` grows with every change of leader and goes with each write."""
+    """Leadership of one controller: `fence` grows with every change of leader and is part of each write."""
 
     holder: str
     fence: int

@@ -1,11 +1,11 @@
 """Authenticates the callers of the admin API and checks their roles.
 
-A caller sends a bearer token: the one of `--admin-token`, whose role is admin; a named token, with its role; or one
-of the identity provider of `--oidc-issuer`. With `--trust-this-machine`, and neither `--admin-token` nor
-`--oidc-issuer`, a program on this machine needs no token and is an admin. Web pages in a browser on this machine and
-requests through a proxy here are still rejected (`specpilot.policy.this_machine`).
+A caller sends a bearer token: the one of `--admin-token`, whose role is admin; a named token, with its role; or one of
+the identity provider of `--oidc-issuer`. With `--trust-this-machine`, and neither `--admin-token` nor `--oidc-issuer`,
+a program on this machine needs no token and is an admin. Web pages in a browser on this machine and requests through a
+proxy on it are still rejected (`specpilot.policy.this_machine`).
 
-The role that a call needs depends on its method and path (`needed_role`), so that no new route can lack a role.
+The role that a call needs depends on its method and path (`needed_role`), so that every new route has a role.
 """
 
 import asyncio

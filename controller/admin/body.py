@@ -11,7 +11,8 @@ from specpilot.policy.errors import Fault, InvalidDocumentError
 
 LARGEST_BODY_BYTES = 1 << 20
 _DISCARDED_BYTES = 64 << 20
-"""Bytes of a too large body that are read and dropped: a client cut off while it sends may not read the reply."""
+"""Bytes of a too large body that are read and dropped: a client that is disconnected while it sends may not read the
+reply."""
 
 
 def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str, Any]:
@@ -48,7 +49,7 @@ async def object_of(request: Request) -> dict[str, Any]:
 async def _write_alone(request: Request, write: Writing) -> Write:
     """Return the parameters of a write that takes no document; a FastAPI dependency.
 
-    Raises `ApiError` for a body with fields: its caller expects an effect that they do not have.
+    Raises `ApiError` for a body with fields, because they would have no effect.
     """
     plain = await object_of(request)
     if plain:

@@ -1,8 +1,8 @@
 """The admin API's canaries: start, read, promote and abort them.
 
-A model has one running experiment at most; the latest one can be read until the next begins. A canary may change
-neither `match` nor the names of the classes: the gateway applies them, and it assigns a request's class independent of
-the canary's windows.
+A model has at most one running experiment; the latest one can be read until the next begins. A canary must not change
+`match` or the names of the classes: the gateway applies them, and it assigns a request's class independently of the
+canary's windows.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ def _canary(plain: dict[str, Any], model: str) -> Canary:
 
 
 def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now: float) -> Experiment:
-    """Return the experiment that `canary` begins; raises `ApiError` when it may not begin."""
+    """Return the experiment that `canary` begins; raises `ApiError` if it must not begin."""
     model = canary.policy.model
     latest = store.canary(model)
     if latest is not None and latest.is_running:
@@ -173,7 +173,7 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
 
 
 def _another(running: Experiment) -> ApiError:
-    """Return the error for a caller that wanted to end another canary than `running`."""
+    """Return the error for a caller that meant another canary than `running`."""
     message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {running.started_at:.0f}"
     return ApiError(412, "version_conflict", f"{message}; GET it again and repeat what you want", param="If-Match")
 

@@ -35,7 +35,7 @@ def check_conditions(what: str, version: int | None, if_match: str | None, if_no
 
 
 def version_in(etag: str | None) -> int | None:
-    """Return the version that `etag` names; `None` where it names none."""
+    """Return the version in `etag`; `None` if it has none."""
     wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
     return int(wanted[1]) if wanted else None
 
@@ -56,7 +56,7 @@ def merged(old: Any, change: Any) -> Any:
 def patched(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """Return the whole document `old` with the JSON merge patch `change` applied.
 
-    A field of `change` that `old` does not have stays in the result even when it is null, so that the document is
-    rejected: a misspelt field must not look like one that was reset.
+    A field of `change` that `old` does not have stays in the result even if it is null. So a document with a misspelt
+    field is rejected.
     """
     return {**dict.fromkeys(name for name in change if name not in old), **merged(old, change)}

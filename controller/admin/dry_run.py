@@ -1,7 +1,7 @@
 """The reply to a dry run: the effect of a write without the write.
 
 A dry run is rejected like the write, with every fault by its field. Otherwise the reply has the fields that would
-change and, when K may change, a forecast: the law's choice under the present and under the new policy.
+change and, if K may change, a forecast: the choice of K under the present and under the new policy.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from specpilot.policy.model_policy import Policy
 class DryRun:
     """The answer to `?validate_only=true`.
 
-    `version` is the one that the document would be stored as, `None` where it has none.
+    `version` is the version that the document would get, `None` if it has none.
     """
 
     dry_run: bool
@@ -30,7 +30,7 @@ class DryRun:
 
 
 def no_forecast(model: str, policy: Policy | None) -> Sequence[PoolForecast]:
-    """Return no forecast: the `Forecast` of a controller without a law."""
+    """Return no forecast: the `Forecast` of a controller without a control law."""
     del model, policy
     return ()
 

@@ -5,7 +5,7 @@ from typing import Any
 from specpilot.policy.errors import Fault
 
 LONGEST_S = 10 * 366 * 86_400
-"""Ten years: catches times given in milliseconds."""
+"""Ten years. The bound detects times given in milliseconds."""
 
 EXPIRY_FIELDS = ("expires_at", "expires_in_s")
 EXPIRY: dict[str, Any] = {
@@ -40,12 +40,12 @@ def rotation_faults(plain: dict[str, Any], expires_at: float | None, now: float)
 
 
 def rotated_expiry(plain: dict[str, Any], expires_at: float | None, now: float) -> float | None:
-    """Return the expiry after a rotation without faults: the one that it names, else the old one."""
+    """Return the expiry after a rotation without faults: the given one, else the old one."""
     return expiry_in(plain, now) if plain.keys() & EXPIRY_FIELDS else expires_at
 
 
 def expiry_in(plain: dict[str, Any], now: float, at: str = "expires_at", within: str = "expires_in_s") -> float | None:
-    """Return the expiry in Unix seconds that a request without faults names; `None` when it names none."""
+    """Return the expiry in Unix seconds in a request without faults; `None` if it has none."""
     if plain.get(within) is not None:
         return now + float(plain[within])
     return None if plain.get(at) is None else float(plain[at])

@@ -146,7 +146,8 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         if write.is_dry_run:
             return answer(key_id, None, changes)
         write.note.changes = changes
-        # Replaces only the document that was read: of two rotations at once the second would revoke the first's key.
+        # Replaces only the document that was read: otherwise, of two simultaneous rotations, the second would revoke
+        # the key of the first.
         if not await asyncio.to_thread(store.change_api_key, before, after):
             raise ApiError(409, "key_changed", "somebody else changed this key just now; try again", param="key_id")
         return JSONResponse({**_shown(after), "key": secret})
@@ -200,7 +201,7 @@ def _grace_in(plain: dict[str, Any], now: float) -> float:
 
 
 def _change(store: Store, key_id: str, wanted: dict[str, Any]) -> tuple[ApiKey, ApiKey] | None:
-    """Change the key, again whenever another write was faster. Returns it before and after; `None` when it is gone."""
+    """Change the key; repeat if another write came first. Return it before and after; `None` if it is gone."""
     while True:
         found = next((key for key in store.api_keys() if key.key_id == key_id), None)
         if found is None:

@@ -1,17 +1,17 @@
 """Verifies the tokens of an OpenID Connect provider and returns their callers, with names and roles.
 
 The provider's keys are found by discovery (`/.well-known/openid-configuration`) and read again after some minutes;
-while that fails, the last ones stay valid for an hour. A token with an unknown key id makes the controller read the
-keys again, every half minute at most. Verified are the signature (asymmetric algorithms only, those of the key), the
-issuer, the audience and the times. The role is the highest that a value of the configured claim maps to. Needs PyJWT
-with `cryptography`, the extra `oidc`.
+while that fails, the last ones stay valid for an hour. After a token with an unknown key id the controller reads the
+keys again, at most every half minute. It verifies the signature (asymmetric algorithms only, those of the key), the
+issuer, the audience and the times. The caller gets the highest role that a value of the configured claim maps to. Needs
+PyJWT with `cryptography`, the extra `oidc`.
 
-Anybody can send a made-up token, so a provider that hangs must not delay other requests: one thread reads the keys, all
-waiting requests share one reading, and after a failure there is none for `REST_S`.
+Anybody can send a forged token, so a hung provider must not delay other requests: one thread reads the keys, all
+waiting requests share one reading, and after a failure there is no reading for `REST_S`.
 
-PyJWT's own `PyJWKClient` (2.15) caches keys and limits readings for unknown ids. It is not used: it drops its keys when
-their time ends although the provider is down, it retries at once after a failure, it holds a lock while it reads, and
-it neither does discovery nor bounds the size of a page.
+PyJWT's own `PyJWKClient` (2.15) caches keys and limits readings for unknown ids. It is not used: it drops expired keys
+even if the provider is down, it retries at once after a failure, it holds a lock while it reads, and it has neither
+discovery nor a bound on the size of a page.
 """
 
 import asyncio
@@ -38,14 +38,15 @@ TIMEOUT_S = 3.0
 LONGEST_S = 8.0
 """Limit for both pages together: the time limit of each does not bound a provider that sends slowly."""
 REST_S = 5.0
-"""Pause after a failure. Less uses a provider that is back sooner; more sends fewer requests to one that is down."""
+"""Pause after a failure. With a smaller value a provider is used again sooner; with a larger one a failed provider gets
+fewer requests."""
 LEEWAY_S = 30
 KEYS_FOR_S = 300
 KEYS_KEPT_S = 3600
-"""Oldest age of keys while they cannot be read again. More survives longer failures of the provider, but accepts a key
-that the provider has withdrawn for as long."""
+"""Largest age of keys while they cannot be read again. A larger value allows longer failures of the provider, but also
+accepts a withdrawn key for that long."""
 UNKNOWN_KEY_S = 30
-"""Least seconds between two readings for an unknown key id, so that made-up ids do not cause requests."""
+"""Least seconds between two readings for an unknown key id, so that forged ids do not cause requests."""
 LARGEST_PAGE_BYTES = 1 << 20
 _LOGGED_CHARACTERS = 200
 _log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class OidcProvider:
     def _known(self, claims: Mapping[str, Any]) -> Caller:
         email = None if claims.get("email_verified") in (False, "false") else claims.get("email")
         name = str(email or claims.get("preferred_username") or claims["sub"])
-        if not name.isprintable():  # it must not forge a line of a log or of the audit
+        if not name.isprintable():  # otherwise it could forge a line of a log or of the audit
             raise _refused("invalid_admin_token", "the token is not good here: its name has unprintable characters")
         stated = claims.get(self._rules.claim)
         values = stated if isinstance(stated, list) else str(stated or "").split()

@@ -221,4 +221,4 @@ def _line(item: Difference) -> str:
 
 def _short(value: Any) -> str:
     text = shown(value)
-    return text if len(text) <= 80 else text[:80] + "…"  # noqa: PLR2004 - a line for a person
+    return text if len(text) <= 80 else text[:80] + "…"  # noqa: PLR2004 - the length of a readable line

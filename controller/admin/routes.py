@@ -106,7 +106,7 @@ def routes(  # noqa: PLR0913 - collaborators
 async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:
     """Return the decisions made before `before`, newest first.
 
-    Redis orders decisions by arrival, a moment after they were made. So this reads a few more and cuts exactly.
+    Redis orders decisions by arrival, a moment after they were made. So a few more are read, and the excess is dropped.
     """
     if before is None:
         return list(await asyncio.to_thread(store.decisions, model, pool, limit))

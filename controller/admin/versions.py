@@ -1,8 +1,8 @@
 """The admin API's history of policies: their versions, the difference of two, and the rollback to one.
 
 A rollback writes the older policy as a new version, so that it can be rolled back too. The routes of this file are
-added before those of single policies, whose path would match `/policies/MODEL/versions` as a model's name. So a model
-whose name ends in `/versions` cannot be read.
+added before those of single policies, whose path would match `/policies/MODEL/versions` as a model's name. So the
+policy of a model with a name that ends in `/versions` cannot be read.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ _MAY = ("traffic_class", *_LISTS, *_NUMBERS)
 class KeySettings(AdminSettings):
     """Makes, lists, changes, rotates and revokes client keys."""
 
-    traffic_class: Annotated[str | None, Field(description="class of its requests that name none")] = None
+    traffic_class: Annotated[str | None, Field(description="class of its requests without a stated class")] = None
     allowed_classes: Annotated[str | None, Field(description="classes that a request may name, by commas")] = None
     requests_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None
     tokens_per_minute: Annotated[str | None, Field(description="limit over all gateways")] = None

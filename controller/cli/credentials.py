@@ -1,4 +1,4 @@
-"""Shared by the commands `token` and `key`: arguments, durations, and how a new secret is printed."""
+"""Shared by the commands `token` and `key`: arguments, durations, and the output of a new secret."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def parsed(
     if not commands[command]:
         return command, "", words
     if not words or words[0].startswith("-"):
-        fail(program, f"{command}: name which one, as in {usage}")
+        fail(program, f"{command}: give the name or id, as in {usage}")
     return command, words.pop(0), words
 
 

@@ -1,10 +1,10 @@
 """`specpilot export`: the schedule in force as a table for an engine without the adapter.
 
-Such an engine knows neither classes nor bands, so the schedule's rows are averaged into one: at each load the mean of
-the rows' K, weighted by each row's share of the running decodes in the latest decision; without such shares, the mean
-of the rows of `default`. Classes with rows by band are assumed to have the pool's mix of bands. The table does not
-follow later changes of the schedule. Where the engines choose K by guidance, the rows are the controller's estimate of
-their choice, from its latest decision.
+Such an engine has neither classes nor bands, so the schedule's rows are averaged: at each load the mean of the rows' K,
+weighted by each row's share of the running decodes in the latest decision. Without such shares it is the mean of the
+rows of `default`. Classes with rows by band are assumed to have the pool's mix of bands. The table does not follow
+later changes of the schedule. If the engines choose K by guidance, the rows are the controller's estimate of their
+choice, from its latest decision.
 """
 
 import json
@@ -55,7 +55,7 @@ class ExportSettings(AdminSettings):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table as JSON, and on standard error what it leaves out; status 1 when it is rejected."""
+    """Print the table as JSON, and on standard error the parts that it leaves out; status 1 when it is rejected."""
     settings = load(ExportSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     refusal = refusal_of(settings.format, settings.drafter)
     client = AdminClient(settings, PROGRAM)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def refusal_of(form: Format, drafter: Drafter) -> str | None:
-    """Return the reason that such an engine cannot use a table, with the remedy; `None` when it can."""
+    """Return the reason for which such an engine cannot use a table, with the remedy; `None` if it can."""
     remedy = "run it with specpilot engine, or keep one static K"
     if form is Format.VLLM and drafter is Drafter.P_EAGLE:
         return (
@@ -100,7 +100,7 @@ def refusal_of(form: Format, drafter: Drafter) -> str | None:
 def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[list[KRange], str]:
     """Return one row for all traffic, and a line that explains it.
 
-    `shares` are the rows' shares of the running decodes; rows without one count as absent.
+    `shares` are the rows' shares of the running decodes; rows without a share count as absent.
     """
     known = {name: shares[name] for name in classes if shares.get(name, 0.0) > 0}
     if not known:
@@ -126,9 +126,9 @@ def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[li
 
 
 def row_shares(rows: Mapping[str, Row], evidence: Mapping[str, Any]) -> dict[str, float]:
-    """Return the share of the running decodes (0..1) that each of `rows` serves, from a decision's evidence.
+    """Return the share of the running decodes (0..1) of each of `rows`, from a decision's evidence.
 
-    The evidence has shares by class and by band; a row of both has their product.
+    The evidence has shares by class and by band; a row for a band of a class gets their product.
     """
     found: dict[str, float] = {}
     names, serving = {name: name for name in rows}, serving_rows(rows)

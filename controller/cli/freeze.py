@@ -1,4 +1,4 @@
-"""`specpilot freeze`: holds K of one model or of all, through the admin API."""
+"""`specpilot freeze`: freezes K of one model or of all, through the admin API."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ PROGRAM = "specpilot freeze"
 
 
 class FreezeSettings(AdminSettings):
-    """Holds K of MODEL, or of every model with --all, until it is lifted or for a time; lists with --list."""
+    """Freezes K of MODEL, or of every model with --all, until it is lifted or for a time; lists with --list."""
 
     model_config = SettingsConfigDict(populate_by_name=False)
 

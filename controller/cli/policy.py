@@ -188,7 +188,7 @@ class _Commands:
                 file.unlink()
 
     def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
-        """Let the operator edit `file`, and write it after a yes; return whether the file must be kept."""
+        """Open `file` in the editor, and write it after a yes; return whether the file must be kept."""
         edited = _edited(file)
         if edited == document:
             sys.stdout.write("nothing changed\n")

@@ -1,8 +1,9 @@
 """`specpilot replay`: runs recorded observations through the control law again, optionally with another policy.
 
 With the recorded policy the recorded schedules are in force, so that every decision can be compared with the recorded
-one. With another policy the replay's own schedules are in force. Freezes apply in both cases. The observations stay
-those of the recorded traffic: a replay shows the law's choice under another policy, not the traffic's response to it.
+one. With another policy the replay's own schedules are in force. Freezes apply in both cases. The observations are
+always those of the recorded traffic: a replay shows the choice of K under another policy, but not the traffic's
+response to it.
 """
 
 import json
@@ -56,7 +57,7 @@ class Replayed:
 
 
 def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[Replayed]:
-    """Yield every decision that the law makes on `ticks`, in order."""
+    """Yield every decision of the control law on `ticks`, in order."""
     law: ControlLaw | None = None
     own: dict[tuple[str, str], Schedule] = {}
     fence: int | None = None

@@ -1,7 +1,7 @@
 """Formats changes, forecasts, times and durations for the command line. Pure.
 
-Every reply of the controller passes `printable` before it is printed: it may hold text from an unauthenticated caller,
-as the audit has rejected calls.
+Every reply of the controller passes `printable` before it is printed: it may contain text from an unauthenticated
+caller, because the audit has rejected calls.
 """
 
 import re

@@ -15,7 +15,8 @@ from specpilot.policy.schedule import FleetAcceptance
 
 Vector = NDArray[np.float64]
 FLEET_TRIALS = 200.0
-"""Trials of a position at most that engines get as a prior: an engine's own counts outweigh it within seconds."""
+"""Largest number of trials of a position in the prior for engines: an engine's own counts outweigh it within
+seconds."""
 _DIGITS = 1
 
 
@@ -30,7 +31,7 @@ class ModelAcceptance(BandCounts):
         return lengths(self.conditional()[:, :k_max])
 
     def shared(self) -> FleetAcceptance | None:
-        """Return the counts as a prior for engines, `FLEET_TRIALS` a position at most; `None` before any draft."""
+        """Return the counts as a prior for engines, at most `FLEET_TRIALS` per position; `None` before any draft."""
         deepest = int(self.trials.any(axis=0).sum())
         if not deepest:
             return None
@@ -40,7 +41,7 @@ class ModelAcceptance(BandCounts):
         return FleetAcceptance(tuple(map(tuple, tried)), tuple(map(tuple, accepted)))
 
     def described(self, k_max: int) -> list[dict[str, Any]]:
-        """Return the numbers of each band as plain data; a band without a draft has none, as it has only its prior."""
+        """Return the numbers of each band as plain data; none for a band without a draft, which has only its prior."""
         conditional = self.conditional()[:, :k_max]
         survival = np.cumprod(conditional, axis=1)
         return [

@@ -1,4 +1,4 @@
-"""What an engine's law chooses K by, from its page of metrics: the prices of its steps, and its slowdown factor. Pure.
+"""Reads the prices of an engine's steps and its slowdown factor from its page of metrics. Pure.
 
 The engine fits them to its own steps (`engine_adapter.law`); CUDA graphs and the largest load are in its record.
 """
@@ -16,7 +16,7 @@ _LEFT, _SLOWDOWN = Series(names.LEFT_OUT_SECONDS, ()), Series(names.SLOWDOWN_RAT
 
 
 def price_list_of(values: Mapping[Series, float]) -> PriceList | None:
-    """Return what an engine's `values` say of its steps; `None` if any of it is missing: nothing was fitted yet."""
+    """Return the price list in an engine's `values`; `None` if any of it is missing: nothing has been fitted yet."""
     try:
         parts, slopes, load = (tuple(values[series] for series in group) for group in (_PARTS, _SLOPES, _LOAD))
         return PriceList(Coefficients(parts, slopes), Load(*load), values[_LEFT], values[_SLOWDOWN])

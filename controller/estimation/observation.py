@@ -1,8 +1,8 @@
 """The values of one scrape of an engine, and the differences between two scrapes.
 
-Counters only grow while an engine lives. When one of them fell, or the start time changed, the engine was restarted,
-and all its counts are since then, as Prometheus' `rate` assumes too. A series that vanished keeps its last value, so
-that its total is not counted again when it is back. The first scrape of an engine gives no evidence.
+Counters only grow while an engine lives. If one of them fell, or the start time changed, the engine was restarted, and
+all its counts are from after the restart, as Prometheus' `rate` assumes too. A series that vanished keeps its last
+value, so that its total is not counted again when it is back. The first scrape of an engine gives no evidence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.DECODE_SECONDS: (),
     **_GAUGE_METRICS,
 }
-"""The metrics that the law reads, and the labels of their series."""
+"""The metrics that the controller reads, and the labels of their series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Evidence:
     `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
     (class, band). `running` are the requests that decode now, by class. `steps_by`, `seconds_by` and `decodes_by` are
     the number of the steps, their duration and their decodes, by kind (`engine_metrics`). `decode_s` is the duration of
-    steps that did not catch up, without what their prefilled tokens took by the engine's prices.
+    steps with decodes except those of kind `catch_up`, without the time of prefilling by the engine's prices.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class Evidence:
 class Snapshot(NamedTuple):
     """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
-    `corrected_s` is the cost of its decodes in seconds: the time of its steps without those that caught up, and without
-    the time of prefilling (`Evidence.decode_s`), plus the later catch-up of its decodes at K = 0.
+    `corrected_s` is the cost of its decodes in seconds: the time of its steps without those of kind `catch_up` and
+    without prefilling (`Evidence.decode_s`), plus the later catching up of its decodes at K = 0.
     """
 
     at: float
@@ -129,12 +129,12 @@ class Snapshot(NamedTuple):
 
     @property
     def counted_decodes(self) -> float:
-        """The decodes in steps that did not catch up, as in `corrected_s`."""
+        """The decodes in steps of other kinds than `catch_up`, as in `corrected_s`."""
         return sum(count for kind, count in self.evidence.decodes_by.items() if kind != names.CATCH_UP)
 
     @property
     def step_s(self) -> float | None:
-        """The mean duration of a step that decodes and does not catch up, by `corrected_s`; `None` without one."""
+        """The mean duration of a step with decodes, `catch_up` excepted, by `corrected_s`; `None` without one."""
         steps = self.evidence.decode_steps - self.evidence.steps_by.get(names.CATCH_UP, 0.0)
         return self.corrected_s / steps if steps else None
 
@@ -142,8 +142,8 @@ class Snapshot(NamedTuple):
 class Compared(NamedTuple):
     """The differences between two scrapes of an engine, and the baseline of the next comparison.
 
-    `gained` has the increase of each counter, without series that did not grow, and the value of each gauge. `kept` is
-    the newer scrape, plus the last values of the counters that vanished.
+    `gained` has the increase of each counter (series that did not grow are left out) and the value of each gauge.
+    `kept` is the newer scrape, plus the last values of the counters that vanished.
     """
 
     gained: dict[Series, float]

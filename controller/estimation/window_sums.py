@@ -1,4 +1,4 @@
-"""Scores of one window of time, with which the control group and canaries compare windows of different K.
+"""The measures of one window of time, by which the control group and canaries compare windows of different K.
 
 With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps and B busy seconds of a
 window,
@@ -6,12 +6,13 @@ window,
     throughput:  sum_c w_c t_c / B          weighted tokens per busy second
     itl:  1 / (B / S sum_c w_c (d_c / D) (d_c / t_c))      the inverse of the mean time per token of a request
 
-Both are of counters alone: B is the time of all steps, those that prefill or catch up included. In a closed loop, with
-a given number of running requests, both agree for one class. With open arrivals a faster K lowers the number of running
-requests, and only latency shows it.
+Both are computed from counters alone: B is the time of all steps, those that prefill or catch up included. In a closed
+loop, with a given number of running requests, both agree for one class. Under an open load a faster K lowers the number
+of running requests, and only latency shows the gain.
 
-Beside them stands the throughput of decodes alone, `corrected`: B without the time of prefilling, by the fitted cost,
-and without steps that catch up, whose later cost is charged to the decodes at K = 0. It varies less where prompts do.
+A third number is the throughput of decodes alone, `corrected`: B without the time of prefilling, by the fitted cost,
+and without steps that catch up. The cost of catching up is charged to the decodes at K = 0. This throughput varies less
+with the prompts.
 """
 
 import math
@@ -24,11 +25,12 @@ from specpilot.policy.gain import LogGain
 from specpilot.policy.names import DEFAULT_CLASS
 
 ROUNDING_S = 0.01
-"""Tolerance of the begin of a snapshot: one that begins less than this before a window's evidence belongs to it."""
+"""Tolerance of a snapshot's begin: a snapshot that begins less than this before a window's evidence belongs to the
+window."""
 
 
 class Scores(NamedTuple):
-    """The logarithms of a window's scores: of counters, and of the corrected throughput."""
+    """The logarithms of a window's measures and of its corrected throughput."""
 
     counted: LogGain
     corrected: float
@@ -60,9 +62,9 @@ class WindowSums:
                 sums[name] = sums.get(name, 0.0) + count
 
     def log_scores(self, fewest_steps: float, weights: Mapping[str, float] | None = None) -> Scores | None:
-        """Return the logarithms of the scores; `None` with fewer steps than `fewest_steps`.
+        """Return the logarithms of the measures; `None` with fewer steps than `fewest_steps`.
 
-        Classes that are not in `weights` have the weight of `default`; without any all have the same.
+        Classes that are not in `weights` have the weight of `default`; without weights all have the same.
         """
         weight_of, tokens, times = weights or {}, 0.0, 0.0
         for name, decodes in self.decodes.items():

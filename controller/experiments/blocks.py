@@ -3,8 +3,8 @@
 A window is measured like one of the control group, in throughput and in latency (`window_sums`), with equal weights of
 all classes. When a block has several windows of the present policy, the mean of their logarithms counts.
 
-Catching up counts in the window in which it runs. Only the corrected throughput, which decides nothing, charges it to
-the decodes at K = 0 that made it necessary.
+Catching up counts in the window in which it runs. Only the corrected throughput, which is not tested, charges it to the
+decodes at K = 0 that made it necessary.
 
 Not counted:
 
@@ -25,13 +25,13 @@ from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm, Block, Experiment, Gain, Lost
 
 GAP_S = 5.0
-"""Longest time between two ticks, beyond the loop's interval, for which the schedule in force counts as certain."""
+"""Longest time between two ticks, beyond the loop's interval, for which the schedule in force is certain."""
 _TUNING = Tuning()
 
 
 @dataclass(slots=True)
 class _Window:
-    """One window of one pool. Snapshots that end by `seen_at` are in its sums or do not count."""
+    """One window of one pool. Snapshots that end by `seen_at` are already in its sums, or do not count."""
 
     arm: Arm
     seen_at: float
@@ -83,7 +83,7 @@ class BlockSums:
     def add(self, pool: str, now: CanaryWindow, at: float, snapshot: Snapshot | None) -> None:
         """Add the newest snapshot of `pool`, its time in Unix seconds."""
         window = self.windows.setdefault((pool, now.slot), _Window(now.arm, at + _TUNING.delivered_s))
-        # With a slow source the newest snapshot may be one that was added before, or one of another window.
+        # With a slow source the newest snapshot may have been added before, or belong to another window.
         if snapshot is None or snapshot.at - snapshot.elapsed_s < window.seen_at - ROUNDING_S:
             return
         window.seen_at = snapshot.at

@@ -1,4 +1,4 @@
-"""The plan of a canary (which policy a window has) and its test (whether the new policy is better).
+"""The plan of a canary (the policy of each window) and its test (whether the new policy is better).
 
 Design. A switchback: the policies alternate on all engines of a pool, in blocks of windows, with the canary's window
 drawn at random in every block. Both policies run on the same engines, slow drift cancels within a block, and one engine
@@ -14,11 +14,11 @@ is the interval for the mean log ratio over B blocks (batch means, paired; Stude
 this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojinov, Simchi-Levi and Zhao, Design and
 Analysis of Switchback Experiments, 2023.
 
-Repeated tests. Each test is one more chance to err. A promotion is tested at few checkpoints only: when the number of
-blocks reaches its least value, twice that, four times that and so on, and at the end. With L checkpoints and two
-measures every bound errs with e = error_ratio / (2 L), so that by the union bound a policy that is not better is
-promoted with a probability of at most error_ratio. A roll-back is safe, so harm is tested after every block, with the
-same interval.
+Repeated tests. Each test adds to the probability of an error. So a promotion is tested at few checkpoints only: when
+the number of blocks reaches its least value, twice that, four times that and so on, and at the end. With L checkpoints
+and two measures every bound errs with e = error_ratio / (2 L), so that by the union bound a policy that is not better
+is promoted with a probability of at most error_ratio. A roll-back is safe, so harm is tested after every block, with
+the same interval.
 """
 
 import math

@@ -93,8 +93,8 @@ class TickResult:
         is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
             differ from the rest.
         fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
-        guidance: the guidance by which engines choose K. With it, `publish` applies only to engines that cannot
-            choose yet, and as `drawn` and `is_fallen_back` say. `None`: all engines follow `publish`.
+        guidance: the guidance by which engines choose K. With it, `publish` applies only to engines that cannot choose
+            yet, and according to `drawn` and `is_fallen_back`. `None`: all engines follow `publish`.
         gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
             `None` when unknown.
         evidence: every number that the decision used, ready for JSON.

@@ -6,7 +6,7 @@ name and the window's number. So every controller draws the same windows, and th
 
 For each window of the control group,
 
-    d = (mean log score of the unit's adaptive windows nearby) - (log score of the window)
+    d = (mean log measure of the unit's adaptive windows nearby) - (log measure of the window)
 
 Nearby are up to `hold_out_near` windows on either side, at least one on each; both sides weigh the same. Because the
 window is drawn at random, the mean of d is 0 if adaptive K has no gain, whatever the noise. Slow drift and slow changes
@@ -120,7 +120,7 @@ class _Window:
         self.is_static = is_static
 
     def log_scores(self, fewest_steps: float, weights: Mapping[str, float]) -> Scores | None:
-        """Return the logarithms of the scores; `None` with too few steps, or if both K were in force."""
+        """Return the logarithms of the measures; `None` with too few steps, or if both K were in force."""
         is_one_k = self.is_static is not None and not self.is_mixed
         return self.sums.log_scores(fewest_steps, weights) if is_one_k else None
 

@@ -1,4 +1,4 @@
-"""Explains a K from a recorded decision: which K, the reason, the evidence, the gain. Pure."""
+"""Explains a K from a recorded decision: its value, the reason, the evidence, the gain. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

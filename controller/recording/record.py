@@ -1,7 +1,7 @@
 """One tick as one line of JSON: `--record` writes it and `specpilot replay` reads it.
 
-A line holds all inputs of the law: the time, the engines' registrations, the policies, canaries and freezes, the
-schedules in force, every counter of every engine, and the settings that the law depends on. So a replay makes the same
+A line has all inputs of the control law: the time, the engines' registrations, the policies, canaries and freezes, the
+schedules in force, every counter of every engine, and the settings that it depends on. So a replay makes the same
 decisions.
 """
 
@@ -25,12 +25,13 @@ class Recorded:
 
     Attributes:
         unreadable: models whose policy could not be read; their pools kept their schedules without a decision.
-        turns_at: the time that determines a canary's window, Unix seconds; it stands still while Redis does not answer.
+        turns_at: the time that determines a canary's window, Unix seconds; it does not advance while Redis does not
+            answer.
         fence: the lease's; a new number marks a take-over; `None` in stand-by.
         default_mode: the controller's setting of this name.
         look_s: seconds between two scrapes.
-        resumed: (model, pool, digest) of each pool that had fallen back to the static K under an earlier leader, in the
-            tick in which this one took it over.
+        resumed: (model, pool, digest) of each pool that had fallen back under an earlier leader, in the tick in which
+            this leader took it over.
     """
 
     at: float
@@ -81,7 +82,7 @@ def to_line(tick: Recorded) -> str:
 
 
 def from_line(line: str) -> Recorded:
-    """Return the tick that `line` states; `InvalidDocumentError`, `ValueError` or `KeyError` if it states none."""
+    """Return the tick in `line`; raises `InvalidDocumentError`, `ValueError` or `KeyError` if it has none."""
     plain = json.loads(line)
     return Recorded(
         at=plain["at"],

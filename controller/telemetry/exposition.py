@@ -34,8 +34,8 @@ def _series(head: str) -> Series | None:
 class PageReader:
     """Reads the successive pages of one engine.
 
-    Two successive pages of thousands of lines differ in some hundred. The reader keeps a hash of each line and parses
-    only lines whose hash changed. It parses the whole page when the series differ from those of the last page.
+    Two successive pages of thousands of lines differ in some hundred lines. The reader keeps a hash of each line and
+    parses only lines with a changed hash. It parses the whole page when the series differ from those of the last page.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PageReader:
         self._is_plain = False  # each series has one line, with a valid value
 
     def read(self, text: str) -> dict[Series, float]:
-        """Return the value of every series in `text` that the law reads."""
+        """Return the value of every series in `text` that the controller reads."""
         lines = text.split("\n")
         hashes = array("q", map(hash, lines))
         if not (self._is_plain and len(lines) == len(self._hashes) and self._update(lines, hashes)):

@@ -3,10 +3,11 @@
 For fleets where the controller cannot reach the engines, or where only one program should scrape them. A target belongs
 to the engine whose URL has the target's `instance` (host:port), or whose id is the target's label `engine_id`. All
 series of a scrape have the same time stamp. Only the newest scrape of a target counts; reading it twice yields the same
-observation twice. Ages are computed from the server's clock alone, so that its offset from this machine's does no harm.
+observation twice. Ages are computed from the server's clock alone, so that its offset from this machine's clock has no
+effect.
 
-The law is as fast as the server scrapes: every second or two (`SCRAPED_EVERY_S`). An engine whose newest scrape is more
-than `LOOK_BACK_S` old yields no observation.
+Evidence is as recent as the server's scrapes: they must come every second or two (`SCRAPED_EVERY_S`). An engine whose
+newest scrape is more than `LOOK_BACK_S` old yields no observation.
 """
 
 import asyncio

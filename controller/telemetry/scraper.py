@@ -1,8 +1,9 @@
 """Fetches the engines' counters, `AT_ONCE` engines at the same time, each within a time limit.
 
 An engine that fails or is slow does not delay the others and yields no observation: unknown, not zero. The scraper
-sends the `name[]` query of Prometheus client libraries, so that only the adapter's series cross the wire. A server that
-answers this query with nothing (the multi-process registry does) is asked for the whole page until it restarts.
+sends the `name[]` query of Prometheus client libraries, so that only the adapter's series are transferred. From a
+server that answers this query with an empty page (the multi-process registry does) the whole page is requested until it
+restarts.
 """
 
 import asyncio
@@ -17,11 +18,11 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.records import EngineRecord
 
 TIMEOUT_S = 1.0
-"""Seconds that an engine has to answer, from the start of its own request."""
+"""Seconds in which an engine must answer, from the start of its own request."""
 
 AT_ONCE = 256
-"""Engines scraped at once. Parsing a page takes about 1 ms on the one event loop: with a thousand at once the last
-pages would miss `TIMEOUT_S` while the first are parsed. Five hundred engines that hang cost a tick two seconds."""
+"""Engines scraped at the same time. Parsing a page takes about 1 ms on the one event loop: with a thousand at once the
+last pages would miss `TIMEOUT_S` while the first are parsed. Five hundred hung engines delay a tick by two seconds."""
 
 _LARGEST_PAGE_BYTES = 32 << 20
 _QUERY = [("name[]", name) for name in LABELS]

@@ -18,7 +18,7 @@ A failure is logged as one warning, and step times are then learned from traffic
 
 - the engine's address does not resolve, or its certificate is not trusted here: calibration ends at once;
 - the address does not answer within `START_S`;
-- the engine refuses the request, for example because of an API key that the adapter does not know;
+- the engine refuses the request, for example because it needs an API key that the adapter does not have;
 - no step runs within `ANSWER_S`.
 """
 

@@ -22,7 +22,7 @@ B. In a step that drafts nothing, the usual step at K = 0:
    B2. Other prompts and verified drafts go through the drafter, after the backlog of their request.
    B3. Each request's last position joins its backlog.
 
-C. Where a position joins a backlog (A3, B3), these requests catch up first:
+C. Before a position joins a backlog (A3, B3), these requests catch up:
 
    C1. Held prompts, together: when there are `HELD_TOGETHER` of them, or `HELD_STEPS` steps after the first.
    C2. Requests, largest backlog first, if all backlogs together would exceed `rows`, or one of them has reached

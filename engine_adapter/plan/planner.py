@@ -14,8 +14,8 @@ vLLM's asynchronous loop not those of the step before it either.
 4. *Width*: the largest K of the step. A parallel drafter needs its slots in addition to the tokens of the step under
    way, which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM keeps slots free for
    `next_width` from the next step on, so this happens only in a step in which K rises.
-5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes which
-   requests, when, and what a probe costs.
+5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes the
+   choice of these requests, and the cost of a probe.
 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
    would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position in
    the step.

@@ -100,7 +100,7 @@ class Steps:
             context += request.num_computed_tokens
             state = self._state_of(request_id, request)
             drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
-            # What the request does in this step
+            # The request in this step
             if state.decoding:
                 verified += scheduled
                 lengths.add(scheduled)

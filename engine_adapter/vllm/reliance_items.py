@@ -38,7 +38,7 @@ class Attributes:
     names: tuple[str, ...]
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
+        """Yield in words what `source` lacks of this item."""
         if not source.has_class(self.file, self.owner):
             yield self.owner
             return
@@ -54,7 +54,7 @@ class Names:
     names: tuple[str, ...] = ()
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
+        """Yield in words what `source` lacks of this item."""
         if not source.names(self.file):
             yield self.file
             return
@@ -71,7 +71,7 @@ class Reads:
     names: tuple[str, ...]
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
+        """Yield in words what `source` lacks of this item."""
         mentioned = source.mentions(self.file, self.owner, self.method)
         yield from (f"{_title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
 
@@ -85,7 +85,7 @@ class Record:
     fields: tuple[str, ...]
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield what `source` lacks of it, in words."""
+        """Yield in words what `source` lacks of this item."""
         yield from Attributes(self.file, self.owner, self.fields).lacking(source)
         for name in sorted(source.required_fields(self.file, self.owner) - set(self.fields)):
             yield f"{self.owner} without the field {name}"

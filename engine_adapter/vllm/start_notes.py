@@ -22,7 +22,7 @@ def notes(vllm_config: Any) -> list[str]:
     found = []
     if speculative.method in IN_STEP_ON_V2:
         found.append(
-            f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves what is verified, and a "
+            f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves verification, and a "
             "draft model's passes beyond the first"
         )
         return found

@@ -80,7 +80,7 @@ def spread(drafts: torch.Tensor, places: Sequence[int], count: int, elsewhere: f
 
 
 def _on_host(whole: Any, at: np.ndarray) -> Any:
-    """Return the `InputBatch` of the requests `at` these places, with the fields that the host knows."""
+    """Return the `InputBatch` of the requests `at` these places, with the fields that are known on the host."""
     lengths = np.diff(whole.query_start_loc_np[: whole.num_reqs + 1])[at]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     prefilling, as_decode = whole.is_prefilling_np[at], whole.prefill_runs_as_decode_np
