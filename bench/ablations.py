@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from specpilot.controller.law.hold_out import HoldOut
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import acceptance as request_acceptance
 from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
 from specpilot.engine_adapter.law import batch_choice, cost
@@ -23,7 +23,7 @@ _ONE_BAND = 4
 
 def never_falls_back() -> Any:
     """Keep the control group from judging the law."""
-    return patch.object(HoldOut, "_judge", lambda _: None)
+    return patch.object(ControlGroup, "_judge", lambda _: None)
 
 
 def _learned_once() -> Any:

@@ -56,7 +56,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
-            look_s = max(settings.interval_s, SCRAPED_EVERY_S) if settings.prometheus else settings.interval_s
+            scrape_s = max(settings.interval_s, SCRAPED_EVERY_S) if settings.prometheus else settings.interval_s
             loop = ControlLoop(
                 store=store,
                 leadership=Leadership(store, settings.holder, clock),
@@ -65,11 +65,11 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(Tuning().for_snapshots(look_s)),
+                law=ControlLaw(Tuning().for_snapshots(scrape_s)),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
-                look_s=look_s,
+                scrape_s=scrape_s,
                 default_mode=default_mode,
                 recorder=_recorder(settings.record) if settings.record else None,
                 audit=trail.append,

@@ -37,13 +37,13 @@ def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
     )
 
 
-def stepped_back(before: Schedule | None, after: Schedule, at: float) -> AuditEntry:
+def fell_back(before: Schedule | None, after: Schedule, at: float) -> AuditEntry:
     """Return the entry of a pool that fell back to the static K at `at` (Unix seconds) by its control group."""
     changes, left_out = bounded(differences(_plain(before), _plain(after)))
     return AuditEntry(
         at=at,
         who=CONTROLLER,
-        action="step_back_to_static",
+        action="fall_back_to_static",
         subject=f"{after.model} {after.pool}",
         result=Result.DONE,
         message=f"version {after.version}: by the control group the static K is better",

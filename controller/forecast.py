@@ -104,8 +104,8 @@ def _why_unknown(*reasons: str) -> str:
 
 def _outlook(view: LawView, context: PoolContext) -> Outlook:
     chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
-    if chosen.reason is Reason.HOLD_OUT:
-        context = replace(context, policy=replace(context.policy, hold_out_ratio=0.0))
+    if chosen.reason is Reason.CONTROL_GROUP:
+        context = replace(context, policy=replace(context.policy, control_group_ratio=0.0))
         chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
     rows = _applied(context, chosen)
     result = _decided_with(view, context, rows)

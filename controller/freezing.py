@@ -56,17 +56,17 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
             probe_ratio=context.policy.probe_ratio, guidance=context.guidance(),
         )  # fmt: skip
     publish: Ranges | None
-    standing = _standing(context, result) if freeze.hold is Hold.CURRENT else None
-    if standing is not None:
+    baseline = _baseline(context, result) if freeze.hold is Hold.CURRENT else None
+    if baseline is not None:
         publish = {
             name: tuple(item._replace(k=min(item.k, context.k_max)) for item in ranges)
-            for name, ranges in standing[0].items()
+            for name, ranges in baseline[0].items()
         }
     elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
         publish = None
     else:
         publish = _static(context)
-    return _frozen(result, freeze, publish, probe_ratio=0.0 if standing is None else standing[1])
+    return _frozen(result, freeze, publish, probe_ratio=0.0 if baseline is None else baseline[1])
 
 
 def _frozen(
@@ -94,11 +94,11 @@ def _is_unestimated(context: PoolContext, result: TickResult) -> bool:
     """Return whether engines choose K and there is no estimate yet; not if the control law failed (`undecided`)."""
     is_guided = context.in_force is not None and context.in_force.guidance is not None
     may_choose = context.policy.mode is Mode.ACT and result.reason not in (Reason.FROZEN, Reason.NO_DRAFTER)
-    return is_guided and may_choose and result.standing is None
+    return is_guided and may_choose and result.baseline is None
 
 
-def _standing(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
+def _baseline(context: PoolContext, result: TickResult) -> tuple[Ranges, float] | None:
     """Return the rows and the probe ratio of the baseline schedule; `None` when no schedule is in force."""
-    if result.standing is not None or context.in_force is None:
-        return result.standing
+    if result.baseline is not None or context.in_force is None:
+        return result.baseline
     return context.in_force.classes, context.in_force.probe_ratio

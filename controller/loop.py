@@ -74,7 +74,7 @@ class ControlLoop:
         metrics: ControllerMetrics,
         clock: Clock,
         interval_s: float = 0.5,
-        look_s: float | None = None,
+        scrape_s: float | None = None,
         default_mode: Mode = Mode.ACT,
         recorder: Callable[[Recorded], None] | None = None,
         audit: Callable[[AuditEntry], None] | None = None,
@@ -86,14 +86,14 @@ class ControlLoop:
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
-        self._look_s = interval_s if look_s is None else look_s
+        self._look_s = interval_s if scrape_s is None else scrape_s
         self._default_mode = default_mode
         self._recorder = recorder
         self._audit = audit or (lambda _: None)
         self._shared = SharedReader(store, leadership, clock, self._audit)
         self._publisher = Publisher(store, metrics, self._audit, clock, interval_s)
         self._runner = Runner(interval_s)
-        self._turns_at = 0.0
+        self._windows_at = 0.0
         self._fence: int | None = None
         self._resume_tries: dict[PoolKey, int] = {}
         self._gains = DailyGains(store, metrics)
@@ -146,7 +146,7 @@ class ControlLoop:
         lease, shared = self._leadership.lease if is_read else None, self._shared.state
         observations = await self._collector.scrape(shared.engines)
         now, at = self._clock.monotonic(), self._clock.now()
-        self._turns_at = at if self._shared.is_up else self._turns_at
+        self._windows_at = at if self._shared.is_up else self._windows_at
         resumed: list[tuple[str, str, str]] = []
         if lease is not None:
             if lease.fence != self._fence:
@@ -158,7 +158,7 @@ class ControlLoop:
             self._recorder(
                 Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
                          tuple(observations), dict(shared.experiments), dict(shared.freezes), shared.unreadable,
-                         self._turns_at, lease.fence if lease else None, self._default_mode,
+                         self._windows_at, lease.fence if lease else None, self._default_mode,
                          self._look_s, tuple(resumed))
             )  # fmt: skip
         for found in resumed:
@@ -203,7 +203,7 @@ class ControlLoop:
         for key in sorted({(engine.model, engine.pool) for engine in self._shared.state.engines}):
             tries = self._resume_tries.get(key, 0)
             if tries < RESUME_TRIES:
-                await self._shared.ask(partial(self._read_stepped_back, key, resumed))
+                await self._shared.ask(partial(self._read_lost, key, resumed))
                 self._resume_tries[key] = tries + 1 if not self._shared.is_up else RESUME_TRIES
                 self._progress_at = self._clock.monotonic()
         for model, pool, _ in resumed:
@@ -219,7 +219,7 @@ class ControlLoop:
         if experiment is not None and freeze is not None:
             self._runner.interrupt(experiment)
             experiment = None
-        context = in_window(pool, experiment, self._turns_at)
+        context = in_window(pool, experiment, self._windows_at)
         if experiment is not None and lease is not None:
             snapshot = self._law.snapshot(context.model, context.pool)
             snapshot = snapshot._replace(at=at - now + snapshot.at) if snapshot else None
@@ -234,7 +234,7 @@ class ControlLoop:
     def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
         """Return the decision. If the control law fails for a frozen model, the freeze still publishes a schedule."""
         try:
-            return self._law.decide(as_frozen(context, freeze), now, self._turns_at)
+            return self._law.decide(as_frozen(context, freeze), now, self._windows_at)
         except Exception:
             if freeze is None:
                 raise
@@ -254,11 +254,11 @@ class ControlLoop:
             if lease is not None and key in shared.schedules:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
-    def _read_stepped_back(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
+    def _read_lost(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
         """Add a pool's control group to `found` if the pool fell back under the last leader; runs in a thread."""
         for decision in self._store.decisions(*key, 1):
-            state = decision.evidence.get("hold_out")
-            if isinstance(state, dict) and state.get("is_stepped_back"):
+            state = decision.evidence.get("control_group")
+            if isinstance(state, dict) and state.get("has_lost"):
                 found.append((*key, str(state.get("compared"))))
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:

@@ -71,13 +71,16 @@ class ControllerMetrics:
         self._probe = gauge(
             "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL
         )
-        self._hold_out = gauge(
-            "hold_out_gain_ratio", "Gain of adaptive K over the static K", (*_POOL, "measure", "decides", "bound")
+        gain, measured_by = "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
+        self._control_group = (
+            gauge("control_group_gain_ratio", gain, measured_by),
+            gauge("hold_out_gain_ratio", f"Deprecated name. {gain}", measured_by),
         )
-        self._daily = gauge(
-            "hold_out_day_gain_ratio", "Gain of adaptive K over the static K today (UTC)",
-            (*_POOL, "measure", "bound"),
-        )  # fmt: skip
+        today, bounds = "What adaptive K gained over the static K today (UTC)", (*_POOL, "measure", "bound")
+        self._daily = (
+            gauge("control_group_day_gain_ratio", today, bounds),
+            gauge("hold_out_day_gain_ratio", f"Deprecated name. {today}", bounds),
+        )
         self._canary = gauge(
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
@@ -147,7 +150,8 @@ class ControllerMetrics:
         """Show today's gain of adaptive K; nothing while its windows are too few."""
         for measure in MEASURES:
             for bound, value in (gain_ratio_of(today, measure) or {}).items():
-                self._show(self._daily, value, model, pool, measure, bound)
+                for metric in self._daily:
+                    self._show(metric, value, model, pool, measure, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
         """Show the decision for one pool. A value that is unknown in this tick is removed from the page."""
@@ -170,7 +174,7 @@ class ControllerMetrics:
             self._show(metric, throughput.get("measured"), model, pool)
         self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
         self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
-        self._show_hold_out(model, pool, evidence.get("hold_out") or {})
+        self._show_control_group(model, pool, evidence.get("control_group") or {})
         canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
         if canary.get("outcome"):
             self._ended[model] = canary
@@ -182,13 +186,14 @@ class ControllerMetrics:
                 for index, value in enumerate(found.get(key) or ()):
                     self._show(metric, value, model, pool, band, str(index + 1))
 
-    def _show_hold_out(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
+    def _show_control_group(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
         if found.get("is_paused"):
             return  # the numbers in the evidence are from an earlier state
         for measure in MEASURES:
             decides = "true" if measure == found.get("measure") else "false"
             for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():
-                self._show(self._hold_out, value, model, pool, measure, decides, bound)
+                for metric in self._control_group:
+                    self._show(metric, value, model, pool, measure, decides, bound)
 
     def _show(self, metric: Gauge, value: float | None, *labels: str) -> None:
         """Set a gauge if its value is known. A gauge that a tick does not set is removed from the page."""

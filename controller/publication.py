@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from specpilot.controller.events import stepped_back
+from specpilot.controller.events import fell_back
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
@@ -35,14 +35,14 @@ _log = logging.getLogger(__name__)
 class _Written:
     """The steady times of a pool's last writes, and the reason of the last decision.
 
-    `is_step_back_audited`: the audit has an entry of the present fall back.
+    `is_fall_back_audited`: the audit has an entry of the present fall back.
     """
 
     published_at: float = float("-inf")
     recorded_at: float = float("-inf")
     reason: Reason | None = None
     lasting_at: float = float("-inf")
-    is_step_back_audited: bool = False
+    is_fall_back_audited: bool = False
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class Publisher:
     def begin_to_lead(self) -> None:
         """Drop the record of audited fall backs, because another controller has led meanwhile."""
         for written in self._written.values():
-            written.is_step_back_audited = False
+            written.is_fall_back_audited = False
 
     def resume(self, key: PoolKey) -> None:
         """Take over a pool that fell back under the last leader, which wrote the audit entry."""
-        self._written.setdefault(key, _Written()).is_step_back_audited = True
+        self._written.setdefault(key, _Written()).is_fall_back_audited = True
 
     def write(self, context: PoolContext, result: TickResult, in_force: dict[PoolKey, Schedule], lease: Lease) -> bool:
         """Publish a schedule that is new or due, put it into `in_force`, and record the decision; blocks.
@@ -74,8 +74,8 @@ class Publisher:
         old = in_force.get(key)
         now = self.clock.monotonic()
         written = self._written.setdefault(key, _Written())
-        if result.is_stepped_back is False:
-            written.is_step_back_audited = False
+        if result.has_lost is False:
+            written.is_fall_back_audited = False
         is_new = is_due = False
         if result.publish is not None:
             schedule = self._schedule(context, result.publish, result)
@@ -83,9 +83,9 @@ class Publisher:
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
                 self.store.publish_schedule(schedule, lease)
-                if is_new and result.is_fallen_back and not written.is_step_back_audited:
-                    self.audit(stepped_back(old, schedule, self.clock.now()))
-                    written.is_step_back_audited = True
+                if is_new and result.is_fallen_back and not written.is_fall_back_audited:
+                    self.audit(fell_back(old, schedule, self.clock.now()))
+                    written.is_fall_back_audited = True
                 written.published_at = now
                 self.metrics.show_version(*key, schedule.version)
                 old = in_force[key] = schedule

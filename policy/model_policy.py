@@ -102,8 +102,8 @@ class Policy:
 
     `static_k` is the K that the controller publishes for mode `off`, for windows of the control group, and for engines
     that cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
-    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `hold_out_ratio` (0..1) is the share of time
-    that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no control group.
+    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `control_group_ratio` (0..1) is the share of
+    time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no control group.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -114,7 +114,7 @@ class Policy:
     k_min: int = 0
     k_max: int | None = None
     probe_ratio: float = 0.005
-    hold_out_ratio: float = 0.01
+    control_group_ratio: float = 0.01
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
 
@@ -127,8 +127,8 @@ class Policy:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
         if not 0 <= self.probe_ratio <= 0.5:  # noqa: PLR2004 - more is no probe
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
-        if not 0 <= self.hold_out_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
-            faults.append(f"hold_out_ratio is {self.hold_out_ratio}; it must be between 0 and 0.5")
+        if not 0 <= self.control_group_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
+            faults.append(f"control_group_ratio is {self.control_group_ratio}; it must be between 0 and 0.5")
         named = set(self.classes) | {DEFAULT_CLASS}
         if len(named) > CLASS_LIMIT:
             faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")

@@ -163,7 +163,7 @@ async def _metrics_hidden(scene: Scene) -> AsyncIterator[None]:
 async def _erring(scene: Scene, state: str) -> AsyncIterator[None]:
     """Let a controller lead that errs as `state` says; the traffic makes deep drafts lose."""
     before = await asyncio.to_thread(scene.system().policy, MODEL)
-    often = {**before, "static_k": 0, "hold_out_ratio": 0.4}
+    often = {**before, "static_k": 0, "control_group_ratio": 0.4}
     await asyncio.to_thread(scene.system().put_policy, often)
     await asyncio.to_thread(scene.stage.kill_controller)
     scene.belief.write_text(state)

@@ -5,7 +5,7 @@ order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that 
 arms equally; the table has their means. A phase's rate counts from its begin, so it includes the loss while adaptive K
 adapts; in its first play, on a new system, it begins without estimates. The table shows where it wins and where not.
 
-With `--hold-out-ratio` the adaptive plays run the static K for that share of the time, like the control group in
+With `--control-group-ratio` the adaptive plays run the static K for that share of the time, like the control group in
 production, and the report has the control group's gain of adaptive K beside the arms' gain.
 """
 
@@ -59,7 +59,7 @@ class DemoSettings(ProgramSettings):
     static: str = Field(default="0,1,3,7", description="static K to compare with, comma separated")
     plot: Path | None = Field(default=None, description="file for a picture (SVG) of the phases and of K over time")
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
-    hold_out_ratio: float = Field(
+    control_group_ratio: float = Field(
         default=0.0,
         ge=0,
         le=0.5,
@@ -82,8 +82,8 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, f"--static: {settings.static!r} is not a list of numbers like 0,3,7")
     if not statics:
         fail(PROGRAM, "--static: names no K; name one at least, like 0,3,7")
-    if settings.hold_out_ratio > 0 and len(statics) > 1:  # a policy with another static K resets the control group
-        fail(PROGRAM, "--hold-out-ratio: compares with one static K; name that one with --static, like --static 7")
+    if settings.control_group_ratio > 0 and len(statics) > 1:  # a policy with another static K resets the control group
+        fail(PROGRAM, "--control-group-ratio: compares with one static K; name that one with --static, like --static 7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
     own = None
     if not system.is_up():
@@ -113,11 +113,11 @@ async def _compare(
     arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
     plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     acting: dict[str, Any] = {"mode": "act"}
-    hold_out: dict[str, Any] = {}
+    control_group: dict[str, Any] = {}
     try:
-        if settings.hold_out_ratio > 0:
-            acting |= {"static_k": statics[0], "hold_out_ratio": settings.hold_out_ratio}
-            await asyncio.to_thread(system.put_policy, before | {"mode": "act", "hold_out_ratio": 0.0})
+        if settings.control_group_ratio > 0:
+            acting |= {"static_k": statics[0], "control_group_ratio": settings.control_group_ratio}
+            await asyncio.to_thread(system.put_policy, before | {"mode": "act", "control_group_ratio": 0.0})
             await asyncio.sleep(TAKES_EFFECT_S)  # the control group drops its windows
         for number, arm in enumerate([*arms, *reversed(arms)], start=1):
             changes = acting if arm == ADAPTIVE else {"mode": "off", "static_k": int(arm[2:])}
@@ -128,9 +128,9 @@ async def _compare(
             plays[arm].append(played.rates)
             if arm == ADAPTIVE:
                 adaptive = played
-        if settings.hold_out_ratio > 0:
+        if settings.control_group_ratio > 0:
             decisions = await asyncio.to_thread(system.decisions, model, time.time() - LATEST_S)
-            hold_out = decisions[-1]["evidence"]["hold_out"] if decisions else {}
+            control_group = decisions[-1]["evidence"]["control_group"] if decisions else {}
     finally:
         await asyncio.to_thread(system.put_policy, before)
     rates = {arm: [fmean(pair) for pair in zip(*both, strict=True)] for arm, both in plays.items()}
@@ -139,11 +139,11 @@ async def _compare(
         settings.plot.write_text(picture(trace, rates, adaptive.phases), encoding="utf-8")
         say(f"picture: {settings.plot}")
     figures = summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}
-    if hold_out:
-        gain = arms_gain(trace, rates, f"K={statics[0]}", settings.hold_out_ratio)
-        measured = hold_out["throughput_gain_ratio"]
-        figures["hold_out"] = {"windows": hold_out["windows"], "gain": measured, "arms": gain}
-        say(f"\n{gains_line(statics[0], hold_out['windows'], measured, gain)}")
+    if control_group:
+        gain = arms_gain(trace, rates, f"K={statics[0]}", settings.control_group_ratio)
+        measured = control_group["throughput_gain_ratio"]
+        figures["control_group"] = {"windows": control_group["windows"], "gain": measured, "arms": gain}
+        say(f"\n{gains_line(statics[0], control_group['windows'], measured, gain)}")
     say(json.dumps(figures))
 
 

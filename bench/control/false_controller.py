@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from specpilot.controller import __main__ as controller
 from specpilot.controller.estimation.observation import Series
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.engine_metrics import ACCEPTS, TRIALS
 
@@ -33,7 +33,7 @@ def believed(values: dict[Series, float]) -> dict[Series, float]:
 @contextmanager
 def erring(file: Path) -> Iterator[None]:
     """Make this process's controller err as `file` says; the file is read at each scrape and decision."""
-    true_read, decide, true_judge = PageReader.read, ControlLaw.decide, HoldOut._judge  # noqa: SLF001 - made to err
+    true_read, decide, true_judge = PageReader.read, ControlLaw.decide, ControlGroup._judge  # noqa: SLF001 - made to err
 
     def state() -> str:
         return file.read_text().strip() if file.exists() else ""
@@ -47,14 +47,14 @@ def erring(file: Path) -> Iterator[None]:
             raise RuntimeError("an injected failure")
         return decide(law, *given)
 
-    def judge(hold_out: HoldOut) -> None:
+    def judge(control_group: ControlGroup) -> None:
         if state() != INSISTS:
-            true_judge(hold_out)
+            true_judge(control_group)
 
     with (
         patch.object(PageReader, "read", read),
         patch.object(ControlLaw, "decide", choose),
-        patch.object(HoldOut, "_judge", judge),
+        patch.object(ControlGroup, "_judge", judge),
     ):
         yield
 

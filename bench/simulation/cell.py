@@ -59,7 +59,7 @@ def _adaptive(plant: GpuPlant, sources: Sequence[Source], in_flight: int, play: 
 
     run = simulate(
         [Phase(SETTLE_S + play.seconds, sources)],
-        policy=Policy(MODEL, hold_out_ratio=0.0),
+        policy=Policy(MODEL, control_group_ratio=0.0),
         seed=play.seed,
         step_s=plant.step_s,
         catch_up_s=plant.catch_up_s,

@@ -43,8 +43,8 @@ from specpilot.engine_adapter.plan.speculation_control import (
     table_of,
 )
 from specpilot.engine_adapter.plan.speculation_control import Source as TableSource
+from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
@@ -138,7 +138,7 @@ class Engine:
         self._table_of: Schedule | None = None
         self._guidance: Guidance | None = None
         self._meter = Meter()
-        self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=TokenBudget(is_parallel=True))
+        self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=StepRoom(is_parallel=True))
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
         self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
         self.wish(self.wishes)

@@ -98,7 +98,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
     - `adapts`: whether the engines adapt by themselves, by the policy's wishes, and follow no schedule.
     """
-    policy = policy or Policy(model=MODEL, hold_out_ratio=0.0)
+    policy = policy or Policy(model=MODEL, control_group_ratio=0.0)
     fleet = [
         Engine(
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,

@@ -53,7 +53,7 @@ def traces() -> dict[str, Trace]:
         "labelled": Trace(
             "6 loads of classes that differ in nothing but how they draft",
             _labelled(),
-            {**demo, "policy": Policy(MODEL, hold_out_ratio=0.0, classes=classes)},
+            {**demo, "policy": Policy(MODEL, control_group_ratio=0.0, classes=classes)},
         ),
         "pauses": Trace("steps take 6 times as long for a second, again and again", _pauses(), demo),
         "pace": Trace("a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo),

@@ -220,8 +220,8 @@ class Explanation:
     reason: str
     meaning: str
     schedule: Schedule | None
-    hold_out: dict[str, Any] | None
-    hold_out_days: list[GainOfDay]
+    control_group: dict[str, Any] | None
+    control_group_days: list[GainOfDay]
     evidence: dict[str, Any]
 
 

@@ -63,7 +63,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     fence: int | None = None
     sightings, runner = Sightings(), Runner()
     for tick in ticks:
-        law = law or ControlLaw(Tuning().for_snapshots(tick.look_s))
+        law = law or ControlLaw(Tuning().for_snapshots(tick.scrape_s))
         if tick.fence not in (None, fence):
             fence = tick.fence
             law.take_over()
@@ -84,14 +84,14 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             if not is_readable and freeze is None:
                 continue
             experiment = None if is_other or freeze is not None else tick.experiments.get(recorded.model)
-            turns_at = tick.turns_at or tick.at
+            windows_at = tick.windows_at or tick.at
             context = (
                 replace(recorded, in_force=own.get(key, recorded.in_force))
                 if is_other
-                else in_window(recorded, experiment, turns_at)
+                else in_window(recorded, experiment, windows_at)
             )
             frozen = as_frozen(context, freeze)
-            decided = law.decide(frozen, tick.now, turns_at) if is_readable else undecided(context)
+            decided = law.decide(frozen, tick.now, windows_at) if is_readable else undecided(context)
             result = held(context, runner.reported(experiment, context, decided), freeze)
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:

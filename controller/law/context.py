@@ -99,7 +99,7 @@ class TickResult:
             `None` when unknown.
         evidence: every number that the decision used, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
-        standing: the baseline of a freeze of the current K: the rows and the probe ratio that were in force when it
+        baseline: the baseline of a freeze of the current K: the rows and the probe ratio that were in force when it
             began, outside windows of the control group and of a canary; `None` if there are none.
     """
 
@@ -110,7 +110,7 @@ class TickResult:
     gain_ratio: float | None
     evidence: Mapping[str, Any]
     log_gains: tuple[LogGain, ...] = ()
-    standing: tuple[Ranges, float] | None = None
+    baseline: tuple[Ranges, float] | None = None
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
@@ -128,13 +128,13 @@ class TickResult:
         return max(1, round(float(self.evidence.get("decodes") or 1)))
 
     @property
-    def is_stepped_back(self) -> bool | None:
+    def has_lost(self) -> bool | None:
         """Whether the control group shows a loss, also if an SLO or a canary keeps the pool from the static K.
 
         `None` without this evidence.
         """
-        state = self.evidence.get("hold_out")
-        return None if state is None else bool(state["is_stepped_back"])
+        state = self.evidence.get("control_group")
+        return None if state is None else bool(state["has_lost"])
 
     def k(self, rows: Ranges | None) -> dict[str, int]:
         """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""

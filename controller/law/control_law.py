@@ -83,7 +83,7 @@ class ControlLaw:
 
     def resume(self, model: str, pool: str, digest: str) -> None:
         """Take over a pool that fell back under the last leader, by the comparison with this `digest`."""
-        self._pool((model, pool)).hold_out.resume(digest)
+        self._pool((model, pool)).control_group.resume(digest)
 
     def take_over(self) -> None:
         """Begin to lead: keep the estimates, and drop the decisions that this controller made in stand-by."""

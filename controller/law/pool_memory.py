@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.estimate import Mix
-from specpilot.controller.law.hold_out import HoldOut
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
 from specpilot.policy.prices import PriceList
@@ -20,25 +20,25 @@ class PoolMemory:
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of a series of snapshots in which requests ran and no counter changed. `engines`, `mixes`: the
     newest snapshot and the mix of requests of each engine. `chosen`: the latest estimate of the engines' choice.
-    `standing`: the baseline of a freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick;
-    `chosen` and `standing` are for the policy of this arm.
+    `baseline`: the baseline of a freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick;
+    `chosen` and `baseline` are for the policy of this arm.
     """
 
     tuning: Tuning
-    hold_out: HoldOut
+    control_group: ControlGroup
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
     mixes: dict[str, Mix] = field(default_factory=dict)
     busy_at: float | None = None
     stalled_since: float | None = None
     chosen: Ranges | None = None
-    standing: tuple[Ranges, float] | None = None
+    baseline: tuple[Ranges, float] | None = None
     arm: Arm = Arm.PRESENT
 
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
         """Return the memory of an unknown pool."""
-        return cls(tuning, HoldOut(tuning))
+        return cls(tuning, ControlGroup(tuning))
 
     def begin(self, arm: Arm) -> None:
         """Begin a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
@@ -48,7 +48,7 @@ class PoolMemory:
 
     def take_over(self) -> None:
         """Begin to lead: drop the decisions made in stand-by."""
-        self.chosen = self.standing = None
+        self.chosen = self.baseline = None
 
     def take_engine(
         self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, prices: PriceList | None

@@ -10,7 +10,7 @@
 | `idle`          | no request has run lately                                          | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
 | `static_better` | the pool has fallen back: the static K was found to be better      | guidance (static K)  |
-| `hold_out`      | all engines are in a window of the control group                   | guidance (static K)  |
+| `control_group`      | all engines are in a window of the control group                   | guidance (static K)  |
 | `adaptive`      | otherwise                                                          | guidance             |
 
 - With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as an
@@ -38,7 +38,7 @@ class Reason(StrEnum):
     STALE = "stale"
     IDLE = "idle"
     UNPRICED = "unpriced"
-    HOLD_OUT = "hold_out"
+    CONTROL_GROUP = "control_group"
     STATIC_BETTER = "static_better"
     ADAPTIVE = "adaptive"
     CANARY_ENDED = "canary_ended"
@@ -51,7 +51,7 @@ MEANING: dict[Reason, str] = {
     Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on as before",
     Reason.IDLE: "no request is running",
     Reason.UNPRICED: "no busy engine has measured enough steps yet: until then engines run the static K",
-    Reason.HOLD_OUT: "a window of the control group: the static K runs, for comparison",
+    Reason.CONTROL_GROUP: "a window of the control group: the static K runs, for comparison",
     Reason.STATIC_BETTER: "by the control group the static K is better than the engines' choice: it is published",
     Reason.ADAPTIVE: "each engine chooses K for its own batch, by the policy's objective, weights and bounds",
     Reason.CANARY_ENDED: "the canary ended; its outcome is in the evidence",

@@ -16,8 +16,8 @@ from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_group import Comparison, Seen
 from specpilot.controller.law.estimate import Estimate, mean_running, representative, shares
-from specpilot.controller.law.hold_out import Comparison, Seen
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import bounds_of, one_k, requirements, static_rows, within
@@ -52,10 +52,10 @@ class Tick:
         context, pool, mode = self._context, self._pool, self._policy.mode
         static = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)
         if context.k_max == 0:
-            self._set_standing(None)
+            self._set_baseline(None)
             is_steered = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, static, static if is_steered else None)
-        self._measure_hold_out()
+        self._measure_control_group()
         reason = self._unknown_reason()
         self._describe(is_known=reason not in (Reason.STALE, Reason.IDLE))
         estimate = None if reason is not None else self._estimate()
@@ -63,7 +63,7 @@ class Tick:
             pool.chosen = estimate.rows()
         chosen = within(pool.chosen or self._static, bounds_of(context))
         gain = None if estimate is None else self._predict(estimate, chosen)
-        self._set_standing(pool.chosen and chosen)
+        self._set_baseline(pool.chosen and chosen)
         if mode is Mode.OFF:
             return self._answer(Reason.OFF, chosen, static, gain)
         if mode is Mode.ADVISE:
@@ -88,14 +88,14 @@ class Tick:
         """Return the result for mode `act`: engines choose K, except those in a window of the control group."""
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
-        is_back = self._is_stepped_back and not breaks_slo
+        is_back = self._has_lost and not breaks_slo
         may_draw = unknown is None and context.arm is None and not breaks_slo
-        drawn = pool.hold_out.drawn(pool.engines, self._at, policy.hold_out_ratio) if may_draw else ()
+        drawn = pool.control_group.drawn(pool.engines, self._at, policy.control_group_ratio) if may_draw else ()
         all_are_drawn = 0 < len(drawn) == len(pool.engines)
         is_static = is_back != all_are_drawn  # drawn engines choose if the others do not
-        known = (Reason.STATIC_BETTER if is_back else Reason.HOLD_OUT) if is_static else Reason.ADAPTIVE
+        known = (Reason.STATIC_BETTER if is_back else Reason.CONTROL_GROUP) if is_static else Reason.ADAPTIVE
         is_known = is_back or pool.chosen is not None
-        pool.standing = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
+        pool.baseline = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
         return self._answer(
             unknown or known, chosen, self._static, gain,
             probe_ratio=policy.probe_ratio,
@@ -119,7 +119,7 @@ class Tick:
             return one_k((DEFAULT_CLASS,), context.max_num_seqs, context.unsteered_k)
         return chosen if any(map(followed.is_guided, self._pool.engines)) else followed.classes
 
-    def _set_standing(self, chosen: Ranges | None) -> None:
+    def _set_baseline(self, chosen: Ranges | None) -> None:
         """Set the baseline of a freeze of the current K: rows with their probe ratio. Without such a freeze, drop it.
 
         The baseline of the last tick is kept. Without one, it is the rows in force or, if engines choose K, the
@@ -127,20 +127,20 @@ class Tick:
         """
         pool, in_force = self._pool, self._context.in_force
         if self._context.hold is not Hold.CURRENT:
-            pool.standing = None
-        elif pool.standing is None and in_force is not None:
+            pool.baseline = None
+        elif pool.baseline is None and in_force is not None:
             if in_force.guidance is None:
-                pool.standing = in_force.classes, in_force.probe_ratio
-            elif self._is_stepped_back:  # the schedule in force may be of a canary's window
-                pool.standing = self._static, self._policy.probe_ratio
+                pool.baseline = in_force.classes, in_force.probe_ratio
+            elif self._has_lost:  # the schedule in force may be of a canary's window
+                pool.baseline = self._static, self._policy.probe_ratio
             elif chosen is not None:
-                pool.standing = chosen, self._policy.probe_ratio
+                pool.baseline = chosen, self._policy.probe_ratio
 
     @property
-    def _is_stepped_back(self) -> bool:
+    def _has_lost(self) -> bool:
         """Return whether the control group shows a loss, so that engines choose K only in drawn windows."""
-        is_judged = self._context.arm is not Arm.CANARY and self._policy.hold_out_ratio > 0
-        return is_judged and self._pool.hold_out.is_stepped_back
+        is_judged = self._context.arm is not Arm.CANARY and self._policy.control_group_ratio > 0
+        return is_judged and self._pool.control_group.has_lost
 
     def _withdrawal(self, static: Ranges) -> Ranges | None:
         """Return the rows that replace a schedule from before mode `advise`; `None` if there is none.
@@ -155,21 +155,21 @@ class Tick:
             return static if context.engines_version else None
         return None if in_force.guidance is None and in_force.classes == static else static
 
-    def _measure_hold_out(self) -> None:
+    def _measure_control_group(self) -> None:
         pool, context, policy = self._pool, self._context, self._policy
         if context.arm is Arm.CANARY:  # its policy is not the compared one
-            pool.hold_out.pause()
+            pool.control_group.pause()
             return
         required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.hold_out.set_comparison(Comparison(context.fallback_k, policy.objective, self._weights, required))
+        pool.control_group.set_comparison(Comparison(context.fallback_k, policy.objective, self._weights, required))
         if context.arm is not None:  # a canary's alternating policies do not reset the count
-            pool.hold_out.pause()
-        elif policy.hold_out_ratio <= 0:
-            pool.hold_out.reset()
+            pool.control_group.pause()
+        elif policy.control_group_ratio <= 0:
+            pool.control_group.reset()
         elif policy.mode is not Mode.ACT:
-            pool.hold_out.pause()
+            pool.control_group.pause()
         elif context.in_force is not None:
-            self._log_gains = pool.hold_out.take(self._units(context.in_force), self._at)
+            self._log_gains = pool.control_group.take(self._units(context.in_force), self._at)
 
     def _units(self, in_force: Schedule) -> dict[str, Seen]:
         """Return the engines, each with its newest snapshot and whether it ran the static K."""
@@ -231,10 +231,10 @@ class Tick:
         self, reason: Reason, proposed: Ranges, publish: Ranges | None, gain: float | None = None, **guiding: Any
     ) -> TickResult:
         """Return the result; `guiding` are the further fields of a result with guidance."""
-        if self._policy.hold_out_ratio > 0 or self._context.arm is not None:
-            found = self._pool.hold_out.described()
+        if self._policy.control_group_ratio > 0 or self._context.arm is not None:
+            found = self._pool.control_group.described()
             is_paused = self._policy.mode is not Mode.ACT or self._context.arm is not None
-            self._evidence["hold_out"] = {**found, "is_paused": is_paused}
+            self._evidence["control_group"] = {**found, "is_paused": is_paused}
         return TickResult(
             reason=reason,
             proposed=proposed,
@@ -242,7 +242,7 @@ class Tick:
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             log_gains=tuple(self._log_gains),
-            standing=self._pool.standing if self._context.hold is Hold.CURRENT else None,
+            baseline=self._pool.baseline if self._context.hold is Hold.CURRENT else None,
             **{"probe_ratio": 0.0, **guiding},
         )
 

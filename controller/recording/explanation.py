@@ -43,8 +43,8 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "is_estimate": moment.is_estimate,
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
-        "hold_out": evidence.get("hold_out"),
-        "hold_out_days": daily_gain.described([item for item in gains if item.day <= day_of(moment.at)]),
+        "control_group": evidence.get("control_group"),
+        "control_group_days": daily_gain.described([item for item in gains if item.day <= day_of(moment.at)]),
         "throughput": throughput,
         "step_s": evidence.get("step_s", {}),
         "predicted_gain_ratio": moment.predicted_gain_ratio,
@@ -82,7 +82,7 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"the engines' choice would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
     if found["predicted_gain_over_static_ratio"] is not None:
         lines.append(f"the K in force gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
-    return "\n".join(lines + _hold_out_lines(found) + _canary_lines(found["canary"])) + "\n"
+    return "\n".join(lines + _control_group_lines(found) + _canary_lines(found["canary"])) + "\n"
 
 
 def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
@@ -135,9 +135,9 @@ def _between(low: float | None, high: float | None) -> str:
     return " (assumed)" if low is None or high is None else f" ({low:.2f}..{high:.2f})"
 
 
-def _hold_out_lines(explained: Mapping[str, Any]) -> list[str]:
-    days = daily_gain.lines(explained["hold_out_days"])
-    return _latest_gain_lines(explained["hold_out"], is_static=not explained["is_estimate"]) + (
+def _control_group_lines(explained: Mapping[str, Any]) -> list[str]:
+    days = daily_gain.lines(explained["control_group_days"])
+    return _latest_gain_lines(explained["control_group"], is_static=not explained["is_estimate"]) + (
         ["gain over the static K by day (UTC):", *days] if days else []
     )
 
@@ -146,7 +146,7 @@ def _latest_gain_lines(found: Mapping[str, Any] | None, *, is_static: bool) -> l
     if found is None:
         return []
     gain, state = found["gain_ratio"], ""
-    if found["is_stepped_back"]:
+    if found["has_lost"]:
         state = "; the static K is in force" if is_static else "; the static K was found to be better"
     if gain is None:
         return [f"control group: {found['windows']} windows, too few for an interval{state}"]

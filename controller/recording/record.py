@@ -25,11 +25,11 @@ class Recorded:
 
     Attributes:
         unreadable: models whose policy could not be read; their pools kept their schedules without a decision.
-        turns_at: the time that determines a canary's window, Unix seconds; it does not advance while Redis does not
+        windows_at: the time that determines a canary's window, Unix seconds; it does not advance while Redis does not
             answer.
         fence: the lease's; a new number marks a take-over; `None` in stand-by.
         default_mode: the controller's setting of this name.
-        look_s: seconds between two scrapes.
+        scrape_s: seconds between two scrapes.
         resumed: (model, pool, digest) of each pool that had fallen back under an earlier leader, in the tick in which
             this leader took it over.
     """
@@ -43,10 +43,10 @@ class Recorded:
     experiments: Mapping[str, Experiment] = field(default_factory=dict)
     freezes: Mapping[str, Freeze] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
-    turns_at: float | None = None
+    windows_at: float | None = None
     fence: int | None = None
     default_mode: Mode = Mode.ACT
-    look_s: float = 0.5
+    scrape_s: float = 0.5
     resumed: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -55,10 +55,10 @@ def to_line(tick: Recorded) -> str:
     plain: dict[str, Any] = {
         "at": tick.at,
         "now": tick.now,
-        "turns_at": tick.turns_at,
+        "windows_at": tick.windows_at,
         "fence": tick.fence,
         "default_mode": tick.default_mode.value,
-        "look_s": tick.look_s,
+        "scrape_s": tick.scrape_s,
         "resumed": [list(item) for item in tick.resumed],
         "engines": [to_plain(engine) for engine in tick.engines],
         "policies": {model: to_plain(policy) for model, policy in tick.policies.items()},
@@ -100,9 +100,9 @@ def from_line(line: str) -> Recorded:
         experiments={model: from_plain(Experiment, item) for model, item in plain["experiments"].items()},
         freezes={model: from_plain(Freeze, item) for model, item in plain["freezes"].items()},
         unreadable=frozenset(plain["unreadable"]),
-        turns_at=plain["turns_at"],
+        windows_at=plain["windows_at"],
         fence=plain["fence"],
         default_mode=Mode(plain["default_mode"]),
-        look_s=plain["look_s"],
+        scrape_s=plain["scrape_s"],
         resumed=tuple((model, pool, digest) for model, pool, digest in plain["resumed"]),
     )  # fmt: skip

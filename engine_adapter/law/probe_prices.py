@@ -22,7 +22,7 @@ class ProbePrices(NamedTuple):
     verifying: float
     position: float
     token: float
-    second: float = math.inf
+    steps_per_s: float = math.inf
 
     def of_draft(self, backlog: int, width: int, k: int) -> float:
         """Return the cost of a probe of `k` tokens without the fixed cost.

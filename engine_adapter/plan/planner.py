@@ -7,7 +7,7 @@ vLLM's asynchronous loop not those of the step before it either.
 `Planner.plan` runs once a step. It determines K of each request in this order (the code has the same numbers):
 
 1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`).
-2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.token_budget`).
+2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`).
 3. *Scheduled K*, cut to the request's ceiling and to the room:
    3a. under a table with a law, the K that the law chooses for this batch (`law.law`);
    3b. under any other table, its K for the request's class, band and the number of running decodes.
@@ -52,7 +52,7 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, SEQUENTIAL_PROBE, Probes, deepest_probe
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.plan.step_room import StepRoom
 
 ROWS_PER_STEP = 1024
 """Rows that catch up in one step when K rises: the time of a short prompt, some 27 ms with the demo pair. With a larger
@@ -76,7 +76,7 @@ class Planner:
         rows: int,
         rows_per_step: int = ROWS_PER_STEP,
         least_width: int = 0,
-        room: TokenBudget = TokenBudget(),  # noqa: B008 - frozen
+        room: StepRoom = StepRoom(),  # noqa: B008 - frozen
         prices: ProbePrices | None = None,
     ) -> None:
         self.k_max = k_max

@@ -165,7 +165,7 @@ class Probes:
         until_affordable = 0
         if missing > 0:
             until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most
-        until_undrafted = math.ceil(min(self.drafted_at + prices.second - step, float(most))) - 1
+        until_undrafted = math.ceil(min(self.drafted_at + prices.steps_per_s - step, float(most))) - 1
         until_step_starts = min(until_step_starts, until_undrafted)
         return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
 
@@ -190,7 +190,7 @@ class Probes:
         """Probe requests that are due, within the budget; return the step's width."""
         reads_prompts = width == 0 and any(state.positions > 1 and not may_be_held(state) for state in due)
         fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
-        is_undrafted = step - self.drafted_at >= prices.second
+        is_undrafted = step - self.drafted_at >= prices.steps_per_s
         if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:
             return width
         for state in sorted(due, key=backlog_of):

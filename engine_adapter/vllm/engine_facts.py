@@ -5,7 +5,7 @@ from copy import copy
 from pkgutil import resolve_name
 from typing import Any
 
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
 
 STEERABLE_METHODS = ("eagle", "eagle3")
@@ -58,7 +58,7 @@ def states_stay(vllm_config: Any, device_type: str) -> bool:
     return device_type == "cpu" and not (model.is_multimodal_model or model.enable_prompt_embeds)
 
 
-def token_budget(vllm_config: Any) -> TokenBudget:
+def step_room(vllm_config: Any) -> StepRoom:
     """Return the size of vLLM's step.
 
     Versions of vLLM that reserve no slots while they schedule have already subtracted the slots of `max_num_seqs`
@@ -67,7 +67,7 @@ def token_budget(vllm_config: Any) -> TokenBudget:
     scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
     positions = scheduler.max_num_batched_tokens
     tokens = getattr(scheduler, "max_num_scheduled_tokens", None) or positions
-    return TokenBudget(tokens, positions, is_parallel=bool(getattr(speculative, "parallel_drafting", False)))
+    return StepRoom(tokens, positions, is_parallel=bool(getattr(speculative, "parallel_drafting", False)))
 
 
 def at_widths(vllm_config: Any) -> Sequence[Any]:

@@ -82,7 +82,7 @@ class _SpecPilotScheduler:
             rows,
             min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows else min(1, k_max),
-            room=engine_facts.token_budget(vllm_config),
+            room=engine_facts.step_room(vllm_config),
         )
         self._config_at = engine_facts.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]

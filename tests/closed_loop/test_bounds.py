@@ -13,8 +13,8 @@ from specpilot.policy.schedule import Ranges
 from tests.closed_loop.single_k import of_single_k
 
 
-def policy(hold_out_ratio: float = 0.0, **classes: ClassPolicy) -> Policy:
-    return Policy(MODEL, hold_out_ratio=hold_out_ratio, classes=classes)
+def policy(control_group_ratio: float = 0.0, **classes: ClassPolicy) -> Policy:
+    return Policy(MODEL, control_group_ratio=control_group_ratio, classes=classes)
 
 
 def published(run: Run) -> list[Ranges]:
@@ -36,9 +36,11 @@ def test_a_pin_of_a_class_that_is_not_there_restricts_nobody() -> None:
     assert run.throughput(0, 8) >= 0.95 * of_single_k(phase, 0)
 
 
-@pytest.mark.parametrize("hold_out_ratio", [0.0, 0.3])
-def test_pins_and_bounds_hold_whatever_is_published(hold_out_ratio: float) -> None:
-    wanted = policy(hold_out_ratio, pinned=ClassPolicy(pin=5), small=ClassPolicy(k_max=2), large=ClassPolicy(k_min=4))
+@pytest.mark.parametrize("control_group_ratio", [0.0, 0.3])
+def test_pins_and_bounds_hold_whatever_is_published(control_group_ratio: float) -> None:
+    wanted = policy(
+        control_group_ratio, pinned=ClassPolicy(pin=5), small=ClassPolicy(k_max=2), large=ClassPolicy(k_min=4)
+    )
     sources = [Source("json", 4, "pinned"), Source("json", 4, "small"), Source("chat_hot", 4, "large")]
     run = simulate([Phase(40, sources)], policy=wanted, seed=2)
     for rows in published(run):

@@ -62,11 +62,11 @@ def test_bounds_and_pins_hold() -> None:
 
 def test_under_guidance_an_engine_delivers_what_it_does_alone_within_the_policys_bounds() -> None:
     phase = Phase(20, [Source("json", 8, "json"), Source("code", 8, "code")])
-    guided = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(), "code": ClassPolicy()})
+    guided = Policy(MODEL, control_group_ratio=0.0, classes={"json": ClassPolicy(), "code": ClassPolicy()})
     run = simulate([phase], policy=guided, step_s=demo_pair_step_s)
     alone = played([phase], policy=guided, step_s=demo_pair_step_s)
     assert run.throughput(0, SETTLE_S) >= 0.97 * alone.throughput(0, SETTLE_S)
-    bounded = Policy(MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(k_max=2)})
+    bounded = Policy(MODEL, control_group_ratio=0.0, classes={"json": ClassPolicy(k_max=2)})
     run = simulate([phase], policy=bounded, step_s=demo_pair_step_s)
     decodes, k = run.fleet[0].by_source.T
     assert k[0] / decodes[0] <= 2.0 + 1e-9

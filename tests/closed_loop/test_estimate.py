@@ -14,7 +14,7 @@ SETTLED = slice(10, 30)
 
 
 def chooses(**changes: object) -> Policy:
-    return Policy(MODEL, hold_out_ratio=0.0, **changes)  # type: ignore[arg-type]
+    return Policy(MODEL, control_group_ratio=0.0, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("step_s", [demo_pair_step_s, gpu_step_s], ids=["cpu", "gpu"])

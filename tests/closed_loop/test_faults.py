@@ -14,7 +14,7 @@ from specpilot.policy.names import K_LIMIT
 
 JSON = [Source("json", 8)]
 WARM_UP = Phase(25, JSON)
-PLAIN = Policy(MODEL, hold_out_ratio=0.0)
+PLAIN = Policy(MODEL, control_group_ratio=0.0)
 
 
 def k_since(run: Run, second: int) -> set[int]:
@@ -100,7 +100,7 @@ def test_an_engine_that_joins_late_brings_no_evidence_of_before() -> None:
 
 
 def test_a_new_bound_takes_effect_in_the_next_tick_also_where_nothing_runs() -> None:
-    run = simulate([WARM_UP, Phase(10, [])], policy=PLAIN, later=(30, Policy(MODEL, hold_out_ratio=0.0, k_max=1)))
+    run = simulate([WARM_UP, Phase(10, [])], policy=PLAIN, later=(30, Policy(MODEL, control_group_ratio=0.0, k_max=1)))
     before, after = run.seconds[28].result, run.seconds[30].result
     assert (before.reason, after.reason) == (Reason.IDLE, Reason.IDLE)
     for result, k_max in ((before, K_MAX), (after, 1)):

@@ -19,7 +19,7 @@ def step_s(n: float, m: float, slots: float, prefill: float, context: float) -> 
 
 
 def played(later: Policy, seed: int) -> Run:
-    before = Policy(MODEL, hold_out_ratio=0.0, classes={"chat": ClassPolicy(), "json": ClassPolicy(weight=1.01)})
+    before = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(), "json": ClassPolicy(weight=1.01)})
     phase = Phase(ENDS_S, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
     return simulate([phase], policy=before, later=(CHANGED_S, later), step_s=step_s, seed=seed)
 
@@ -38,7 +38,7 @@ def chat_itl_s(run: Run, begin: int, end: int) -> float:
 @pytest.mark.parametrize("seed", range(2))
 def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> None:
     chat = ClassPolicy(itl_slo_ms=17.0)
-    run = played(Policy(MODEL, hold_out_ratio=0.0, classes={"chat": chat, "json": ClassPolicy()}), seed)
+    run = played(Policy(MODEL, control_group_ratio=0.0, classes={"chat": chat, "json": ClassPolicy()}), seed)
     assert chat_itl_s(run, CHANGED_S - 10, CHANGED_S) > 1.05 * 0.017
     assert chat_itl_s(run, CHANGED_S + 10, ENDS_S) < 1.02 * 0.017
 
@@ -47,7 +47,9 @@ def test_an_slo_holds_while_the_machine_is_slow() -> None:
     """Steps of every kind take longer, as beside another process: the slowdown factor alone corrects the costs."""
     sources, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 20, 3
     phases = [Phase(CHANGED_S, sources), Phase(slow_s, sources, slowdown=1.3)]
-    bound = Policy(MODEL, hold_out_ratio=0.0, classes={"chat": ClassPolicy(itl_slo_ms=20.0), "json": ClassPolicy()})
+    bound = Policy(
+        MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(itl_slo_ms=20.0), "json": ClassPolicy()}
+    )
     found = {}
     for idea in ((), ("slowdown",)):
         with without(*idea):
@@ -60,6 +62,6 @@ def test_an_slo_holds_while_the_machine_is_slow() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_an_objective_of_latency_makes_steps_shorter(seed: int) -> None:
     classes = {"chat": ClassPolicy(), "json": ClassPolicy(weight=1.01)}
-    run = played(Policy(MODEL, hold_out_ratio=0.0, objective=Objective.LATENCY, classes=classes), seed)
+    run = played(Policy(MODEL, control_group_ratio=0.0, objective=Objective.LATENCY, classes=classes), seed)
     before, after = mean_step_s(run, CHANGED_S - 10, CHANGED_S), mean_step_s(run, CHANGED_S + 10, ENDS_S)
     assert after < 0.95 * before

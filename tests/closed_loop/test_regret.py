@@ -21,7 +21,7 @@ MIXED = [
     Phase(30, [Source("json", 8)]),
     Phase(30, [Source("json", 4, turns_to="code"), Source("code", 4, turns_to="json")]),
 ]
-PLAIN = Policy(MODEL, hold_out_ratio=0.0)
+PLAIN = Policy(MODEL, control_group_ratio=0.0)
 
 
 def ratios(step_s: StepTime, seed: int) -> tuple[list[float], list[float]]:
@@ -47,7 +47,7 @@ def test_without_labels_it_beats_the_best_single_k_of_each_phase(step_s: StepTim
 def test_labels_add_next_to_nothing() -> None:
     labelled = [Phase(40, [Source("json", 8, "json"), Source("code", 8, "code")])]
     unlabelled = [Phase(40, [Source("json", 8), Source("code", 8)])]
-    policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": {}, "code": {}})  # type: ignore[dict-item]
+    policy = Policy(MODEL, control_group_ratio=0.0, classes={"json": {}, "code": {}})  # type: ignore[dict-item]
     with_labels = np.mean([simulate(labelled, policy=policy, seed=seed).throughput(0, SETTLE_S) for seed in range(3)])
     without = np.mean([simulate(unlabelled, seed=seed).throughput(0, SETTLE_S) for seed in range(3)])
     assert without / with_labels >= 0.97
@@ -57,7 +57,7 @@ def test_labels_add_next_to_nothing() -> None:
 def test_clients_that_wait_for_their_replies_are_not_taken_for_a_queue(*, is_labelled: bool) -> None:
     """Eight clients stay eight, however soon they are served: their share of the tokens at K = 0 says too little."""
     labels = {kind: kind if is_labelled else "default" for kind in ("json", "code")}
-    policy = Policy(MODEL, hold_out_ratio=0.0, classes={label: ClassPolicy() for label in labels.values()})
+    policy = Policy(MODEL, control_group_ratio=0.0, classes={label: ClassPolicy() for label in labels.values()})
     phases = [
         Phase(20, [Source(kind, count, labels[kind]) for kind, count in counts.items()])
         for counts in ({"json": 4, "code": 12}, {"json": 8, "code": 8})
@@ -85,7 +85,7 @@ def test_a_new_phase_is_followed_within_seconds() -> None:
 @pytest.mark.parametrize("between", [8, 25])
 def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
     """Its rows were held ready: neither the trace that it left nor the traffic meanwhile took them."""
-    policy = Policy(MODEL, hold_out_ratio=0.0, classes={"json": {}, "code": {}, "chat": {}})  # type: ignore[dict-item]
+    policy = Policy(MODEL, control_group_ratio=0.0, classes={"json": {}, "code": {}, "chat": {}})  # type: ignore[dict-item]
     few, many = Phase(25, [Source("json", 2, "json")]), Phase(25, [Source("json", 16, "json")])
     code, chat = Phase(between, [Source("code_hot", 24, "code")]), Phase(8, [Source("chat_hot", 1, "chat")])
 
@@ -100,7 +100,7 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
 
 def test_what_is_measured_is_weighted_as_what_is_predicted() -> None:
     policy = Policy(
-        MODEL, hold_out_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)}
+        MODEL, control_group_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)}
     )
     run = simulate([Phase(30, [Source("json", 8, "json"), Source("code", 8, "code")])], policy=policy)
     found = [second.result.evidence["throughput"] for second in run.seconds[SETTLE_S:]]
@@ -112,7 +112,7 @@ def test_probes_are_few() -> None:
     phase = Phase(40, [Source("code_hot", 16)])
     run = simulate([phase])
     assert 0 < run.probe_ratio <= 1.05 * PLAIN.probe_ratio
-    none = simulate([phase], policy=Policy(MODEL, hold_out_ratio=0.0, probe_ratio=0.0))
+    none = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.0, probe_ratio=0.0))
     assert run.throughput(0, SETTLE_S) >= 0.96 * none.throughput(0, SETTLE_S)
 
 

@@ -29,15 +29,15 @@ async def test_the_successors_first_schedule_has_its_predecessors_guidance() -> 
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["at once", "after Redis failed it once"])
-async def test_a_pool_that_stepped_back_stays_so_under_a_controller_that_was_started_anew(
+async def test_a_pool_that_fell_back_stays_so_under_a_controller_that_was_started_anew(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ticks in stand-by first, until the lease of the one that was killed has ended."""
     first = Rig.new()
     await first.tick(20)
     last = first.store.log[-1]
-    found = {**last.evidence["hold_out"], "is_stepped_back": True}
-    first.store.log.append(replace(last, evidence={**last.evidence, "hold_out": found}))
+    found = {**last.evidence["control_group"], "has_lost": True}
+    first.store.log.append(replace(last, evidence={**last.evidence, "control_group": found}))
     second = Rig.new("other", beside=first)
     await second.tick(3)
     assert second.leadership.lease is None

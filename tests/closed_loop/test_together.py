@@ -23,24 +23,24 @@ def rig() -> Rig:
     return Rig.new()
 
 
-async def in_a_window_of_the_hold_out(rig: Rig) -> None:
+async def in_a_window_of_the_control_group(rig: Rig) -> None:
     """Let the law settle above a static K of 1, until that has its turn."""
-    policy = Policy(MODEL, static_k=1, hold_out_ratio=0.0)
+    policy = Policy(MODEL, static_k=1, control_group_ratio=0.0)
     rig.store.put_policy(policy, 0, 0.0)
     await rig.tick(40)
-    rig.store.put_policy(replace(policy, hold_out_ratio=0.3), None, 0.0)
+    rig.store.put_policy(replace(policy, control_group_ratio=0.3), None, 0.0)
     for _ in range(100):
         await rig.tick()
-        if rig.store.log[-1].reason == "hold_out":
+        if rig.store.log[-1].reason == "control_group":
             break
-    assert rig.store.log[-1].reason == "hold_out"
+    assert rig.store.log[-1].reason == "control_group"
 
 
-async def test_a_pool_that_stepped_back_keeps_the_static_k_in_the_present_policys_turns_of_a_canary(rig: Rig) -> None:
-    policy = Policy(model=MODEL, hold_out_ratio=0.01, static_k=2)
+async def test_a_pool_that_fell_back_keeps_the_static_k_in_the_present_policys_turns_of_a_canary(rig: Rig) -> None:
+    policy = Policy(model=MODEL, control_group_ratio=0.01, static_k=2)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(20)
-    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["hold_out"]["compared"])
+    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
     await rig.tick(2)
     assert rig.store.log[-1].reason == "static_better"
     canary = Canary(replace(policy, probe_ratio=0.004), window_s=10.0)
@@ -74,9 +74,11 @@ async def test_a_tick_that_takes_long_over_many_pools_does_not_hang(rig: Rig, mo
 
 async def test_a_promoted_policy_is_the_models_at_once(rig: Rig) -> None:
     """Not one tick more of the policy before, whose bounds the canary's schedule breaks."""
-    rig.store.put_policy(Policy(MODEL, static_k=1, k_max=0, hold_out_ratio=0.0), 0, 0.0)
+    rig.store.put_policy(Policy(MODEL, static_k=1, k_max=0, control_group_ratio=0.0), 0, 0.0)
     await rig.tick(20)
-    canary = Canary(Policy(MODEL, static_k=1, hold_out_ratio=0.0), window_s=10.0, min_duration_s=60, max_duration_s=400)
+    canary = Canary(
+        Policy(MODEL, static_k=1, control_group_ratio=0.0), window_s=10.0, min_duration_s=60, max_duration_s=400
+    )
     rig.store.put_canary(Experiment(1, "id", canary, 1, rig.clock.now()), None, 0.0)
     for _ in range(round(canary.max_duration_s) + 1):
         await rig.tick()
@@ -88,11 +90,11 @@ async def test_a_promoted_policy_is_the_models_at_once(rig: Rig) -> None:
     assert {k_of(item.schedule.classes) for item in rig.store.log[ended:] if item.schedule} == {K_MAX}
 
 
-async def test_a_take_over_before_any_engine_is_there_finds_who_had_stepped_back_when_one_comes(rig: Rig) -> None:
+async def test_a_take_over_before_any_engine_is_there_finds_who_had_fell_back_when_one_comes(rig: Rig) -> None:
     await rig.tick(20)
     last = rig.store.log[-1]
-    found = {**last.evidence["hold_out"], "is_stepped_back": True}
-    rig.store.log.append(replace(last, evidence={**last.evidence, "hold_out": found}))
+    found = {**last.evidence["control_group"], "has_lost": True}
+    rig.store.log.append(replace(last, evidence={**last.evidence, "control_group": found}))
     rig.store.leader = None
     engines = rig.store.records.copy()
     rig.store.records.clear()
@@ -140,8 +142,10 @@ async def test_a_freeze_holds_also_where_the_policy_cannot_be_read(rig: Rig) -> 
     assert again[-1] == "frozen"
 
 
-async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_is_published_late(rig: Rig) -> None:
-    await in_a_window_of_the_hold_out(rig)
+async def test_a_freeze_in_a_window_of_the_control_group_holds_the_laws_k_even_if_it_is_published_late(
+    rig: Rig,
+) -> None:
+    await in_a_window_of_the_control_group(rig)
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
     rig.store.is_full = True
     await rig.tick()
@@ -151,7 +155,7 @@ async def test_a_freeze_in_a_window_of_the_hold_out_holds_the_laws_k_even_if_it_
 
 
 async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it_is_published_late(rig: Rig) -> None:
-    policy = Policy(MODEL, static_k=1, k_max=2, hold_out_ratio=0.0)
+    policy = Policy(MODEL, static_k=1, k_max=2, control_group_ratio=0.0)
     rig.store.put_policy(policy, 0, 0.0)
     await rig.tick(20)
     canary = Canary(replace(policy, k_max=K_MAX), window_s=5.0)
@@ -172,7 +176,7 @@ async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it
 async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k_stays_at_the_static_k(
     rig: Rig,
 ) -> None:
-    await in_a_window_of_the_hold_out(rig)
+    await in_a_window_of_the_control_group(rig)
     for hold in (Hold.STATIC, Hold.CURRENT):
         rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)
         await rig.tick(5)
@@ -180,7 +184,7 @@ async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k
 
 
 async def test_a_freeze_outlives_an_engine_that_cannot_speculate(rig: Rig) -> None:
-    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.0), 0, 0.0)
+    rig.store.put_policy(Policy(MODEL, static_k=1, control_group_ratio=0.0), 0, 0.0)
     await rig.tick(40)
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
     await rig.tick(2)
@@ -197,10 +201,10 @@ async def test_a_freeze_outlives_an_engine_that_cannot_speculate(rig: Rig) -> No
 async def test_a_controller_that_starts_within_a_canary_keeps_the_static_k_in_the_present_policys_turns(
     rig: Rig,
 ) -> None:
-    policy = Policy(model=MODEL, hold_out_ratio=0.01, static_k=2)
+    policy = Policy(model=MODEL, control_group_ratio=0.01, static_k=2)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(20)
-    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["hold_out"]["compared"])
+    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
     await rig.tick(2)
     assert rig.store.log[-1].reason == "static_better"
     canary = Canary(replace(policy, probe_ratio=0.004), window_s=10.0)

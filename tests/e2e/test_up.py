@@ -93,7 +93,7 @@ def test_a_stream_reports_usage_only_to_who_asked(client: OpenAI) -> None:
 
 
 def test_engines_choose_k_by_the_policys_guidance_and_follow_rows_again(stack: Stack, client: OpenAI) -> None:
-    put_policy(stack, k_max=2, hold_out_ratio=0.0)
+    put_policy(stack, k_max=2, control_group_ratio=0.0)
     until(lambda: chat(client) and source_of_k(stack) == "guidance", 30.0)
     chat(client, max_tokens=200)
     state = call(f"{stack.engine}/speculation")[1]

@@ -23,9 +23,9 @@ def decision(at: float, reason: str, measured: float) -> Decision:
     classes = {"default": {"share": 1.0, "measured_length": 2.5}}
     bands = {"6": {"acceptance": [0.9, 0.88], "survival": [0.9, 0.792], "trials": [900, 700], "share": 1.0}}
     gain = {"low": 0.02, "mean": 0.06, "high": 0.1}
-    hold_out = {
+    control_group = {
         "windows": 12,
-        "is_stepped_back": False,
+        "has_lost": False,
         "measure": "throughput",
         "gain_ratio": gain,
         "throughput_gain_ratio": gain,
@@ -36,7 +36,7 @@ def decision(at: float, reason: str, measured: float) -> Decision:
         "throughput": throughput,
         "classes": classes,
         "bands": bands,
-        "hold_out": hold_out,
+        "control_group": control_group,
         "step_s": {"measured": 0.01, "predicted": 0.011},
     }
     return Decision(at, "demo", "cpu", Mode.ACT, reason, True, 5, schedule, 0.1, evidence)
@@ -46,7 +46,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     store = RedisStore(controller.redis.url)
     for reason, measured in (
         ("unpriced", 1000.0),
-        ("hold_out", 1000.0),
+        ("control_group", 1000.0),
         ("adaptive", 1500.0),
         ("adaptive", 1500.0),
         ("adaptive", 1500.0),
@@ -59,7 +59,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     assert len(older) == 3
     found = controller.call("/admin/explain?model=demo&pool=cpu")[1]
     assert (found["reason"], found["k"], found["throughput"]["measured"]) == ("adaptive", {"default": 3}, 1500.0)
-    for moment, reason in zip(older, ("adaptive", "hold_out", "unpriced"), strict=True):
+    for moment, reason in zip(older, ("adaptive", "control_group", "unpriced"), strict=True):
         then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={moment['at'] + 0.005}")[1]
         assert (then["at"], then["reason"]) == (moment["at"], reason)
     assert then["throughput"]["measured"] == 1000.0

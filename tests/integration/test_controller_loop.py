@@ -99,7 +99,7 @@ def estimated_k(store: RedisStore, band: int = 7) -> int:
 def is_settled(engine: HttpEngine, store: RedisStore) -> bool:
     """Whether the engine chose a deep K for a while, and the controller knows."""
     newest = store.decisions(MODEL, POOL, 10)
-    are_known = len(newest) == 10 and all(item.reason in {"adaptive", "hold_out"} for item in newest)
+    are_known = len(newest) == 10 and all(item.reason in {"adaptive", "control_group"} for item in newest)
     return are_known and estimated_k(store) >= 4 and own_k(engine) >= 4
 
 
@@ -131,7 +131,7 @@ async def test_an_unchanged_schedule_is_renewed_before_it_lapses(server: RedisSe
 
 
 async def test_a_stand_by_takes_over_within_five_seconds_without_a_jump(server: RedisServer, store: RedisStore) -> None:
-    store.put_policy(replace(STARTS_SHALLOW, hold_out_ratio=0.0), 0, 1.0)  # a control group moves K by design
+    store.put_policy(replace(STARTS_SHALLOW, control_group_ratio=0.0), 0, 1.0)  # a control group moves K by design
     async with HttpEngine(store) as engine, running(server.url, "a") as first, running(server.url, "b") as second:
         await until(lambda: is_settled(engine, store), 20.0)
         assert (first._leadership.lease is None) != (second._leadership.lease is None)

@@ -55,9 +55,9 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (De
 def held_out() -> str:
     """The metrics of a control group, from one in virtual time, because a real one takes a minute to fill."""
     rig = Rig.new()
-    rig.store.put_policy(Policy(MODEL, hold_out_ratio=0.4), None, 0.0)
+    rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4), None, 0.0)
     asyncio.run(rig.tick(100))
-    wanted = re.compile("specpilot_controller_(hold_out_gain|lease_held)")
+    wanted = re.compile("specpilot_controller_(control_group_gain|lease_held)")
     return "".join(line + "\n" for line in rig.page().splitlines() if wanted.match(line))
 
 
@@ -132,7 +132,7 @@ async def served(store: RedisStore, redis_url: str) -> AsyncIterator[list[str]]:
 
 def tried(store: RedisStore) -> None:
     """Write a policy, and let a canary run that has three blocks already."""
-    policy = Policy(MODEL, hold_out_ratio=0.4)
+    policy = Policy(MODEL, control_group_ratio=0.4)
     store.put_policy(policy, 0, time.time())
     blocks = tuple(Block(index, {POOL: Gain(5.0, 0.05 + index / 100, 0.04)}) for index in range(3))
     canary = Canary(Policy(MODEL, k_max=5))

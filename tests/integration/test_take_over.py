@@ -111,7 +111,7 @@ def pair() -> Iterator[Pair]:
         },
         ports,
     )
-    found.store.put_policy(Policy(MODEL, hold_out_ratio=0.0), None, time.time())
+    found.store.put_policy(Policy(MODEL, control_group_ratio=0.0), None, time.time())
     yield found
     for process in found.processes.values():
         process.send_signal(signal.SIGCONT)

@@ -26,7 +26,7 @@ WRITTEN = Policy(
     Objective.LATENCY,
     static_k=2,
     k_max=5,
-    hold_out_ratio=0.1,
+    control_group_ratio=0.1,
     classes={"batch": ClassPolicy(pin=1)},
 )
 
@@ -82,7 +82,7 @@ def test_a_flag_changes_its_own_field_and_no_other(url: str, store: RedisStore) 
         Objective.LATENCY,
         static_k=4,
         k_max=5,
-        hold_out_ratio=0.1,
+        control_group_ratio=0.1,
         classes={"batch": ClassPolicy(pin=1)},
     )
 

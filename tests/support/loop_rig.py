@@ -124,6 +124,6 @@ class Rig:
 
 
 ENGINES_CHOOSE = Policy(
-    MODEL, static_k=1, k_max=5, hold_out_ratio=0.0,
+    MODEL, static_k=1, k_max=5, control_group_ratio=0.0,
     classes={"code": ClassPolicy(weight=2.0, itl_slo_ms=900.0), "batch": ClassPolicy(pin=6)},
 )  # fmt: skip

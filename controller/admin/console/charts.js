@@ -72,7 +72,7 @@ export function survival(bands) {
 
 const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, K in force"],
   ["predicted_best", "predicted, the engines’ choice"], ["predicted_static", "predicted, static K"]];
-const CHANGES = new Set(["hold_out", "static_better", "canary_ended", "frozen"]);
+const CHANGES = new Set(["control_group", "static_better", "canary_ended", "frozen"]);
 
 export function throughput(decisions) {
   const found = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);

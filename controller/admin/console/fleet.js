@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { throughput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
-import { clock, duration, heldOut, interval, isKnown, kText, ms, number, percent } from "./format.js";
+import { clock, duration, controlGroup, interval, isKnown, kText, ms, number, percent } from "./format.js";
 
 // Every shown pool is read every second; with more pools than this, a filter chooses.
 const POOLS_LIMIT = 24;
@@ -25,7 +25,7 @@ function summary(why) {
     ["measured tokens/s", number(why.throughput?.measured)],
     ["predicted tokens/s", number(why.throughput?.predicted_in_force)],
     ["static K, predicted tokens/s", number(why.throughput?.predicted_static)],
-    ...heldOut(why.hold_out),
+    ...controlGroup(why.control_group),
     ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
     ["the engines’ choice would add", percent(why.predicted_gain_ratio)],
     ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
@@ -39,7 +39,7 @@ function overview(pools, engines, whys, chosen, choose) {
     const [model, pool] = key.split("\n"), mine = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
     const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
     return [pick, number(mine.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
-      number(why?.running_decodes, 1), number(why?.throughput?.measured), percent(why?.hold_out?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
+      number(why?.running_decodes, 1), number(why?.throughput?.measured), percent(why?.control_group?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
   });
   if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
   return table("Pools", [["model · pool"], ["engines", true], ["mode"], ["why"], ["K now"], ["running decodes", true],
@@ -110,7 +110,7 @@ export function fleet(page) {
     show(places.survival, survival(why?.bands));
     show(places.throughput, throughput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
-    show(places.days, days(why?.hold_out_days));
+    show(places.days, days(why?.control_group_days));
     show(places.decisions, decisionTable(decisions));
   }
 

@@ -56,7 +56,7 @@ export function kText(k, bands) {
 export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
 
 // The control group's result as pairs of label and value: the gain of adaptive K over the static K in each measure.
-export function heldOut(found) {
+export function controlGroup(found) {
   const none = found ? `${number(found.windows)} windows, too few` : "no control group";
   return [["throughput", "throughput"], ["latency", "itl"]].map(([name, measure]) =>
     [`gain in ${name} over static K, measured (95 %)`, interval(found?.[`${measure}_gain_ratio`], none)]);

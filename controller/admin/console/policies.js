@@ -9,7 +9,7 @@ import { ruleForm } from "./rules.js";
 
 const DRY_RUN_AFTER_MS = 350;
 const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["throughput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
-  ["probe_ratio", "number"], ["hold_out_ratio", "number"]];
+  ["probe_ratio", "number"], ["control_group_ratio", "number"]];
 const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
 
 // A policy without its null fields.

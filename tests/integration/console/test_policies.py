@@ -27,7 +27,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     show(browser, controller, "policies")
     browser.sees(f"Policy of {MODEL}: none yet")
     browser.fill("static k", "1")
-    browser.fill("hold out ratio", "0.05")
+    browser.fill("control group ratio", "0.05")
     browser.fill("name of a new class", "code")
     browser.press("Add class")
     browser.fill("k_max of code", "4")
@@ -40,7 +40,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     browser.press("Do it")
     browser.sees(f"Policy of {MODEL}, version 1")
     found = controller.call(f"/admin/policies/{MODEL}")[1]["policy"]
-    assert (found["static_k"], found["hold_out_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
+    assert (found["static_k"], found["control_group_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
     browser.fill("k max", "900")
     browser.sees("must be between 0 and 64")
     assert browser.run(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.controller.law.hold_out import HoldOut
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
@@ -20,10 +20,10 @@ def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
     asyncio.run(rig.tick(40))
-    step_back(rig)
+    fall_back(rig)
     asyncio.run(rig.tick())  # also in a window that runs adaptive K
     [entry] = rig.store.audited
-    assert (entry.who, entry.action, entry.result) == (CONTROLLER, "step_back_to_static", Result.DONE)
+    assert (entry.who, entry.action, entry.result) == (CONTROLLER, "fall_back_to_static", Result.DONE)
     assert entry.subject == f"{MODEL} {POOL}"
     assert rig.store.published[MODEL, POOL].is_fallen_back
     assert [tuple(item) for item in entry.changes] == [("is_fallen_back", False, True)]
@@ -31,14 +31,14 @@ def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None
 
 @pytest.fixture
 def _is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HoldOut, "_judge", lambda _: None)
+    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
 
 
-def step_back(rig: Rig) -> None:
+def fall_back(rig: Rig) -> None:
     """Set the control group's state to a loss; the law runs in every other window."""
-    hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
-    hold_out._tuning = replace(hold_out._tuning, stepped_back_ratio=0.5)
-    hold_out.is_stepped_back = True
+    control_group = rig.loop.view().law._pools[MODEL, POOL].control_group
+    control_group._tuning = replace(control_group._tuning, fallen_back_ratio=0.5)
+    control_group.has_lost = True
 
 
 def returns_to_static(rig: Rig) -> int:
@@ -48,29 +48,29 @@ def returns_to_static(rig: Rig) -> int:
 
 
 @pytest.mark.usefixtures("_is_not_judged")
-def test_a_step_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
+def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
     asyncio.run(rig.tick(20))
-    step_back(rig)
+    fall_back(rig)
     asyncio.run(rig.tick(60))
     assert returns_to_static(rig) >= 3
     assert len(rig.store.audited) == 1
     assert all(item.is_estimate == (item.reason == "adaptive") for item in rig.store.log[-60:])
-    rig.loop.view().law._pools[MODEL, POOL].hold_out.is_stepped_back = False
+    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = False
     asyncio.run(rig.tick(4))
-    step_back(rig)
+    fall_back(rig)
     asyncio.run(rig.tick(12))
     assert len(rig.store.audited) == 2
 
 
 @pytest.mark.usefixtures("_is_not_judged")
-def test_a_leader_that_takes_over_a_pool_that_stepped_back_adds_no_entry() -> None:
+def test_a_leader_that_takes_over_a_pool_that_fell_back_adds_no_entry() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
     standby = Rig.new("standby", beside=rig)
     asyncio.run(rig.tick(20))
-    step_back(rig)
+    fall_back(rig)
     asyncio.run(rig.tick(12))
     assert len(rig.store.audited) == 1
     for old, new in ((rig, standby), (standby, rig)):
@@ -78,7 +78,7 @@ def test_a_leader_that_takes_over_a_pool_that_stepped_back_adds_no_entry() -> No
         old.leadership.release()
         before = returns_to_static(rig)
         asyncio.run(new.tick())
-        step_back(new)
+        fall_back(new)
         asyncio.run(new.tick(30))
         assert returns_to_static(rig) > before
     assert len(rig.store.audited) == 1

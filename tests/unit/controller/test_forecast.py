@@ -77,14 +77,14 @@ def test_another_weight_alone_gains_nothing(rig: Rig) -> None:
     assert found.gain_ratio == pytest.approx(0.0, abs=0.02)
 
 
-def test_a_window_of_the_hold_out_is_not_taken_for_what_the_policy_would_do(rig: Rig) -> None:
+def test_a_window_of_the_control_group_is_not_taken_for_what_the_policy_would_do(rig: Rig) -> None:
     view = rig.loop.view()
     assert view is not None
-    often = Policy(MODEL, static_k=1, hold_out_ratio=0.5)
+    often = Policy(MODEL, static_k=1, control_group_ratio=0.5)
     found = [forecast_of(replace(view, at=view.at + 4.0 * window), view.pools[0], often) for window in range(16)]
     reasons = {item.then.reason for item in found if item.then is not None}
     assert len(reasons) == 1
-    assert reasons.isdisjoint({"hold_out", "static_better"})
+    assert reasons.isdisjoint({"control_group", "static_better"})
 
 
 def test_a_forecast_is_quick(rig: Rig) -> None:

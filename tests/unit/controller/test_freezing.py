@@ -8,7 +8,7 @@ import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.freezing import as_frozen, held
-from specpilot.controller.law.hold_out import HoldOut
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
@@ -92,10 +92,10 @@ def held_under_a_freeze(rig: Rig) -> Schedule:
     return found
 
 
-def test_a_window_of_the_hold_out_is_not_what_is_held() -> None:
+def test_a_window_of_the_control_group_is_not_what_is_held() -> None:
     rig = settled()
-    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.3), None, 0.0)
-    tick_until(rig, lambda decision: decision.reason == "hold_out")
+    rig.store.put_policy(Policy(MODEL, static_k=1, control_group_ratio=0.3), None, 0.0)
+    tick_until(rig, lambda decision: decision.reason == "control_group")
     chosen = rig.store.log[-1].schedule.classes
     assert rig.k() == 1
     found = held_under_a_freeze(rig)
@@ -103,14 +103,14 @@ def test_a_window_of_the_hold_out_is_not_what_is_held() -> None:
     assert k_of(found.classes) == k_of(chosen) == 7
 
 
-def test_a_pool_that_stepped_back_holds_the_static_k_though_the_law_had_its_turn(
+def test_a_pool_that_fell_back_holds_the_static_k_though_the_law_had_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(HoldOut, "_judge", lambda _: None)
+    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
     rig = settled()
-    hold_out = rig.loop.view().law._pools[MODEL, POOL].hold_out
-    hold_out._tuning = replace(hold_out._tuning, stepped_back_ratio=0.5)
-    hold_out.is_stepped_back = True
+    control_group = rig.loop.view().law._pools[MODEL, POOL].control_group
+    control_group._tuning = replace(control_group._tuning, fallen_back_ratio=0.5)
+    control_group.has_lost = True
     tick_until(rig, lambda decision: decision.reason == "static_better")
     tick_until(rig, lambda decision: decision.reason == "adaptive")
     assert rig.k() == 7
@@ -131,8 +131,8 @@ def test_a_canarys_turn_is_not_what_is_held() -> None:
 
 def test_a_new_leader_holds_what_is_in_force() -> None:
     rig = settled()
-    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.3), None, 0.0)
-    tick_until(rig, lambda decision: decision.reason == "hold_out")
+    rig.store.put_policy(Policy(MODEL, static_k=1, control_group_ratio=0.3), None, 0.0)
+    tick_until(rig, lambda decision: decision.reason == "control_group")
     rig.leadership.release()
     another = Rig.new("another", beside=rig)
     asyncio.run(another.tick(3))  # it has to see traffic to estimate what the engines choose
@@ -171,9 +171,9 @@ def test_a_leader_that_saw_no_traffic_yet_does_not_freeze_the_static_k() -> None
 
 def test_a_freeze_in_a_canarys_window_holds_what_the_present_policy_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that had fallen back, and a canary with other probes: the schedule in force is the canary's."""
-    monkeypatch.setattr(HoldOut, "_judge", lambda _: None)
+    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
     rig = settled()
-    rig.loop.view().law._pools[MODEL, POOL].hold_out.is_stepped_back = True
+    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
     asyncio.run(rig.tick(3))
     canary = Canary(Policy(MODEL, static_k=1, probe_ratio=0.3), window_s=5.0)
     rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
@@ -221,11 +221,11 @@ def test_with_nothing_in_force_the_static_k_is_held_and_never_more_than_the_engi
     rig = settled()
     [context] = rig.loop.view().pools
     result = rig.loop.view().law.decide(context, rig.clock.monotonic(), rig.clock.now())
-    result = replace(result, standing=(result.proposed, 0.005))
+    result = replace(result, baseline=(result.proposed, 0.005))
     freeze = Freeze(MODEL, Hold.CURRENT, 0.0)
     assert held(context, result, None) is result
     blank = type(context)(MODEL, POOL, context.policy, 7, 3, 8, None)
-    assert held(blank, replace(result, standing=None), freeze).publish == {"default": ((1, 8, 1),)}
+    assert held(blank, replace(result, baseline=None), freeze).publish == {"default": ((1, 8, 1),)}
     small = type(context)(MODEL, POOL, context.policy, 2, 1, 64, context.in_force)
     publish = held(small, result, freeze).publish
     assert publish is not None

@@ -39,7 +39,7 @@ async def test_predicted_and_measured_throughput_have_the_same_weights(rig: Rig)
 
 
 async def test_in_a_window_of_the_control_group_the_prediction_is_of_the_static_k(rig: Rig) -> None:
-    rig.store.put_policy(Policy(model=MODEL, static_k=0, hold_out_ratio=0.3), None, 0.0)
+    rig.store.put_policy(Policy(model=MODEL, static_k=0, control_group_ratio=0.3), None, 0.0)
     found = []
     for _ in range(80):
         drawn = rig.store.published[MODEL, POOL].drawn if (MODEL, POOL) in rig.store.published else ()

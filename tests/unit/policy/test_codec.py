@@ -22,7 +22,7 @@ def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> N
         decode(Policy, b'{"model": "m", "objective": "badput"}')
 
 
-NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "hold_out_ratio"]
+NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "control_group_ratio"]
 NUMBERS_OF_A_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"]
 NUMBERS_OF_A_RULE = ["max_tokens_at_most", "prompt_chars_at_least"]
 
@@ -234,3 +234,15 @@ def test_a_fleets_acceptance_has_a_row_for_each_band_and_no_more_accepts_than_tr
 ) -> None:
     with pytest.raises(ValueError, match=fault):
         FleetAcceptance(trials, accepts)
+
+
+def test_a_field_is_read_by_its_former_name_in_whatever_document_it_is() -> None:
+    old = {"model": "m", "hold_out_ratio": 0.2}
+    assert from_plain(Policy, old).control_group_ratio == 0.2
+    assert old == {"model": "m", "hold_out_ratio": 0.2}, "the caller's document stays as it is"
+    stored = b'{"version": 3, "updated_at": 1.0, "policy": {"model": "m", "hold_out_ratio": 0.2, "gone": 1}}'
+    assert decode(VersionedPolicy, stored).policy.control_group_ratio == 0.2
+    with pytest.raises(InvalidDocumentError, match="hold_out_ratio"):
+        from_plain(Policy, {**old, "control_group_ratio": 0.1})
+    with pytest.raises(InvalidDocumentError, match="thing: is not a known field"):
+        from_plain(Policy, {**old, "thing": 0.1})

@@ -51,7 +51,7 @@ def test_the_gains_stand_beside_each_other_and_too_few_windows_say_so() -> None:
     ("arguments", "fault"),
     [
         (["--static", ","], "--static: names no K"),
-        (["--static", "0,7", "--hold-out-ratio", "0.3"], "--hold-out-ratio: compares with one static K"),
+        (["--static", "0,7", "--control-group-ratio", "0.3"], "--control-group-ratio: compares with one static K"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_starts(

@@ -11,7 +11,7 @@ import pytest
 from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.simulation import ablate
 from specpilot.bench.simulation.traces import traces
-from specpilot.controller.law.hold_out import HoldOut
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import acceptance as request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law import batch_choice, cost
@@ -67,7 +67,7 @@ def in_force() -> dict[str, Any]:
         "cost-learning": cost.StepCost.note,
         "slowdown": cost.SLOWDOWN_SHARE,
         "pauses": cost.PAUSE,
-        "fall-back": HoldOut._judge,
+        "fall-back": ControlGroup._judge,
     }
 
 

@@ -153,7 +153,7 @@ def test_the_command_reads_a_file_and_names_a_bad_one(tmp_path: Path, capsys: py
 
 def test_a_replay_draws_the_windows_of_the_control_group_as_the_controller_did() -> None:
     rig = Rig.new()
-    rig.store.put_policy(Policy(MODEL, static_k=1, hold_out_ratio=0.2), 0, 0.0)
+    rig.store.put_policy(Policy(MODEL, static_k=1, control_group_ratio=0.2), 0, 0.0)
     asyncio.run(rig.tick(60))
-    assert {"adaptive", "hold_out"} <= {reason for _, reason, _ in decided_of(rig)}
+    assert {"adaptive", "control_group"} <= {reason for _, reason, _ in decided_of(rig)}
     assert replayed_of(rig) == decided_of(rig)

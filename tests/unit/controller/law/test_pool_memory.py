@@ -39,11 +39,11 @@ def test_what_was_estimated_under_one_arms_policy_does_not_hold_under_the_others
     pool = PoolMemory.new(Tuning())
     rows = {"default": (KRange(1, 64, 3),)}
     pool.begin(arm)
-    pool.chosen, pool.standing = rows, (rows, 0.005)
+    pool.chosen, pool.baseline = rows, (rows, 0.005)
     pool.begin(arm)
-    assert (pool.chosen, pool.standing) == (rows, (rows, 0.005))
+    assert (pool.chosen, pool.baseline) == (rows, (rows, 0.005))
     pool.begin(Arm.CANARY if arm is Arm.PRESENT else Arm.PRESENT)
-    assert (pool.chosen, pool.standing) == (None, None)
+    assert (pool.chosen, pool.baseline) == (None, None)
 
 
 def test_an_engine_that_is_no_longer_scraped_leaves_the_estimate() -> None:

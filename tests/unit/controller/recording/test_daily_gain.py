@@ -36,11 +36,11 @@ def test_the_sums_of_a_day_tell_the_interval_of_its_windows() -> None:
 
 def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() -> None:
     rig = Rig.new()
-    rig.store.put_policy(Policy(MODEL, hold_out_ratio=0.4), 0, 0.0)
+    rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4), 0, 0.0)
     asyncio.run(rig.tick(200))
     [today] = rig.store.daily_gains(MODEL, POOL)
     assert today.day == day_of(rig.clock.now())
-    described_now = rig.store.log[-1].evidence["hold_out"]
+    described_now = rig.store.log[-1].evidence["control_group"]
     assert today.throughput.windows == today.itl.windows == described_now["windows"] >= 5
     lines = []
     for measure, decides in (("throughput", "true"), ("itl", "false")):
@@ -48,9 +48,9 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
         assert shown is not None
         assert shown["mean"] == pytest.approx(latest, rel=1e-4)
         labels = f'measure="{measure}",model_name="{MODEL}",pool="{POOL}"}}'
-        lines.append(f'specpilot_controller_hold_out_day_gain_ratio{{bound="mean",{labels} {shown["mean"]}\n')
+        lines.append(f'specpilot_controller_control_group_day_gain_ratio{{bound="mean",{labels} {shown["mean"]}\n')
         assert lines[-1] in rig.page()
-        assert f'hold_out_gain_ratio{{bound="mean",decides="{decides}",{labels} {latest}\n' in rig.page()
+        assert f'control_group_gain_ratio{{bound="mean",decides="{decides}",{labels} {latest}\n' in rig.page()
     rig.leadership.release()
     successor = Rig.new("successor", beside=rig)
     asyncio.run(successor.tick(1))
@@ -60,7 +60,7 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
     successor.clock.at += 86_400
     successor.fleet.ran_until = successor.clock.at
     asyncio.run(successor.tick(2))
-    assert "specpilot_controller_hold_out_day_gain_ratio{" not in successor.page()
+    assert "specpilot_controller_control_group_day_gain_ratio{" not in successor.page()
 
 
 def test_an_explanation_tells_the_days_until_then() -> None:
@@ -69,7 +69,7 @@ def test_an_explanation_tells_the_days_until_then() -> None:
     of_before = DailyGain("2001-09-06", sums(GAINS))  # as a controller counted that knew one measure
     gains = [of(GAINS, "2999-01-01"), of(GAINS, "2001-09-08"), of(GAINS[:2], "2001-09-07"), of_before]
     found = explain(rig.store.log[-1], gains)
-    assert found["hold_out_days"] == described(gains[1:])
+    assert found["control_group_days"] == described(gains[1:])
     told = text(found)
     throughput = "throughput +11.1%, between +8.3% and +13.9%"
     both = f"{throughput}; inter-token latency +5.4%, between +4.1% and +6.7%"

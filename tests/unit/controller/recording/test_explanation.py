@@ -46,24 +46,24 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
 
 
 @pytest.mark.parametrize(
-    ("hold_out", "said"),
+    ("control_group", "said"),
     [
         (
-            {"windows": 1, "is_stepped_back": False, "gain_ratio": None},
+            {"windows": 1, "has_lost": False, "gain_ratio": None},
             "control group: 1 windows, too few for an interval\n",
         ),
         (
-            {"windows": 0, "is_stepped_back": True, "gain_ratio": None},
+            {"windows": 0, "has_lost": True, "gain_ratio": None},
             "control group: 0 windows, too few for an interval; the static K is in force\n",
         ),
         (
-            {"windows": 30, "is_stepped_back": False, "gain_ratio": BOUNDS},  # an older controller's
+            {"windows": 30, "has_lost": False, "gain_ratio": BOUNDS},  # an older controller's
             TOLD,
         ),
         (
             {
                 "windows": 30,
-                "is_stepped_back": False,
+                "has_lost": False,
                 "gain_ratio": BOUNDS,
                 "throughput_gain_ratio": BOUNDS,
                 "itl_gain_ratio": {"low": 0.01, "mean": 0.02, "high": 0.03},
@@ -72,8 +72,10 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
         ),
     ],
 )
-def test_the_hold_out_says_what_adaptive_k_gains_and_how_sure_that_is(hold_out: dict[str, Any], said: str) -> None:
-    assert said in text(explain(decision("static_better", hold_out=hold_out)))
+def test_the_control_group_says_what_adaptive_k_gains_and_how_sure_that_is(
+    control_group: dict[str, Any], said: str
+) -> None:
+    assert said in text(explain(decision("static_better", control_group=control_group)))
 
 
 def test_the_interval_is_greenwoods_and_holds_the_survival() -> None:
@@ -95,7 +97,7 @@ def test_k_is_called_the_engines_own_choice_only_where_they_choose(*, is_estimat
 
 def test_a_pool_whose_engines_choose_although_the_law_lost_is_not_said_to_run_the_static_k() -> None:
     """In a drawn window, or because the static K would break an SLO."""
-    lost = {"windows": 0, "is_stepped_back": True, "gain_ratio": None}
-    found = text(explain(replace(decision("adaptive", hold_out=lost), is_estimate=True)))
+    lost = {"windows": 0, "has_lost": True, "gain_ratio": None}
+    found = text(explain(replace(decision("adaptive", control_group=lost), is_estimate=True)))
     assert "too few for an interval; the static K was found to be better\n" in found
     assert "is in force" not in found

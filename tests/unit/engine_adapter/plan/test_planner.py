@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specpilot.engine_adapter.plan.planner import Planner as PlainPlanner
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.policy.bands import BANDS
 from tests.support.k_tables import by_load, table
 from tests.support.planning import K_MAX, ROWS, UP, accept, decodes, request
@@ -62,7 +62,7 @@ def test_a_ceiling_cuts_the_schedules_k_and_the_width_follows() -> None:
 
 def test_k_is_cut_so_that_all_running_requests_fit_into_the_next_step() -> None:
     """Also those that prefill, and those that had no token in this one: 2 n K positions at most."""
-    room = TokenBudget(64, 64, is_parallel=True)
+    room = StepRoom(64, 64, is_parallel=True)
     planner, states, chunk = Planner(K_MAX, ROWS, room=room), decodes(*["chat"] * 6), request("chunk")
     assert planner.plan(states, table(default=7)).width == 64 // (2 * 6)
     assert {(state.k, state.scheduled_k) for state in states} == {(5, 5)}
@@ -80,7 +80,7 @@ def test_a_request_without_a_token_in_the_step_counts_as_a_running_decode() -> N
 
 
 def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_for_them() -> None:
-    planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decodes("chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, room=StepRoom(64, 64, is_parallel=True)), decodes("chat", "chat")
     states[1].positions = 57
     plan = planner.plan(states, table(default=7))
     assert (plan.width, plan.slots, planner.next_width) == (4, 8, 7)

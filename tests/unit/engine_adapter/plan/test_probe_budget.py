@@ -41,7 +41,7 @@ def test_where_nothing_drafts_a_step_for_probes_alone_waits_until_its_fixed_cost
 def test_after_a_second_without_drafts_a_probe_waits_for_its_own_cost_alone() -> None:
     """Requests of another kind that arrive are found then, and not when the cost of a probe is earned twice."""
     second, ratio = 50, 0.02
-    planner, states = Planner(K_MAX, ROWS, prices=DEMO._replace(second=second)), decodes("chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, prices=DEMO._replace(steps_per_s=second)), decodes("chat", "chat")
     accept(states, 0.0, 0.0)
     probed_at: list[int] = []
     for step in range(1, 1001):

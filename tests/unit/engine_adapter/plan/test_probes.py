@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.policy.bands import BANDS
 from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, decodes, outcome
@@ -88,7 +88,7 @@ def test_probes_go_no_deeper_than_a_ceiling_and_at_0_there_are_none() -> None:
 
 @pytest.mark.parametrize(("positions", "waiting", "width"), [(1, 0, 4), (58, 0, 3), (63, 0, 1), (1, 40, 0)])
 def test_probes_go_no_deeper_than_fits(positions: int, waiting: int, width: int) -> None:
-    planner, states = Planner(K_MAX, ROWS, room=TokenBudget(64, 64, is_parallel=True)), decodes("chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, room=StepRoom(64, 64, is_parallel=True)), decodes("chat", "chat")
     states[0].needs_follow_up, states[1].positions = True, positions
     states[0].drafted_at = states[1].drafted_at = 0
     plan = planner.plan(states, table(1.0, default=[0] * (BANDS - 1) + [7]), waiting=waiting)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.law.hold_out import Comparison, HoldOut, Seen, is_drawn, judgements
+from specpilot.controller.law.control_group import Comparison, ControlGroup, Seen, is_drawn, judgements
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import LogGain
 from specpilot.policy.schedule import Objective
@@ -36,56 +36,56 @@ class Traffic:
 
     def __init__(self, seed: int, noise: float = NOISE) -> None:
         self._noise = noise
-        self.hold_out = HoldOut(TUNING)
-        self.hold_out.set_comparison(Comparison(7))
+        self.control_group = ControlGroup(TUNING)
+        self.control_group.set_comparison(Comparison(7))
         self._rng = random.Random(seed)
         self._index = 0
 
     def pass_by(self, compared: int, gain: float) -> bool:
         """Compare about `compared` windows; return whether the pool ever fell back meanwhile."""
-        has_stepped_back = False
+        has_fallen_back = False
         for _ in range(8 * compared):
-            is_static = (self._index % 8 == 4) is not self.hold_out.is_stepped_back
+            is_static = (self._index % 8 == 4) is not self.control_group.has_lost
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
-            begun_at = self._index * TUNING.hold_out_window_s
+            begun_at = self._index * TUNING.control_window_s
             window = snapshot(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
-            self.hold_out.take({"p": Seen(None, begun_at, is_static)}, begun_at)
-            self.hold_out.take({"p": Seen(window, window.at, is_static)}, window.at)
-            has_stepped_back |= self.hold_out.is_stepped_back
+            self.control_group.take({"p": Seen(None, begun_at, is_static)}, begun_at)
+            self.control_group.take({"p": Seen(window, window.at, is_static)}, window.at)
+            has_fallen_back |= self.control_group.has_lost
             self._index += 1
-        return has_stepped_back
+        return has_fallen_back
 
 
 def measured(
-    hold_out: HoldOut,
+    control_group: ControlGroup,
     tuning: Tuning,
     rates: Callable[[bool], dict[str, float]],
     *,
     tick_s: float = 0.5,
-    look_s: float = 0.5,
+    scrape_s: float = 0.5,
     late_s: float = 0.0,
     windows: int = 40,
     corrected: Callable[[bool], float] = lambda _: 1.0,
 ) -> list[LogGain]:
     """Return the gains over `windows` windows; in every fourth the static K comes into force at its first tick.
 
-    `corrected` is the share of the time that counts without prompts. Ticks are `tick_s` apart; snapshots end `look_s`
+    `corrected` is the share of the time that counts without prompts. Ticks are `tick_s` apart; snapshots end `scrape_s`
     apart, and arrive at the first tick at least `late_s` later.
     """
     gains, in_force, index, at, is_static = [], False, -1, 0.2, False
     looks: list[tuple[float, dict[str, float], float]] = []
     shown = look_end = 0.0
-    while at < windows * tuning.hold_out_window_s:
-        while look_end + look_s <= at - late_s:
-            look_end += look_s
+    while at < windows * tuning.control_window_s:
+        while look_end + scrape_s <= at - late_s:
+            look_end += scrape_s
             looks.append((look_end, rates(in_force), corrected(in_force)))
         newest = None
         if looks:
-            newest = snapshot(looks[-1][0], look_s, looks[-1][1])._replace(corrected_s=look_s * looks[-1][2])
+            newest = snapshot(looks[-1][0], scrape_s, looks[-1][1])._replace(corrected_s=scrape_s * looks[-1][2])
         shown = newest.at if newest else shown
-        gains += hold_out.take({"p": Seen(newest, shown, in_force)}, at)
-        if math.floor(at / tuning.hold_out_window_s) != index:
-            index = math.floor(at / tuning.hold_out_window_s)
+        gains += control_group.take({"p": Seen(newest, shown, in_force)}, at)
+        if math.floor(at / tuning.control_window_s) != index:
+            index = math.floor(at / tuning.control_window_s)
             is_static = index % 4 == 2
         in_force = is_static
         at += tick_s
@@ -117,7 +117,7 @@ def test_a_loss_of_a_fifth_is_found_within_some_ten_windows() -> None:
     assert sum(found) >= 90
 
 
-def test_a_hold_out_that_is_old_is_as_sensitive() -> None:
+def test_a_control_group_that_is_old_is_as_sensitive() -> None:
     """A week of windows in which the law gained, then it loses 5 %."""
     for seed in range(3):
         traffic = Traffic(seed)
@@ -125,38 +125,38 @@ def test_a_hold_out_that_is_old_is_as_sensitive() -> None:
         assert traffic.pass_by(150, math.log(0.95))
 
 
-def test_what_a_stand_by_compared_overrules_a_step_back_only_if_it_shows_a_gain() -> None:
+def test_what_a_stand_by_compared_overrules_a_fall_back_only_if_it_shows_a_gain() -> None:
     for gain, stays in ((0.0, True), (math.log(1.5), False)):
         stand_by = Traffic(2)
         assert not stand_by.pass_by(8, gain)
-        stand_by.hold_out.resume(Comparison(7).digest)
-        assert stand_by.hold_out.is_stepped_back is stays
+        stand_by.control_group.resume(Comparison(7).digest)
+        assert stand_by.control_group.has_lost is stays
 
 
-def test_windows_from_before_a_step_back_are_not_compared_after_it() -> None:
+def test_windows_from_before_a_fall_back_are_not_compared_after_it() -> None:
     """The windows around the one that decided were drawn under the old state."""
     traffic = Traffic(1)
     while not traffic.pass_by(1, math.log(0.5)):
-        assert traffic.hold_out.described()["windows"] < 20
-    assert traffic.hold_out.described()["windows"] == 0
+        assert traffic.control_group.described()["windows"] < 20
+    assert traffic.control_group.described()["windows"] == 0
 
 
 @pytest.mark.parametrize(
-    ("tick_s", "look_s", "late_s"),
+    ("tick_s", "scrape_s", "late_s"),
     [(0.5, 0.5, 0.0), (1.0, 1.0, 0.0), (3.0, 3.0, 0.0), (5.0, 5.0, 0.0), (0.5, 2.0, 0.3), (0.5, 1.0, 0.9)],
 )
 def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
-    tick_s: float, look_s: float, late_s: float
+    tick_s: float, scrape_s: float, late_s: float
 ) -> None:
-    tuning = Tuning().for_snapshots(look_s)
-    hold_out = HoldOut(tuning)
-    hold_out.set_comparison(Comparison(7))
+    tuning = Tuning().for_snapshots(scrape_s)
+    control_group = ControlGroup(tuning)
+    control_group.set_comparison(Comparison(7))
     gains = measured(
-        hold_out,
+        control_group,
         tuning,
         lambda is_static: {"default": 1000.0 if is_static else 1300.0},
         tick_s=tick_s,
-        look_s=look_s,
+        scrape_s=scrape_s,
         late_s=late_s,
     )
     assert len(gains) >= 8
@@ -165,15 +165,15 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
 
 def test_what_changes_steadily_cancels() -> None:
     """Throughput grows by a tenth each window at any K: equally many windows before and after count."""
-    hold_out, index = HoldOut(TUNING), [0]
-    hold_out.set_comparison(Comparison(7))
+    control_group, index = ControlGroup(TUNING), [0]
+    control_group.set_comparison(Comparison(7))
 
     def growing(is_static: bool) -> dict[str, float]:
         del is_static
         index[0] += 1
-        return {"default": 1000.0 * 1.1 ** ((index[0] - 1) * 0.5 // TUNING.hold_out_window_s)}
+        return {"default": 1000.0 * 1.1 ** ((index[0] - 1) * 0.5 // TUNING.control_window_s)}
 
-    gains = measured(hold_out, TUNING, growing)
+    gains = measured(control_group, TUNING, growing)
     assert len(gains) >= 8
     assert all(gain == pytest.approx((0.0, 0.0), abs=0.01) for gain in gains)
 
@@ -198,9 +198,9 @@ def one_gains_what_the_other_loses(is_static: bool) -> dict[str, float]:
 def test_throughput_and_latency_are_measured_with_the_policys_weights(
     objective: Objective, weights: dict[str, float], gain: LogGain
 ) -> None:
-    hold_out = HoldOut(TUNING)
-    hold_out.set_comparison(Comparison(7, objective, weights))
-    gains = measured(hold_out, TUNING, one_gains_what_the_other_loses, windows=24)
+    control_group = ControlGroup(TUNING)
+    control_group.set_comparison(Comparison(7, objective, weights))
+    gains = measured(control_group, TUNING, one_gains_what_the_other_loses, windows=24)
     assert gains
     assert all(found == pytest.approx(gain) for found in gains)
 
@@ -209,58 +209,58 @@ def test_throughput_and_latency_are_measured_with_the_policys_weights(
     ("objective", "measure", "loses"), [(Objective.THROUGHPUT, "throughput", True), (Objective.LATENCY, "itl", False)]
 )
 def test_both_measures_are_told_and_the_objectives_decides(objective: Objective, measure: str, loses: bool) -> None:
-    hold_out = HoldOut(TUNING)
-    hold_out.set_comparison(Comparison(7, objective))
-    measured(hold_out, TUNING, one_gains_what_the_other_loses)
-    found = hold_out.described()
-    assert (found["is_stepped_back"], found["measure"]) == (loses, measure)
+    control_group = ControlGroup(TUNING)
+    control_group.set_comparison(Comparison(7, objective))
+    measured(control_group, TUNING, one_gains_what_the_other_loses)
+    found = control_group.described()
+    assert (found["has_lost"], found["measure"]) == (loses, measure)
     assert found["gain_ratio"] == found[f"{measure}_gain_ratio"]
     assert found["throughput_gain_ratio"]["high"] < 0 < found["itl_gain_ratio"]["low"]
 
 
 def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
-    hold_out = HoldOut(TUNING)
-    hold_out.set_comparison(Comparison(7))
+    control_group = ControlGroup(TUNING)
+    control_group.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
 
-    hold_out.take({"p": Seen(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9)
-    assert len(measured(hold_out, TUNING, rates)) >= 8
+    control_group.take({"p": Seen(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9)
+    assert len(measured(control_group, TUNING, rates)) >= 8
 
 
-def test_a_new_controller_goes_on_stepped_back_where_the_same_is_compared() -> None:
+def test_a_new_controller_goes_on_fell_back_where_the_same_is_compared() -> None:
     traffic = Traffic(0)
     assert traffic.pass_by(20, math.log(0.7))
-    digest = traffic.hold_out.described()["compared"]
+    digest = traffic.control_group.described()["compared"]
     for compared, expected in ((Comparison(7), True), (Comparison(3), False)):
-        fresh = HoldOut(TUNING)
+        fresh = ControlGroup(TUNING)
         fresh.resume(digest)
         fresh.set_comparison(compared)
-        assert fresh.is_stepped_back is expected
+        assert fresh.has_lost is expected
         fresh.set_comparison(Comparison(1))
-        assert not fresh.is_stepped_back
-    in_stand_by = HoldOut(TUNING)
+        assert not fresh.has_lost
+    in_stand_by = ControlGroup(TUNING)
     in_stand_by.set_comparison(Comparison(7))
     in_stand_by.resume(digest)
-    assert in_stand_by.is_stepped_back
-    again = HoldOut(TUNING)  # a canary runs since it began, and it is replaced, too
+    assert in_stand_by.has_lost
+    again = ControlGroup(TUNING)  # a canary runs since it began, and it is replaced, too
     again.resume(digest)
     found = again.described()
-    assert (found["is_stepped_back"], found["compared"]) == (True, digest)
+    assert (found["has_lost"], found["compared"]) == (True, digest)
     gained = Traffic(1)
-    gained.pass_by(TUNING.hold_out_least + 3, math.log(1.3))
-    gained.hold_out.resume(digest)
-    assert not gained.hold_out.is_stepped_back
+    gained.pass_by(TUNING.control_least + 3, math.log(1.3))
+    gained.control_group.resume(digest)
+    assert not gained.control_group.has_lost
 
 
 def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
     """Two engines of unlike speed: a window is compared with those of its own engine alone."""
-    hold_out, drawn = HoldOut(TUNING), {"one": 4, "two": 6}
-    hold_out.set_comparison(Comparison(7))
+    control_group, drawn = ControlGroup(TUNING), {"one": 4, "two": 6}
+    control_group.set_comparison(Comparison(7))
     gains = []
     for index in range(40):
-        begun_at = index * TUNING.hold_out_window_s
+        begun_at = index * TUNING.control_window_s
         for at, has_snapshot in ((begun_at, False), (begun_at + 3.0, True)):
             seen = {}
             for name, speed in (("one", 1.0), ("two", 3.0)):
@@ -268,34 +268,34 @@ def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
                 rate = speed * (1000.0 if is_static else 1200.0)
                 taken = snapshot(at, 0.5, {"default": rate}) if has_snapshot else None
                 seen[name] = Seen(taken, at, is_static)
-            gains += hold_out.take(seen, at)
+            gains += control_group.take(seen, at)
     assert len(gains) >= 8
     assert all(gain.throughput == pytest.approx(math.log(1.2)) for gain in gains)
-    assert hold_out.described()["windows"] == len(gains)
-    hold_out.take({"one": seen["one"]}, at + 1.0)
-    assert hold_out._units.keys() == {"one"}, "an engine that is gone leaves its windows"
+    assert control_group.described()["windows"] == len(gains)
+    control_group.take({"one": seen["one"]}, at + 1.0)
+    assert control_group._units.keys() == {"one"}, "an engine that is gone leaves its windows"
 
 
 def test_engines_are_drawn_independently() -> None:
-    hold_out, count = HoldOut(TUNING), 4000
-    both = [hold_out.drawn(("b", "a"), index * TUNING.hold_out_window_s, 0.3) for index in range(count)]
+    control_group, count = ControlGroup(TUNING), 4000
+    both = [control_group.drawn(("b", "a"), index * TUNING.control_window_s, 0.3) for index in range(count)]
     share = {drawn: both.count(drawn) / count for drawn in set(both)}
     assert share == {
         (): pytest.approx(0.49, abs=0.03), ("a",): pytest.approx(0.21, abs=0.03),
         ("b",): pytest.approx(0.21, abs=0.03), ("a", "b"): pytest.approx(0.09, abs=0.03),
     }  # fmt: skip
-    assert not any(hold_out.drawn(("a", "b"), index * TUNING.hold_out_window_s, 0.0) for index in range(100))
+    assert not any(control_group.drawn(("a", "b"), index * TUNING.control_window_s, 0.0) for index in range(100))
 
 
 def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
     """Half of the time of each step is a prompt's: without it adaptive K gains more."""
-    hold_out = HoldOut(TUNING)
-    hold_out.set_comparison(Comparison(7))
+    control_group = ControlGroup(TUNING)
+    control_group.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1200.0}
 
-    measured(hold_out, TUNING, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
-    found = hold_out.described()
+    measured(control_group, TUNING, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
+    found = control_group.described()
     assert found["gain_ratio"]["mean"] == pytest.approx(0.2)
     assert found["corrected_gain_ratio"]["mean"] == pytest.approx(1.2 * 0.5 / 0.4 - 1)

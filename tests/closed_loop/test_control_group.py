@@ -7,13 +7,13 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.controller.law.hold_out import is_drawn
+from specpilot.controller.law.control_group import is_drawn
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.closed_loop.single_k import of_single_k
 
-OFTEN = Policy(MODEL, hold_out_ratio=0.2)
+OFTEN = Policy(MODEL, control_group_ratio=0.2)
 
 
 def mostly_verification(n: float, m: float, slots: float, prefill: float, context: float) -> float:
@@ -25,10 +25,10 @@ def mostly_verification(n: float, m: float, slots: float, prefill: float, contex
 def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     phase = Phase(400, [Source("json", 8, prompt_tokens=1)])  # what prefilling takes is not K's, and not in the gain
     run = simulate([phase], policy=OFTEN)
-    found = run.seconds[-1].result.evidence["hold_out"]
+    found = run.seconds[-1].result.evidence["control_group"]
     truth = of_single_k(phase, 7) / of_single_k(phase, 3) - 1
     assert found["windows"] >= 10
-    assert not found["is_stepped_back"]
+    assert not found["has_lost"]
     assert found["gain_ratio"]["low"] - 0.01 <= truth <= found["gain_ratio"]["high"] + 0.01
     assert found["gain_ratio"]["high"] - found["gain_ratio"]["low"] <= 0.08
 
@@ -36,9 +36,11 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
 def test_the_static_k_runs_in_the_windows_that_are_drawn_and_in_no_other_second() -> None:
     """How many are drawn is tested by itself."""
     run = simulate([Phase(200, [Source("json", 8)])], policy=OFTEN)
-    window_s = Tuning().hold_out_window_s
-    drawn = [is_drawn("engine-0", math.floor(second.at / window_s), OFTEN.hold_out_ratio) for second in run.seconds]
-    assert [second.result.reason is Reason.HOLD_OUT for second in run.seconds] == drawn
+    window_s = Tuning().control_window_s
+    drawn = [
+        is_drawn("engine-0", math.floor(second.at / window_s), OFTEN.control_group_ratio) for second in run.seconds
+    ]
+    assert [second.result.reason is Reason.CONTROL_GROUP for second in run.seconds] == drawn
     assert any(drawn)
 
 
@@ -56,10 +58,10 @@ def log_throughput(run: Run) -> float:
 def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_static_k() -> None:
     """As `bench demo` does: the same load once for each. In a phase n is given, so that both measures gain the same."""
     share = 0.3
-    run = simulate(shifting(60), policy=Policy(MODEL, hold_out_ratio=share))
+    run = simulate(shifting(60), policy=Policy(MODEL, control_group_ratio=share))
     adaptive = log_throughput(simulate(shifting(60)))
     static = log_throughput(simulate(shifting(15), start=uniform(3), is_steered=False))
-    found = run.seconds[-1].result.evidence["hold_out"]
+    found = run.seconds[-1].result.evidence["control_group"]
     assert found["windows"] >= 15
     assert found["throughput_gain_ratio"]["low"] > 0
     for measure in ("throughput", "itl"):
@@ -69,8 +71,8 @@ def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_s
 
 
 def test_none_is_held_out_where_the_policy_says_so() -> None:
-    run = simulate([Phase(100, [Source("json", 8)])], policy=Policy(MODEL, hold_out_ratio=0.0))
-    assert Reason.HOLD_OUT not in run.reasons
+    run = simulate([Phase(100, [Source("json", 8)])], policy=Policy(MODEL, control_group_ratio=0.0))
+    assert Reason.CONTROL_GROUP not in run.reasons
 
 
 def lie(_: int, fleet: list[Engine]) -> None:
@@ -82,17 +84,19 @@ def lie(_: int, fleet: list[Engine]) -> None:
 def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -> None:
     """A static K that is faster, and too slow for a token of one class."""
     chat = ClassPolicy(itl_slo_ms=17.0)
-    policy = Policy(MODEL, static_k=7, hold_out_ratio=0.3, classes={"chat": chat, "json": ClassPolicy(weight=1.01)})
+    policy = Policy(
+        MODEL, static_k=7, control_group_ratio=0.3, classes={"chat": chat, "json": ClassPolicy(weight=1.01)}
+    )
     phase = Phase(90, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
     run = simulate([phase], policy=policy, step_s=mostly_verification)
-    assert not {Reason.HOLD_OUT, Reason.STATIC_BETTER} & {second.result.reason for second in run.seconds[20:]}
-    free = Policy(MODEL, static_k=7, hold_out_ratio=0.3, classes={"json": ClassPolicy(weight=1.01)})
-    assert Reason.HOLD_OUT in simulate([phase], policy=free, step_s=mostly_verification).reasons
+    assert not {Reason.CONTROL_GROUP, Reason.STATIC_BETTER} & {second.result.reason for second in run.seconds[20:]}
+    free = Policy(MODEL, static_k=7, control_group_ratio=0.3, classes={"json": ClassPolicy(weight=1.01)})
+    assert Reason.CONTROL_GROUP in simulate([phase], policy=free, step_s=mostly_verification).reasons
 
 
-def test_a_pool_that_stepped_back_keeps_the_static_k_while_nothing_runs() -> None:
+def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
     busy = Phase(300, [Source("chat_hot", 12)])
-    policy = Policy(MODEL, hold_out_ratio=0.2, static_k=0)
+    policy = Policy(MODEL, control_group_ratio=0.2, static_k=0)
     run = simulate([busy, Phase(20, []), Phase(5, busy.sources)], policy=policy, disturb=lie)
     assert run.of_phase(0)[-1].result.reason is Reason.STATIC_BETTER
     idle = [second.result for second in run.of_phase(1) if second.result.reason is Reason.IDLE]
@@ -103,9 +107,9 @@ def test_a_pool_that_stepped_back_keeps_the_static_k_while_nothing_runs() -> Non
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_law_that_is_lied_to_steps_back_to_the_static_k(seed: int) -> None:
+def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
     phase = Phase(600, [Source("chat_hot", 12)])
-    run = simulate([phase], policy=Policy(MODEL, hold_out_ratio=0.2, static_k=0), disturb=lie, seed=seed)
+    run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)
     back = [second.at for second in run.seconds if second.result.reason is Reason.STATIC_BETTER]
     assert back
     assert back[0] <= 300
@@ -116,7 +120,7 @@ def test_a_law_that_is_lied_to_steps_back_to_the_static_k(seed: int) -> None:
     assert sum(second.throughput for second in after) / len(after) >= 0.9 * static
 
 
-def test_a_law_that_gains_does_not_step_back() -> None:
+def test_a_law_that_gains_does_not_fall_back() -> None:
     for seed in range(3):
         run = simulate([Phase(300, [Source("json", 4), Source("code", 8)])], policy=OFTEN, seed=seed)
         assert Reason.STATIC_BETTER not in run.reasons

@@ -1,14 +1,15 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-A *unit* is an engine. Time is divided into windows of `hold_out_window_s`. In each window a unit runs the static K with
-the probability `hold_out_ratio` of the policy: these windows are the control group. The draw is a hash of the unit's
-name and the window's number. So every controller draws the same windows, and the draw does not depend on the traffic.
+A *unit* is an engine. Time is divided into windows of `control_window_s`. In each window a unit runs the static K with
+the probability `control_group_ratio` of the policy: these windows are the control group. The draw is a hash of the
+unit's name and the window's number. So every controller draws the same windows, and the draw does not depend on the
+traffic.
 
 For each window of the control group,
 
     d = (mean log measure of the unit's adaptive windows nearby) - (log measure of the window)
 
-Nearby are up to `hold_out_near` windows on either side, at least one on each; both sides weigh the same. Because the
+Nearby are up to `control_near` windows on either side, at least one on each; both sides weigh the same. Because the
 window is drawn at random, the mean of d is 0 if adaptive K has no gain, whatever the noise. Slow drift and slow changes
 of traffic cancel. The gain is reported with a 95 % interval (Student's t over the newest windows of all units).
 
@@ -19,12 +20,12 @@ nothing.
 Limit: if an open load of short requests keeps an engine busy all the time, tokens per second equal the arrival rate at
 any K. Then only latency shows a difference.
 
-Fall back. Adaptive K is tested after `hold_out_least` windows, then each time there are 40 % more, and from
-`hold_out_memory` windows on after every fifth of `hold_out_memory` new windows. The pool falls back to the static K
+Fall back. Adaptive K is tested after `control_least` windows, then each time there are 40 % more, and from
+`control_memory` windows on after every fifth of `control_memory` new windows. The pool falls back to the static K
 when a confidence interval with error e / L lies entirely below 0, where L is the number of tests within
-`hold_out_memory` windows. By the union bound the error over so many windows is at most e = `step_back_error`. The
+`control_memory` windows. By the union bound the error over so many windows is at most e = `fall_back_error`. The
 interval does not widen with the age of the control group. A test after every window would cost most of the power. After
-a fall back the static K is in force. Drawn windows, now with the probability `stepped_back_ratio`, run the adaptive K;
+a fall back the static K is in force. Drawn windows, now with the probability `fallen_back_ratio`, run the adaptive K;
 d keeps its sign. The adaptive K returns when the same test shows a gain. Each change of state resets the count, and so
 does a change of the comparison: of the static K, or of the policy's objective and bounds (`set_comparison`).
 
@@ -133,23 +134,23 @@ class _Unit:
     seen_at: float = -math.inf
 
 
-class HoldOut:
+class ControlGroup:
     """The control group of one pool. Times are Unix seconds."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
-        self._near = tuning.hold_out_near
+        self._near = tuning.control_near
         self._units: dict[str, _Unit] = {}
-        self._gains: deque[Scores] = deque(maxlen=tuning.hold_out_memory)
-        self._judgements = judgements(tuning.hold_out_least, tuning.hold_out_memory)
+        self._gains: deque[Scores] = deque(maxlen=tuning.control_memory)
+        self._judgements = judgements(tuning.control_least, tuning.control_memory)
         self._taken = 0  # compared windows since the last reset
         self._comparison: Comparison | None = None
-        self._stepped_back_from = ""  # digest of the comparison by which the pool fell back under the last leader
-        self.is_stepped_back = False
+        self._lost_comparison = ""  # digest of the comparison by which the pool fell back under the last leader
+        self.has_lost = False
 
     def drawn(self, units: Iterable[str], at: float, ratio: float) -> tuple[str, ...]:
         """Return which of the units are in a drawn window at `at`, in order."""
-        share = self._tuning.stepped_back_ratio if self.is_stepped_back and ratio > 0 else ratio
+        share = self._tuning.fallen_back_ratio if self.has_lost and ratio > 0 else ratio
         return tuple(unit for unit in sorted(units) if is_drawn(unit, self._index(at), share))
 
     def set_comparison(self, comparison: Comparison) -> None:
@@ -157,8 +158,8 @@ class HoldOut:
         if comparison != self._comparison:
             self.reset()
             self._comparison = comparison
-            self.is_stepped_back = comparison.digest == self._stepped_back_from
-            self._stepped_back_from = ""
+            self.has_lost = comparison.digest == self._lost_comparison
+            self._lost_comparison = ""
 
     def resume(self, digest: str) -> None:
         """Take over a pool that fell back under the last leader, by the comparison with this `digest`.
@@ -166,10 +167,10 @@ class HoldOut:
         If this controller's own windows, compared in stand-by, show a gain of adaptive K, the pool does not fall back.
         """
         if self._comparison is None:
-            self._stepped_back_from = digest
-        elif digest == self._comparison.digest and not self.is_stepped_back and not self._is_found_to_gain():
+            self._lost_comparison = digest
+        elif digest == self._comparison.digest and not self.has_lost and not self._is_found_to_gain():
             self.reset()
-            self.is_stepped_back = True
+            self.has_lost = True
 
     def take(self, seen: Mapping[str, Seen], at: float) -> list[LogGain]:
         """Add a tick at `at` with the present units; return d, in each measure, of each window that it compares."""
@@ -206,20 +207,20 @@ class HoldOut:
         self.pause()
         self._gains.clear()
         self._taken = 0
-        self.is_stepped_back = False
+        self.has_lost = False
 
     def described(self) -> dict[str, Any]:
         """Return the state and the gains, ready for JSON; a gain is `None` while windows are too few.
 
         `measure` is the measure that decides, `gain_ratio` the gain in it.
         """
-        is_told = len(self._gains) >= self._tuning.hold_out_least
+        is_told = len(self._gains) >= self._tuning.control_least
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
         corrected = interval([gain.corrected for gain in self._gains], _TAIL).ratios() if is_told else None
         return {
             "windows": len(self._gains),
-            "is_stepped_back": self.is_stepped_back or bool(self._stepped_back_from),
-            "compared": self._comparison.digest if self._comparison else self._stepped_back_from or None,
+            "has_lost": self.has_lost or bool(self._lost_comparison),
+            "compared": self._comparison.digest if self._comparison else self._lost_comparison or None,
             "measure": self._measure,
             "gain_ratio": gains[self._measure],
             **{f"{name}_gain_ratio": found for name, found in gains.items()},
@@ -234,7 +235,7 @@ class HoldOut:
         return [getattr(gain.counted, measure) for gain in self._gains]
 
     def _index(self, at: float) -> int:
-        return math.floor(at / self._tuning.hold_out_window_s)
+        return math.floor(at / self._tuning.control_window_s)
 
     def _gain_of_middle(self, windows: Sequence[_Window]) -> LogGain | None:
         """Return d of a unit's middle window; `None` unless the tried K ran in it, and the usual K on both sides of it.
@@ -245,7 +246,7 @@ class HoldOut:
         if len(windows) <= 2 * self._near + 1:
             return None
         middle = windows[self._near]
-        tries_static = not self.is_stepped_back
+        tries_static = not self.has_lost
         if middle.is_static is not tries_static:
             return None
         weights, fewest = (self._comparison or Comparison(0)).weights, self._tuning.window_steps
@@ -267,20 +268,20 @@ class HoldOut:
 
     def _bounds(self) -> Interval:
         """Return the interval of a test; needs at least two windows."""
-        return interval(self._gains_in(self._measure), self._tuning.step_back_error / len(self._judgements))
+        return interval(self._gains_in(self._measure), self._tuning.fall_back_error / len(self._judgements))
 
     def _is_found_to_gain(self) -> bool:
-        return len(self._gains) >= self._tuning.hold_out_least and self._bounds().low > 0
+        return len(self._gains) >= self._tuning.control_least and self._bounds().low > 0
 
     def _judge(self) -> None:
-        memory = self._tuning.hold_out_memory
+        memory = self._tuning.control_memory
         is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
         if not is_due:
             return
         bounds = self._bounds()
         gains, loses = bounds.low > 0, bounds.high < 0
-        if gains if self.is_stepped_back else loses:
-            self.is_stepped_back = not self.is_stepped_back
+        if gains if self.has_lost else loses:
+            self.has_lost = not self.has_lost
             self._gains.clear()
             self._taken = 0
             self.pause()  # drawn windows now run the other K

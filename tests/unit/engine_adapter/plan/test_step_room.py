@@ -1,24 +1,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.plan.token_budget import TokenBudget
+from specpilot.engine_adapter.plan.step_room import StepRoom
 
-BUDGETS = st.builds(TokenBudget, st.integers(1, 4096), st.integers(1, 4096), is_parallel=st.booleans())
+BUDGETS = st.builds(StepRoom, st.integers(1, 4096), st.integers(1, 4096), is_parallel=st.booleans())
 
 
 def test_a_parallel_drafter_takes_a_slot_for_each_token_after_the_first() -> None:
-    assert [TokenBudget(2048, 2048, is_parallel=True).deepest(n) for n in (1, 146, 147, 256, 1024, 1025)] == [
+    assert [StepRoom(2048, 2048, is_parallel=True).deepest(n) for n in (1, 146, 147, 256, 1024, 1025)] == [
         1024, 7, 6, 4, 1, 0,
     ]  # fmt: skip
-    assert [TokenBudget(2048, 2048).deepest(n) for n in (146, 256, 1024, 1025)] == [13, 7, 1, 0]
+    assert [StepRoom(2048, 2048).deepest(n) for n in (146, 256, 1024, 1025)] == [13, 7, 1, 0]
 
 
 def test_a_smaller_limit_on_tokens_binds_too() -> None:
-    assert TokenBudget(512, 2048, is_parallel=True).deepest(128) == 3
+    assert StepRoom(512, 2048, is_parallel=True).deepest(128) == 3
 
 
 @given(BUDGETS, st.integers(1, 2048))
-def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: TokenBudget, running: int) -> None:
+def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: StepRoom, running: int) -> None:
     def fits(k: int) -> bool:
         slots = max(0, k - 1) if budget.is_parallel else 0
         return running * (1 + k) <= budget.tokens and running * (1 + k + slots) <= budget.positions
@@ -29,12 +29,12 @@ def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: TokenBudget, runni
 
 
 @given(BUDGETS, st.integers(1, 2048))
-def test_more_requests_never_allow_a_larger_k(budget: TokenBudget, running: int) -> None:
+def test_more_requests_never_allow_a_larger_k(budget: StepRoom, running: int) -> None:
     assert budget.deepest(running + 1) <= budget.deepest(running)
 
 
 @given(BUDGETS, st.integers(1, 64), st.integers(0, 4096))
-def test_what_is_laid_out_fits_beside_the_step(budget: TokenBudget, requests: int, tokens: int) -> None:
+def test_what_is_laid_out_fits_beside_the_step(budget: StepRoom, requests: int, tokens: int) -> None:
     width = budget.widest(requests, tokens)
     assert width >= 1
     if budget.is_parallel and tokens <= budget.positions:
@@ -42,5 +42,5 @@ def test_what_is_laid_out_fits_beside_the_step(budget: TokenBudget, requests: in
 
 
 def test_without_a_limit_nothing_is_cut() -> None:
-    assert TokenBudget().deepest(1024) > 1000
-    assert TokenBudget().widest(0, 0) > 1000
+    assert StepRoom().deepest(1024) > 1000
+    assert StepRoom().widest(0, 0) > 1000

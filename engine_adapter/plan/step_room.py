@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBudget:
+class StepRoom:
     """The size of a step of one engine: `tokens` of the target, `positions` of the drafter.
 
     `is_parallel`: the drafter needs slots in addition to the step.
