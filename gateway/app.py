@@ -1,4 +1,4 @@
-"""Wires the gateway, the only file that does: settings in, a running server out."""
+"""Builds the running server from its settings; no other module connects its parts."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ def create_app(
     look_up: Lookup = dns.lookup,
     worker: Worker | None = None,
 ) -> tuple[FastAPI, GatewayContext]:
-    """Return the app and the context that it shares with the relayed routes. Raises `StartError`."""
+    """Return the app, and the context that the app and the relayed routes share. Raises `StartError`."""
     own_keys = _own_keys(settings)
     towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
     snapshot = Snapshot(
@@ -125,7 +125,7 @@ def create_app(
         trim=trimmer(),
     )
     if settings.workers > 1:
-        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find one another in Redis
+        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
     watcher = _watcher(settings, own_keys, context, clock, worker)
     show = _exposition(settings, context, clock, worker)
     is_apart = settings.admin_port is not None

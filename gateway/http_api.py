@@ -129,7 +129,7 @@ def create_routes(  # noqa: C901 - one small function a route
             response.headers["allow"] = allowed
             return response
         known = ", ".join(sorted(PROXIED))
-        path = request.scope["raw_path"].decode("latin-1")  # the decoded path may look like one that is served
+        path = request.scope["raw_path"].decode("latin-1")  # the decoded path may look like a served one
         return _error_response(RouteNotFoundError(f"there is no {path[:128]} here; relayed are {known}"))
 
     for route in (*app.routes, *operators.routes):

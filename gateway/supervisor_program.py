@@ -1,4 +1,4 @@
-"""The parent of several workers as a program: settings in, an exit status out. It imports no code that serves."""
+"""The parent of several workers as a program. It does not import the code of the workers."""
 
 import logging
 import sys

@@ -2,7 +2,7 @@
 
 One thread for each name calls the system's resolver repeatedly, so that no request waits for DNS. Each answer replaces
 the one before. An engine with a new address joins. An engine whose address is missing leaves, and its requests under
-way finish. When the resolver fails, or returns no address, the last answer stays in force: engines that are really gone
+way finish. When the resolver fails, or returns no address, the last answer stays in force: engines that have stopped
 are ejected when they refuse connections.
 """
 

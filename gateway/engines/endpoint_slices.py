@@ -4,10 +4,10 @@
 |---------------------------------|-----------------------------------------------------|
 | `ready` (also when it is unset) | takes requests                                      |
 | `terminating`                   | drains: no new request, requests under way go on    |
-| neither                         | is left out: the pod loads, or fails its probe      |
+| neither                         | is left out: the pod starts, or fails its probe     |
 
 A dual-stack service lists each pod in two slices, one for each address family. The IPv4 slices count, and the IPv6
-slices only where there are no IPv4 ones. A pod may be in two slices while the cluster moves it: the better of its two
+slices only if there are no IPv4 ones. A pod may be in two slices while the cluster moves it: the better of its two
 conditions counts.
 """
 
@@ -29,8 +29,8 @@ class Endpoints(NamedTuple):
 class Service(NamedTuple):
     """The service in a URL `k8s+http://NAME.NAMESPACE:PORT/base`.
 
-    `namespace` is `None` for the gateway's own namespace. `port` is the pods' port, not the service's; `None` stands
-    for the only port of the slice.
+    `namespace` is `None` for the gateway's own namespace. `port` is the pods' port, not the service's; `None` means the
+    only port of the slice.
     """
 
     scheme: str
@@ -62,7 +62,7 @@ def endpoints(service: Service, slices: Iterable[Mapping[str, Any]]) -> Endpoint
             is_ready = conditions.get("ready") is not False
             if not endpoint.get("addresses") or not (is_ready or conditions.get("terminating")):
                 continue
-            address = endpoint["addresses"][0]  # the others lead to the same pod
+            address = endpoint["addresses"][0]  # the other addresses lead to the same pod
             shown = f"[{address}]" if family == "IPv6" else address
             url = f"{service.scheme}://{shown}:{port}{service.base}"
             takes[url] = takes.get(url, False) or (is_ready and not conditions.get("terminating"))

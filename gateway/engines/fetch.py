@@ -38,7 +38,7 @@ class _Answer:
             self._fail("too long")
 
     def complete(self) -> None:
-        """The answer is whole: return it if its status is 200."""
+        """The answer is complete: return it if its status is 200."""
         if self._status != _OK:
             self._fail(f"status {self._status}")
         elif not self.whole.done():

@@ -1,12 +1,12 @@
-"""The engines as this gateway sees them now: their addresses, models and work under way.
+"""The engines known to this gateway: their addresses, models and work under way.
 
 Engines come from three sources: the snapshot (engines that registered in Redis), the static list, and the addresses of
 DNS names and Kubernetes services. An engine of the second or third source that also registered is one engine. It has
-its registered id and drains when either source says so. An engine with a malformed URL is logged and left out; the
+its registered id, and drains if it drains in either source. An engine with a malformed URL is logged and left out; the
 others are unaffected. When an engine leaves the fleet, its requests under way finish.
 
 Outstanding work is this gateway's own count, exact for the requests that it sent. For an engine that has never answered
-the work is unknown, so that engine ranks last.
+the work is unknown, so it ranks last.
 
 Owned by the event loop: no function here may be called from another thread.
 """
@@ -41,7 +41,7 @@ class Engine:
         self.pool = pool
         self.outlier_detection = OutlierDetection()
         self.is_draining = False
-        self.is_stalled = False  # its own record says that its model completes no step
+        self.is_stalled = False  # by its own record its model completes no step
         self.registered_model: str | None = None
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         self.outstanding_requests = 0
@@ -180,7 +180,7 @@ class Fleet:
     def pick(
         self, facts: RequestFacts, session: str | None, now: float, avoid: Collection[Engine] = ()
     ) -> Engine | None:
-        """Return the engine for a request; `None` when there is no usable one outside `avoid`.
+        """Return the engine for a request; `None` if there is no usable engine outside `avoid`.
 
         `session` is the value of the request's session header. A request that continues a stored response, or reads
         one, goes to the engine that made it, even when that engine drains or is in `avoid`: any other engine would

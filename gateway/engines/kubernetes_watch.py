@@ -1,14 +1,14 @@
 """Finds the engines of a Kubernetes service: lists its EndpointSlices, then watches them.
 
-One thread for each `k8s+http://` URL, so that no request waits for the API server. A list states everything; a watch
-then brings each change as it happens.
+One thread for each `k8s+http://` URL, so that no request waits for the API server. A list has the whole state; a watch
+then reports each change.
 
 | event | reaction |
 |---|---|
 | a watch ends (each does, after `WATCH_S`) | the next continues from the last `resourceVersion`, bookmarks included |
 | the connection breaks, or is silent too long | the same, after a pause that doubles up to `PAUSE_LIMIT_S` |
 | 410 Gone, as status or as event | a new list, which replaces all slices, so missed deletions take effect |
-| the API server is gone, or rejects, or sends garbage | the last engines stay; one log line has the remedy |
+| the API server does not answer, rejects, or sends invalid data | the last engines stay; one log line has the remedy |
 | the list is empty | there are no engines: unlike a resolver, the API server is authoritative |
 
 The token is read for each request, because the kubelet replaces it about once an hour. The certificates are read as
@@ -30,16 +30,18 @@ from urllib.parse import quote, urlencode, urlsplit
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
 
 WATCH_S: Final = 60
-"""Seconds after which the API server ends a watch, so the longest that a silently dead connection goes unnoticed."""
+"""Seconds after which the API server ends a watch, and so the longest time in which a dead connection is not
+detected."""
 
 LIST_TIMEOUT_S: Final = 10.0
-"""Seconds that the API server has to list a service: a hung one delays changes by this."""
+"""Seconds in which the API server must list a service: a hung one delays changes by this time."""
 
 PAUSE_S: Final = 0.5
 """Seconds before a broken watch is opened again, the first time."""
 
 PAUSE_LIMIT_S: Final = 15.0
-"""Seconds of the longest such pause. Longer spares an API server in trouble; shorter notices new engines sooner."""
+"""Seconds of the longest such pause. With a larger value a failing API server gets fewer requests; with a smaller one
+new engines are found sooner."""
 
 LINE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of the longest event that is read. A slice has at most 1,000 endpoints of some hundred bytes each."""
@@ -111,7 +113,7 @@ class EndpointWatch:
         return self._found
 
     def _run(self) -> None:
-        with self._listing:  # wait for the first list: finished late, it would overwrite newer events of the watch
+        with self._listing:  # wait for the first list: a late list would overwrite newer events of the watch
             pause_s = PAUSE_S
         published: Endpoints | None = None
         while not self._stopped.is_set():

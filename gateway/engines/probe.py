@@ -1,7 +1,7 @@
 """Probes each engine by `GET /v1/models`.
 
-Probes have three purposes: they learn the models of an engine that did not register in Redis, they restore an ejected
-engine, and they eject an engine that hangs or is gone before a client's request fails there.
+Probes have three purposes: they read the models of an engine that did not register in Redis, they return an ejected
+engine to service, and they eject an engine that hangs or has stopped before a client's request fails there.
 
 | outcome of a probe | effect |
 |---|---|
@@ -9,7 +9,7 @@ engine, and they eject an engine that hangs or is gone before a client's request
 | an answer that cannot be used (a status, no JSON) | it is logged |
 | no answer in time, but bytes of another response came meanwhile | it is logged |
 | no answer in time and no other byte, or nothing listens | it is logged and counts against the engine |
-| an answer, but the engine's record says that its model stands still | as no answer in time |
+| an answer, but by the engine's record its model completes no step | as no answer in time |
 
 An engine under suspicion (see `gateway.routing.outlier_detection`) is asked for `/health` at once.
 """
@@ -27,22 +27,26 @@ from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.policy.names import is_model_name
 
 PROBE_CHECK_S: Final = 0.25
-"""Seconds between two searches for engines that are due, so the least between two probes of an ejected engine."""
+"""Seconds between two searches for engines that are due, and so the least time between two probes of an ejected
+engine."""
 
 PROBE_UNKNOWN_S: Final = 1.0
-"""Seconds between probes of an engine that has not answered: how soon a new one serves."""
+"""Seconds between probes of an engine that has not answered: the delay until a new engine serves."""
 
 PROBE_S: Final = 3.0
-"""Seconds between probes of an engine that answers: with `PROBE_TIMEOUT_S`, how soon a hung engine is ejected."""
+"""Seconds between probes of an engine that answers: with `PROBE_TIMEOUT_S`, the delay until a hung engine is
+ejected."""
 
 MODELS_BYTES: Final = 4 * 1024 * 1024
 """Bytes of the largest list of models that is read."""
 
 PROBE_TIMEOUT_S: Final = 3.0
-"""Seconds that an engine has to answer a probe. Fewer eject a busy engine; more leave a hung one in service."""
+"""Seconds in which an engine must answer a probe. With a smaller value busy engines are ejected; with a larger one hung
+engines stay in service longer."""
 
 STOOD_STILL_S: Final = 0.25
-"""A time-out that fires this many seconds late means that this process stood still. The engine is not blamed."""
+"""A time-out that fires this many seconds late means that this process was blocked. It does not count against the
+engine."""
 
 _log = logging.getLogger(__name__)
 _PATH = b"/v1/models"
@@ -100,7 +104,7 @@ class Probe:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Probe each engine when it is due, without end."""
+        """Probe each engine when it is due, until cancelled."""
         while True:
             now = self._monotonic()
             for engine in [*self._fleet.engines.values()]:
@@ -150,7 +154,7 @@ class Probe:
             self._fleet.index()
 
     async def _settle(self, engine: Engine) -> None:
-        """Find out by `/health` whether an engine under suspicion is at fault."""
+        """Check by `/health` whether an engine under suspicion is at fault."""
         try:
             await fetch(engine, _HEALTH, b"*/*", MODELS_BYTES, self._timeout_s)
         except OutOfFilesError:
@@ -170,7 +174,7 @@ class Probe:
         if isinstance(error, OutOfFilesError):
             return  # this process is at fault
         if is_silent and (now - began_at > self._timeout_s + STOOD_STILL_S or engine.heard_at > began_at):
-            return  # this process stood still, or another response came from the engine
+            return  # this process was blocked, or another response came from the engine
         if outlier_detection.is_ejected:
             outlier_detection.eject(now)
         elif (is_silent or isinstance(error, UnreachableError)) and engine.cards is not None:

@@ -10,7 +10,7 @@ from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.wire.spec_decode import Reading, parse
 
 TIMEOUT_S: Final = 2.0
-"""Seconds that an engine has to answer. Until it is ejected, a hung engine delays `/metrics` by this."""
+"""Seconds in which an engine must answer. Until it is ejected, a hung engine delays `/metrics` by this time."""
 
 METRICS_BYTES: Final = 16 * 1024 * 1024
 """Bytes of the largest exposition that is read. vLLM's has some 100 kB a model."""

@@ -1,7 +1,7 @@
 """Keeps the snapshot up to date from Redis, on a thread of its own, so that no request waits for Redis.
 
 The thread follows announcements, and reads everything again after `poll_s` without one. Every `EXCHANGE_S` it publishes
-the demand on this gateway and reads the demand on the others, by which the limits of API keys are divided.
+the demand on this gateway and reads the demand on the others. The limits of API keys are divided by these demands.
 
 | failure                   | behaviour                                                                       |
 |---------------------------|---------------------------------------------------------------------------------|
@@ -28,18 +28,18 @@ from specpilot.policy.store import Store
 EXCHANGE_S: Final = 1.0
 """Seconds between two exchanges of demand.
 
-1.7 % of a limit that moves between replicas is allowed twice, see `gateway.limits.rate_limit`.
+At this interval 1.7 % of a limit that moves between replicas is allowed twice, see `gateway.limits.rate_limit`.
 """
 
 PRESENCE_S: Final = 5.0
-"""Seconds after which the share of a silent replica goes to the others. Requests that it allows meanwhile come on top.
-"""
+"""Seconds after which the share of a silent replica goes to the others. Requests that it allows meanwhile are
+additional."""
 
 RETRY_S: Final = 0.5
 """Seconds before Redis is tried again."""
 
 SETTLE_S: Final = 15.0
-"""Seconds after Redis is back during which missing documents are kept: time for their writers to write them again."""
+"""Seconds after Redis answers again in which missing documents are kept: time for their writers to write them again."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Watcher:
             self._stopped.wait(RETRY_S)
 
     def _follow(self, changed: str | None) -> None:
-        """Do what is due now. `changed` is the announced document, `None` after a time without an announcement."""
+        """Perform the due actions. `changed` is the announced document, `None` after a time without an announcement."""
         now = self._clock.monotonic()
         if changed is None or now - self._exchanged_at >= EXCHANGE_S:
             self._exchanged_at = now

@@ -2,10 +2,10 @@
 
 A snapshot is immutable, so a request sees one state even when a new snapshot replaces it meanwhile.
 
-- Redis may come back empty after an outage, and engines and operators then still have to write their documents again.
-  So for `SETTLE_S` after a reconnection, a document that the last snapshot had is kept although Redis lacks it.
-- Once a key has been seen, requests need a key until the process ends. Losing the keys closes the gateway; it never
-  opens it.
+- Redis may be empty after an outage, until engines and operators have written their documents again. So for `SETTLE_S`
+  after a reconnection, a document of the last snapshot is kept although Redis lacks it.
+- Once a key has been read, requests need a key until the process ends. If the keys are lost, the gateway rejects
+  requests; it never accepts requests without a key.
 - Unreadable keys are not the same as no keys: a gateway that has not read Redis yet does not know whether requests need
   a key.
 """
@@ -90,7 +90,7 @@ def hash_of(key: str | bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One entry of the API keys file. The key itself does not leave `keys_of`."""
+    """One entry of the API keys file. The key itself stays in `keys_of`."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     key_id: str

@@ -5,7 +5,7 @@ fields:
 
 | state                | `reader` | `_framer` | in the pool | bytes from the engine                                  |
 |----------------------|----------|-----------|-------------|--------------------------------------------------------|
-| idle                 | `None`   | `None`    | yes         | nobody requested them: close                           |
+| idle                 | `None`   | `None`    | yes         | unrequested: close                                     |
 | waiting for the head | set      | `None`    | no          | collected in `_buffer` until the head is whole         |
 | reading the body     | set      | set       | no          | passed to the reader                                   |
 | closed               | `None`   | any       | no          | none                                                   |
@@ -75,7 +75,7 @@ class Address:
     __slots__ = ("host", "host_header", "name", "port", "prefix", "tls")
 
     def __init__(self, url: str, name: str | None = None, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
-        """`url` is the engine's base URL without `/v1`; `name` is its host's name where `url` has an address instead.
+        """`url` is the engine's base URL without `/v1`; `name` is its host's name if `url` has an address instead.
 
         `tls` returns the context of new connections to `https://`; it must not block. Raises `ValueError` for a
         malformed `url`.
@@ -164,7 +164,7 @@ class EngineConnection:
             reader.reset("closed" if exc is None else "reset", is_stale=is_stale)
 
     def pause_writing(self) -> None:
-        """The engine reads slowly. There is nothing to do: the request is in memory in any case."""
+        """The engine reads slowly. Nothing is done, because the request is in memory anyway."""
 
     def resume_writing(self) -> None:
         """The engine reads again."""
@@ -234,7 +234,7 @@ class EngineConnection:
         self.reader = self._framer = self._head = None
         self._is_used = True
         if self._is_paused:
-            self.resume()  # the slow client of this response must not block the next one
+            self.resume()  # the slow client of this response must not block the next response
         unsent = self.transport.get_write_buffer_size()  # an engine may answer before it has read the whole request
         if head is None or not head.is_kept_alive or self._buffer or unsent:
             self.transport.abort()

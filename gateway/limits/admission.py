@@ -1,4 +1,4 @@
-"""Whether a request may go to an engine now, or has to wait. Pure: `now` is monotonic seconds.
+"""Decides whether a request may go to an engine now, or has to wait. Pure: `now` is monotonic seconds.
 
 | state of a model | condition | a new request |
 |---|---|---|
@@ -14,8 +14,8 @@ Each line holds at most `queue_limit` requests. Free room goes to the next reque
 `gateway.limits.fair_queue`; models that share engines are served in rotation. No new request overtakes a waiting one of
 its model.
 
-The relay calls `serve` when a request ends. The sweep calls it too, for room that appears in another way: an engine
-joined, returned, or stopped draining. A retry does not wait again, so it may exceed the capacity.
+The relay calls `serve` when a request ends. The sweep calls it too, because there may be room for other reasons: an
+engine joined, returned, or stopped draining. A retry does not wait again, so it may exceed the capacity.
 """
 
 from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ class Admission(Generic[B]):
             for model in [*self._queues]:
                 if without_room(self._engines_of(model), self._capacity) is None:
                     continue
-                # `proceed` below may call `leave` and `serve`, so the queue is out of the way until it is consistent.
+                # `proceed` below may call `leave` and `serve`, so the queue is removed until it is consistent.
                 queue = self._queues.pop(model, None)
                 place = None if queue is None else queue.pop()
                 if queue is None or place is None:
@@ -135,7 +135,7 @@ class Admission(Generic[B]):
                 place.waiter.proceed(now)
 
     def wait_s(self, model: str, traffic_class: str, now: float) -> float:
-        """Return the expected wait in seconds: how long the first of the line has waited by now, at least 1 s."""
+        """Return the expected wait in seconds: the time that the first of the line has waited so far, at least 1 s."""
         queue = self._queues.get(model)
         first = None if queue is None else queue.first(traffic_class)
         return RETRY_AFTER_MIN_S if first is None else max(RETRY_AFTER_MIN_S, now - first.since)

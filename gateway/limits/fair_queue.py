@@ -7,8 +7,7 @@ the whole time, the numbers of items taken, each divided by its weight, differ b
 each. A class that returns has no credit and no debt. Equal tags go to the class that began to wait first.
 
 Priorities are strict: while a class of a higher priority waits, no lower one is served. Fairness holds within a
-priority, which has a V of its own. When the queue is empty, all tags are forgotten. `pop` is O(classes), the rest
-O(1).
+priority, which has a V of its own. When the queue is empty, all tags are dropped. `pop` is O(classes), the rest O(1).
 """
 
 from collections import OrderedDict

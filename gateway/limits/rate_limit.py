@@ -4,31 +4,32 @@ Bucket. A limit of L per minute is a bucket that holds C = s * L and fills with 
 share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and c is subtracted, below
 zero if necessary. So a request with a cost above C passes too, once per c / C minutes. Tokens are charged by estimate;
 `settle` corrects the charge when the usage is known. A change of s changes C and the fill rate, and never adds to the
-content. A request that exceeds one limit of its key is charged to none. A key with requests under way is not forgotten,
+content. A request that exceeds one limit of its key is charged to none. A key with requests under way is not dropped,
 however long they last.
 
-Share. Each replica publishes its demand for each key: the requests and tokens that were asked of it, rejected or not,
-in limits per minute, averaged over the last `DEMAND_S` seconds, at most `DEMAND_MAX`. With the demand d_i of replica i,
+Share. Each replica publishes its demand for each key: the requests and tokens that it was asked for, rejected ones
+included, in limits per minute, averaged over the last `DEMAND_S` seconds, at most `DEMAND_MAX`. With the demand d_i of
+replica i,
 
     s_i = (d_i + PRIOR) / sum_j (d_j + PRIOR)
 
 which is equal shares for a key without requests, and leaves PRIOR for replicas that may get the next request. Every
 replica computes it from the same published demands, so the shares of one moment add up to 1. A bucket begins full. Only
-a bucket of a limit that is in use at other replicas begins with PRIOR * L, or the cost of its first request: the others
-hold the rest already.
+a bucket of a limit that is in use at other replicas begins with PRIOR * L, or the cost of its first request, because
+the other replicas already have the rest.
 
 Bound. One replica allows at most 2 L in a minute (L saved up, and L that flows in), and L in each following minute,
 plus the debt of one request. R replicas together allow the same, with one debt each, plus two terms:
 
 - Replicas use demands that are up to `EXCHANGE_S` old (`gateway.engines.redis_watch`), so when a share of x moves to
   other replicas, both sides allow it for that time: x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit.
-  When Redis comes back empty, each replica may take itself for the only one until its next exchange: at most (R - 1)
+  When Redis is back without its data, each replica may count as the only one until its next exchange: at most (R - 1)
   times that.
 - A bucket that begins during use adds its first content.
 
 | failure | shares |
 |---|---|
-| no replica can read demands | the last shares hold; they add up to 1, except for shares that were moving then |
+| no replica can read demands | the last shares apply; they add up to 1, except for shares that were moving then |
 | a replica has never read any | it has a share of 1, so R such replicas allow R times the bound |
 | the same, N workers of one program | each has 1 / N, even if all requests come to one of them |
 | one replica is cut off | it keeps its share; after `PRESENCE_S` the others divide the whole: its share counts twice |
@@ -36,10 +37,10 @@ plus the debt of one request. R replicas together allow the same, with one debt 
 Places. A limit of L requests at once is divided by the same shares: a replica has max(1, round(s * L)) places. A
 request passes while fewer requests than that are under way here, including those that wait for an engine. The demand of
 such a limit counts as (requests under way + the new one) / L, and does not decay while they last. A request may last
-for an hour, so none may pass by an outdated share: s is the lesser of the last two exchanges' shares, and grows only
-when every other replica has read the demands behind it. So at most L requests are under way, plus one for each replica
-whose share is below one place. Requests that are under way when places move to other replicas continue, and come on top
-until they end.
+for an hour, so it must not pass by an outdated share. Therefore s is the lesser of the last two exchanges' shares, and
+grows only when every other replica has read the demands from which it was computed. So at most L requests are under
+way, plus one for each replica whose share is below one place. Requests that are under way when places move to other
+replicas continue, in addition to this bound, until they end.
 
 All of this bounds the charges. Tokens are charged by estimate: usage beyond the estimates of the requests under way
 becomes a debt afterwards, and may exceed one request's.
@@ -53,10 +54,11 @@ from typing import Final
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 
 DEMAND_S: Final = 5.0
-"""Seconds over which demand is averaged. Fewer follow bursts, and move shares more often."""
+"""Seconds over which demand is averaged. With a smaller value shares follow bursts, and move more often."""
 
 DEMAND_MAX: Final = 2.0
-"""The largest demand that one replica publishes, in limits per minute. It bounds the effect of a local flood."""
+"""The largest demand that one replica publishes, in limits per minute. It bounds the effect of many requests at one
+replica."""
 
 PRIOR: Final = 0.02
 """Demand that is added for every replica: the part of a limit that a replica without requests keeps."""
@@ -69,7 +71,7 @@ IDLE_DEMAND: Final = 0.00001
 
 MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
-"""The status of a request whose client left before the end of the response."""
+"""The status of a request whose client disconnected before the end of the response."""
 _ERROR_STATUS: Final = 400
 CONCURRENT: Final = "concurrent_requests"
 
@@ -97,7 +99,7 @@ class Bucket:
 
     def fill(self, now: float) -> None:
         """Add the inflow up to `now`."""
-        if now > self._at:  # a request that was pipelined behind another has an earlier time
+        if now > self._at:  # a pipelined request behind another one has an earlier time
             self.held += (now - self._at) * self.capacity / MINUTE_S
             self._at = now
         self.held = min(self.capacity, self.held)
@@ -115,7 +117,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Why a request does not pass: the limit on `requests`, on `tokens` or on `CONCURRENT`; and when it would pass."""
+    """The limit that a request exceeds (`requests`, `tokens` or `CONCURRENT`), and when it would pass."""
 
     kind: str
     limit: int
@@ -146,7 +148,7 @@ class Meter:
         self.unsettled = unsettled
 
     def begin_during_use(self, tokens: float) -> None:
-        """Begin with a small content, as other replicas use the key now. `tokens` is the cost of the first request."""
+        """Begin with a small content: other replicas use the key now. `tokens` is the cost of the first request."""
         for bucket, cost in ((self.requests, 1.0), (self.tokens, tokens)):
             if bucket is not None:
                 bucket.held = min(bucket.held, max(bucket.limit * PRIOR, cost))
@@ -192,7 +194,7 @@ class Meter:
         self.unsettled -= 1
         bucket = self.tokens
         if bucket is not None:
-            bucket.fill(now)  # first: inflow above the capacity must be lost, not pay for this request
+            bucket.fill(now)  # first: inflow above the capacity must be lost, not be used for this request
             bucket.held = min(bucket.capacity, bucket.held + estimated_tokens - used_tokens)
 
     def demand(self, now: float) -> float:
@@ -213,7 +215,7 @@ class Meter:
                 bucket.resize(bucket.limit, share)
 
     def is_idle(self, now: float) -> bool:
-        """Whether the meter can be forgotten without effect: no request is under way and every bucket is full."""
+        """Whether the meter can be dropped without effect: no request is under way and every bucket is full."""
         if self.unsettled:
             return False
         for bucket in (self.requests, self.tokens):
@@ -255,8 +257,8 @@ def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
 def used_tokens(estimate: int, prompt: int, said: int | None, sent: int, status: int) -> int:
     """Return the tokens to charge for a request that was sent to an engine and has ended.
 
-    `said` is the usage in the response, `None` without one. Then the charge is the `estimate` (of which `prompt` is for
-    the prompt), or more when the output `sent` exceeds its part of the estimate. A response with an error status is not
+    `said` is the usage in the response. Without it (`None`) the charge is the `estimate` (its part `prompt` is for the
+    prompt), or more if the output `sent` exceeds its part of the estimate. A response with an error status is not
     charged.
     """
     if status >= _ERROR_STATUS and status != CLIENT_LEFT:
@@ -293,12 +295,12 @@ class Rates:
         self._shares = shares
         for key_id, meter in self._meters.items():
             share = shares.of(key_id)
-            meter.lasting_share = min(share, meter.share)  # for places: grows one exchange later
+            meter.lasting_share = min(share, meter.share)  # for places: it grows one exchange later
             if share != meter.share:
                 meter.set_share(share, now)
 
     def demands(self, now: float) -> dict[str, float]:
-        """Return the demand to publish for each key, and forget the keys that are idle at every replica."""
+        """Return the demand to publish for each key, and drop the keys that are idle at every replica."""
         used = self._shares.by_key
         for key_id in [key_id for key_id, meter in self._meters.items() if key_id not in used and meter.is_idle(now)]:
             del self._meters[key_id]

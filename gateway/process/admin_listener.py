@@ -1,4 +1,4 @@
-"""A separate listener for operators: `/metrics` names engines and API keys, which clients must not see."""
+"""A separate listener for operators: `/metrics` names engines and API keys, which clients must not read."""
 
 import asyncio
 import logging

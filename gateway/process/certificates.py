@@ -29,7 +29,7 @@ class Certificates:
         self._flag = flag
         self._paths = tuple(Path(path) for path in paths if path is not None)
         self._make = make
-        self._fault: str | None = None  # as last logged
+        self._fault: str | None = None  # the fault logged last
         self._seen = self._state()
         self.context = self._made()
 
@@ -51,7 +51,7 @@ class Certificates:
         return True
 
     async def follow(self, changed: Callable[[ssl.SSLContext], Awaitable[None]] | None = None) -> None:
-        """Check the files without end. `changed` gets each new context; if it fails, again at the next check."""
+        """Check the files until cancelled. `changed` gets each new context; if it fails, it is called again later."""
         is_due = False
         while True:
             await asyncio.sleep(CHECK_S)
@@ -60,7 +60,7 @@ class Certificates:
                 if is_due and changed is not None:
                     await changed(self.context)
                 is_due = False
-            except Exception:  # noqa: BLE001 - without this task the certificates in use would expire
+            except Exception:  # noqa: BLE001 - if this task ended, the certificates in use would expire
                 _log.exception("new certificates could not be applied; trying again")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:

@@ -1,7 +1,7 @@
 """Returns free memory to the system.
 
-The C library keeps freed memory for later requests. With bodies of all sizes that reserve grows for hours although
-nothing is held. With trimming, a process is as large after an hour as after minutes.
+The C library keeps freed memory for later requests. With bodies of all sizes this reserve grows for hours although the
+memory is not used. With trimming, a process is as large after an hour as after minutes.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def trimmer() -> Callable[[], None]:
-    """Return a function that returns free memory to the system; it does nothing where the C library cannot.
+    """Return a function that returns free memory to the system; it does nothing if the C library cannot.
 
     A call takes a millisecond for some 15 MB and blocks the process. Frequent calls find little to return.
     """

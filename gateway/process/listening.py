@@ -1,8 +1,8 @@
 """The sockets that the gateway listens on.
 
 Several workers share one port by `SO_REUSEPORT`: each has a socket of its own, and the kernel spreads new connections
-over those that listen. The option would also let a second gateway of the same user take the same port unnoticed, so the
-port is bound once without it first.
+over those that listen. With the option a second gateway of the same user could also use the same port unnoticed. So the
+port is first bound once without it.
 """
 
 import socket
@@ -11,7 +11,8 @@ from typing import Final
 from specpilot.gateway.process.start_error import StartError
 
 BACKLOG: Final = 4096
-"""Connections that may wait to be accepted. More survive a burst of clients, at the cost of kernel memory."""
+"""Connections that may wait to be accepted. A larger number allows larger bursts of clients, at the cost of kernel
+memory."""
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:

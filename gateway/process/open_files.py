@@ -1,7 +1,7 @@
 """The limit on open files: each connection of a client or to an engine is one.
 
-Without a free file descriptor a gateway cannot connect to its engines. So the limit is raised as high as it goes
-without privileges, and a client is accepted only while there is a descriptor for its connection to an engine too.
+Without a free file descriptor a gateway cannot connect to its engines. So the limit is raised to the largest value that
+needs no privileges, and a client is accepted only if there is also a descriptor for its connection to an engine.
 """
 
 import resource
@@ -19,12 +19,12 @@ def raise_limit() -> int | None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            hard = soft  # some systems state a hard limit that they do not grant
+            hard = soft  # some systems report a hard limit that they do not allow
     return None if hard == resource.RLIM_INFINITY else hard
 
 
 def connections_within(files: int | None, wanted: int, say: Callable[[str], None]) -> int:
-    """Return how many of `wanted` clients may connect when `files` may be open. `say` gets the reason for fewer."""
+    """Return how many of `wanted` clients may connect if `files` may be open. `say` gets the reason for fewer."""
     if files is None:
         return wanted
     room = max(1, (files - FILES_KEPT) // 2)

@@ -8,10 +8,10 @@
 | retiring | a newer worker | accepts no connection; each one closes with its next answer | ended or draining |
 | ended | see below | the listener closes, exit status 0 |  |
 
-Draining closes connections because a balancer of connections never moves an open one. It ends when nothing is under
-way, or `drain_timeout_s` after the signal: then the remaining requests get an error. Retiring ends when nothing has
-been under way for `LINGER_S`, or after the same time-out. The retiring worker's socket belongs to the newer worker too,
-so no connection is lost.
+Draining closes connections because a balancer of connections never moves open ones. It ends when nothing is under way,
+or `drain_timeout_s` after the signal: then the remaining requests get an error. Retiring ends when nothing has been
+under way for `LINGER_S`, or after the same time-out. The retiring worker's socket belongs to the newer worker too, so
+no connection is lost.
 
 A second signal ends the process at once.
 """
@@ -34,10 +34,12 @@ from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
 
 LINGER_S: Final = 2.0
-"""Seconds without a request after which a replaced worker ends. More bridge clients' pauses; fewer free memory."""
+"""Seconds without a request after which a replaced worker ends. A larger value keeps connections through clients'
+pauses; a smaller one frees memory sooner."""
 
 ANOTHER_SIGNAL_S: Final = 0.5
-"""Seconds within which a second signal to a worker counts as the first one, passed on by the supervisor."""
+"""Seconds within which a second signal to a worker counts as the first one: the supervisor may pass the same signal
+on."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class GatewayServer(Server):
             listener.context = context
 
     def _has_room(self, handshakes: int) -> bool:
-        """Whether the limit on connections allows one more TLS handshake beside `handshakes` others."""
+        """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""
         context = self._context
         has_room = len(context.connections) + handshakes < context.limits.max_connections
         if not has_room:

@@ -12,13 +12,13 @@ Each slot has one worker that serves, and a listening socket (see `gateway.proce
 2. Death while serving. The worker is replaced: at once if it lived for `HEALTHY_S`, else after a pause that doubles
    from `PAUSE_S` to `PAUSE_LIMIT_S`. Its slot stops listening, so that the other workers get its connections.
 3. Death before ready. The program ends if no other worker serves or starts; else the slot is treated as in 2. So a
-   gateway that serves continues, whatever prevents new workers from starting.
+   serving gateway continues if new workers cannot start for any reason.
 4. Reload. Slot by slot, a new worker starts on the slot's socket, and the old one retires when it is ready. A worker
    that was starting may have read the old settings, so it is replaced too, once it is ready. A new worker that dies
    before it is ready ends the reload, and the old one stays; unless a further reload was requested since that new
    worker started.
 5. Redis. A worker that is alone in its slot, from its start or since the old worker died, gets `SkipRedis`: it serves
-   with the API keys that it knows. A worker that replaces another waits until it has read Redis (see
+   with the API keys that it has. A worker that replaces another waits until it has read Redis (see
    `gateway.process.worker`).
 6. Stop. Every worker is stopped; those that have not ended after `stop_limit_s` are killed.
 """
@@ -32,7 +32,8 @@ PAUSE_S: Final = 1.0
 """Seconds before a worker that died early is replaced, the first time."""
 
 PAUSE_LIMIT_S: Final = 30.0
-"""Seconds of the longest such pause. Longer spares the machine; shorter restores service sooner."""
+"""Seconds of the longest such pause. With a larger value the machine has less load; with a smaller one service is
+restored sooner."""
 
 HEALTHY_S: Final = 60.0
 """Seconds of life after which a dead worker is replaced at once."""
@@ -42,7 +43,7 @@ START_LIMIT_S: Final = 60.0
 
 
 FAULT_STATUS = 2
-"""The exit status of a worker that has itself reported the setting at fault."""
+"""The exit status of a worker that has already reported the setting at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Supervision:
         return self.is_stopping and not self._workers
 
     def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `due` has something to do; `None` when it waits for an event."""
+        """Return the seconds until `due` has an action; `None` while it waits for an event."""
         times = list(self._due_at.values())
         times += [item.started_at + START_LIMIT_S for item in self._in(_Phase.STARTING)]
         if self._kill_at is not None:
@@ -142,7 +143,7 @@ class Supervision:
         return max(0.0, min(times) - now) if times else None
 
     def due(self, now: float) -> list[Action]:
-        """Return the actions for which the time has come."""
+        """Return the actions that are due."""
         actions: list[Action] = []
         for slot in [slot for slot, at in self._due_at.items() if at <= now]:
             del self._due_at[slot]

@@ -1,9 +1,9 @@
-"""The parent of several workers: starts them, watches them, passes signals on. It serves no request.
+"""The parent of several workers: starts them, supervises them, and passes signals on. It serves no request.
 
 `gateway.process.supervision` decides; this module performs its actions. The parent makes each slot's listening socket
-and passes it to the slot's workers one after another, so that a replacement loses no connection. When a worker dies and
-is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other workers. One
-further socket only reserves the port.
+and passes it to the slot's workers one after another, so that no connection is lost in a replacement. When a worker
+dies and is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other
+workers. One further socket only reserves the port.
 
 | signal          | effect                                                                               |
 |-----------------|--------------------------------------------------------------------------------------|
@@ -45,7 +45,7 @@ from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy.clock import Clock
 
 LEDGER_S: Final = 60.0
-"""Seconds after which the unchanged ledger is written again, because cleaners of temporary files remove old ones."""
+"""Seconds after which the unchanged ledger is written again, because cleaners of temporary files remove old files."""
 
 _log = logging.getLogger(__name__)
 

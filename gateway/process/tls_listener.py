@@ -1,9 +1,9 @@
 """Accepts TLS connections of clients, and bounds the handshakes under way.
 
 A client counts as connected after its handshake. Before that it holds a file descriptor and some 50 KB, and many
-clients can do so at once. asyncio's own server does not report how many there are, hence this listener. A connection
-without room is closed on arrival, since a local reply would need the handshake first. A handshake that takes longer
-than `HANDSHAKE_S` is closed too.
+clients can do so at once. asyncio's own server does not report the number of handshakes, so this listener is used. A
+connection without room is closed on arrival, because a local reply would need the handshake first. A handshake that
+takes longer than `HANDSHAKE_S` is closed too.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Final
 
 HANDSHAKE_S: Final = 10.0
-"""Seconds that a handshake may take. More admit slow networks; fewer free the places of idle connections."""
+"""Longest time of a handshake, in seconds. A larger value admits slow networks; a smaller one frees the places of idle
+connections sooner."""
 
 ACCEPTS_A_TURN: Final = 64
 """Connections that are accepted in one pass of the event loop. Each then takes a handshake of some 0.5 ms."""
@@ -55,7 +56,7 @@ class TlsListener:
         context: ssl.SSLContext,
         has_room: Callable[[int], bool],
     ) -> "TlsListener":
-        """Return a listener that accepts on the socket of `server` instead of it. No connection is refused meanwhile.
+        """Return a listener that replaces `server` on its socket. No connection is refused meanwhile.
 
         The two sockets are two descriptors of one queue of connections, so either may be closed.
         """

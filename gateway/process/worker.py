@@ -7,8 +7,8 @@
 | `RETIRE`               | to a serving worker     | a newer worker takes over                      |
 | end of the channel     | to the worker           | the supervisor is gone: drain as after SIGTERM |
 
-A worker without `SKIP_REDIS` replaces one that may know the API keys in Redis, so it reads Redis before it gets ready.
-If it cannot within `REDIS_WAIT_S`, it ends, and the old worker stays.
+A worker without `SKIP_REDIS` replaces a worker that may have read the API keys from Redis, so it reads Redis before it
+is ready. If this fails for `REDIS_WAIT_S`, the new worker ends, and the old one stays.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ RETRY_S: Final = 0.5
 """Seconds between two attempts to read Redis before the start."""
 
 PUBLISH_S: Final = 1.0
-"""Seconds between two snapshots of a worker's counts, so the most that its sudden death can lose."""
+"""Seconds between two snapshots of a worker's counts, and so the largest loss if it dies."""
 
 READY = b"r"
 RETIRE = b"q"
@@ -85,7 +85,7 @@ class Worker:
         return True
 
     def serve(self, retire: Callable[[], None], orphaned: Callable[[], None]) -> None:
-        """Report `READY`, and obey the supervisor from now on. Call on the running loop."""
+        """Report `READY`, and follow the supervisor's messages from now on. Call on the running loop."""
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
 
@@ -102,7 +102,7 @@ class Worker:
         self._channel.send(READY)
 
     async def run(self, context: GatewayContext) -> None:
-        """Publish without end."""
+        """Publish until cancelled."""
         while True:
             await self.publish(context)
             await asyncio.sleep(PUBLISH_S)
@@ -123,7 +123,7 @@ class Worker:
     async def exposition(self, context: GatewayContext) -> bytes:
         """Return the metrics of all workers, after publishing this worker's counts. Raises `OSError`.
 
-        Because of that order, a count that was shown once is not lost by this worker's sudden death.
+        Because of this order, a count in a reply is not lost if this worker dies.
         """
         context.refresh_metrics()
         snapshot = context.metrics.snapshot()

@@ -1,7 +1,7 @@
-"""What a request counts towards: the limits of its API key, the metrics of its class, the access log, its trace.
+"""Accounts for a request: in the limits of its API key, the metrics of its class, the access log and its trace.
 
-Its key is charged an estimate before the request is sent. When the request has ended, everything is recorded once, and
-the charge becomes what was used.
+Its key is charged an estimate before the request is sent. When the request has ended, it is recorded once, and the
+charge is corrected to the usage.
 """
 
 from specpilot.gateway.limits.rate_limit import used_tokens
@@ -44,7 +44,8 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
 ) -> None:
     """Complete `outcome` and record it. `trip` is the request's relay, `span` its trace.
 
-    `prepared` is `None` for a request that was rejected before it was decided on. `is_charged`: `charge` succeeded.
+    `prepared` is `None` for a request that was rejected before the decisions about it. `is_charged`: `charge`
+    succeeded.
     """
     if key is not None:
         outcome.key_id = key.key_id

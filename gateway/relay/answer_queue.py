@@ -1,13 +1,13 @@
 """The answers on one client connection, in the order of its requests: the writing side of `connection_state`.
 
-A client may send requests before it has its answers (pipelining). They wait in uvicorn's queue, those for the FastAPI
-app and the relayed ones together, so that one order holds for both. `client_connection` adds to it while it reads.
+A client may send requests before it has its answers (pipelining). Requests for the FastAPI app and relayed ones wait in
+the same queue of uvicorn, so that they are answered in one order. `client_connection` adds to it while it reads.
 
-Back-pressure: while the client does not read what was written (`write_paused`), the current response stops reading its
-engine, and the next request does not start (`HELD`). So a client that sends and never reads holds one response.
+Back-pressure: while the client does not read the written bytes (`write_paused`), the engine's response is not read, and
+the next request does not start (`HELD`). So a client that sends and never reads occupies one response only.
 
-Closing: a connection with unread bytes would be reset when it is closed, and the client could lose the answer that it
-has not read yet. So it is half-closed first, and closed `LINGER_S` later.
+Closing: if a connection with unread bytes is closed, it is reset, and the client could lose the answer that it has not
+read yet. So it is half-closed first, and closed `LINGER_S` later.
 """
 
 from typing import Any, Final, cast
@@ -22,17 +22,17 @@ PIPELINED: Final = 16
 """Requests that may wait behind another on one connection. After them, the rest of the connection is ignored."""
 
 PIPELINED_BODY_BYTES: Final = 1_048_576
-"""Bytes of body of such a request, which is held for as long as the request before it takes."""
+"""Bytes of body of such a request, which is kept until the request before it is answered."""
 
 LINGER_S: Final = 5.0
-"""Seconds that a client has to read the last answer before its connection is closed."""
+"""Seconds in which a client must read the last answer before its connection is closed."""
 
 
 class AnswerQueue:
     """The answers of one connection. `active` is the relayed request that is being answered.
 
-    `idle_since` is when the last answer ended, or bytes of no request came after it (monotonic seconds); `None` while a
-    request is read or answered.
+    `idle_since` is the time at which the last answer ended, or at which bytes of no request came after it (monotonic
+    seconds); `None` while a request is read or answered.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class AnswerQueue:
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, connection: HttpToolsProtocol, state: ConnectionState) -> None:
-        """`connection` is open. Only its parts are kept: both would refer to each other, and be freed late."""
+        """`connection` is open. Only its parts are kept, because a reference cycle would be freed late."""
         self._context = context
         self._flow = connection.flow
         self._loop = connection.loop
@@ -87,7 +87,7 @@ class AnswerQueue:
             self.active.pause()
 
     def resume(self) -> None:
-        """The client has caught up: continue its response, or begin the next."""
+        """The client has read enough: continue its response, or begin the next."""
         if self.active is not None:
             self.active.resume()
         elif self._state.writing == HELD:
@@ -96,7 +96,7 @@ class AnswerQueue:
     def end_active(self) -> None:
         """The response of the active request has ended: begin the next, or close."""
         exchange, self.active = self.active, None
-        if exchange is None or self._transport.is_closing():  # the client has left
+        if exchange is None or self._transport.is_closing():  # the client has disconnected
             return
         if exchange.keep_alive:
             self.end_answer()

@@ -7,7 +7,7 @@
 | detached or failed | `None`  | `None`        |                                                                |
 
 `drop` is possible in every state. It closes an open connection and cancels connecting, so that an engine never works
-for a client that has left. The engine's outstanding work includes the attempt from `begin` to `drop`.
+for a client that has disconnected. The engine's outstanding work includes the attempt from `begin` to `drop`.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import ConnectionsFullError
 
 STOOD_STILL_S: Final = 0.25
-"""A time-out that fires this many seconds late means that this process stood still. The engine is not blamed."""
+"""A time-out that fires this many seconds late means that this process was blocked. It does not count against the
+engine."""
 
 
 class AttemptReader(Reader, Protocol):
@@ -78,16 +79,16 @@ class Attempt:
             self._connection.pause()
 
     def resume(self) -> None:
-        """Read again: the client has caught up."""
+        """Read again: the client has read enough."""
         if self._connection is not None:
             self._connection.resume()
 
     def detach(self) -> None:
-        """Give up the connection: its response is whole, or it is gone."""
+        """Give up the connection: its response is complete, or it is closed."""
         self._connection = None
 
     def drop(self) -> None:
-        """End the attempt, and close what is still open."""
+        """End the attempt, and close its open connection."""
         if self._is_dropped:
             return
         self._is_dropped = True
@@ -120,7 +121,7 @@ class Attempt:
             raise ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S) from error
         except OSError as error:  # TimeoutError is one
             if isinstance(error, TimeoutError) and self._context.monotonic() - due > STOOD_STILL_S:
-                await self._open()  # this process stood still, so the engine may have answered in time
+                await self._open()  # this process was blocked, so the engine may have answered in time
                 return
             self._task = None
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"

@@ -1,8 +1,8 @@
-"""The attempts of one request: the engines that it is tried at, and what each attempt shows about its engine.
+"""The attempts of one request: the engines tried, and the engine against which a failure counts.
 
 A request is tried at one engine, and after a failure before any content at another one, once, within the retry budget.
-`gateway.relay.relay` has the failures. One failure says little: the engine may be broken, or the request may fail
-everywhere. So the second engine decides what the failure counts against.
+`gateway.relay.relay` has the failures. After one failure the cause is unknown: the engine may be faulty, or the request
+may fail at every engine. So the result at the second engine decides:
 
 | the first engine      | the second engine | counts                                        |
 |-----------------------|-------------------|-----------------------------------------------|
@@ -11,8 +11,8 @@ everywhere. So the second engine decides what the failure counts against.
 | failed                | is not tried      | against the first, with the request as source |
 | unreachable or silent | fails             | against the second, as above                  |
 
-That an engine is unreachable or silent counts against it at once. An answer for another model, to which a model route
-fell back, proves nothing about the first engine. `gateway.routing.outlier_detection` has what a source means.
+An unreachable or silent engine is counted at once. An answer for another model, to which a model route fell back, is no
+evidence about the first engine. `gateway.routing.outlier_detection` defines the source.
 """
 
 from typing import Final
@@ -28,13 +28,13 @@ from specpilot.gateway.wire.deadlines import STREAM_CONTENT
 from specpilot.gateway.wire.response import Delivery
 
 SERVER_ERROR: Final = 500
-"""The least status that says that the server failed."""
+"""The smallest status that means a failure of the server."""
 
 REFUSED_CREDENTIALS: Final[tuple[int, ...]] = (401, 403)
 """The operator's fault, never the client's: the gateway sends its own credentials."""
 
 RETRIED_STATUS: Final[tuple[int, ...]] = (500, 502, 503, 504)
-"""Statuses after which the second engine decides whose fault it is."""
+"""Statuses after which the result at the second engine decides what is at fault."""
 
 _NOT_IMPLEMENTED: Final = 501
 """vLLM's answer when the model lacks the API. The client asked for it, so the engine has not failed."""
@@ -60,8 +60,8 @@ class Attempts:
     """The attempts of one request: at most two. `current` is the latest one, `None` before the first and after `drop`.
 
     `sink` is the client's connection, `session` the value of the session header. The methods that may begin an attempt
-    take its reader, the request. They return whether the request is taken care of: another engine is tried, or a fault
-    of the gateway was answered with an error.
+    take its reader, the request. They return whether the request is handled: another engine is tried, or a fault of the
+    gateway was answered with an error.
     """
 
     __slots__ = ("_blamed", "_context", "_prepared", "_session", "_sink", "current", "is_second")
@@ -121,7 +121,7 @@ class Attempts:
         if self._blamed is not None:
             self._judge(is_engines=False)
 
-    # What an attempt shows about its engine
+    # The result of an attempt, for its engine
 
     def answer(self, now: float) -> None:
         """A good answer has begun."""
@@ -131,7 +131,7 @@ class Attempts:
             self._judge(is_engines=self._blamed.model == self._prepared.model)
 
     def complete(self, delivery: Delivery, now: float) -> None:
-        """A response is whole, though it may have failed within."""
+        """A response is complete, although it may contain an error."""
         assert self.current is not None
         outlier_detection = self.current.engine.outlier_detection
         if not delivery.has_failed:
@@ -152,7 +152,7 @@ class Attempts:
         assert self.current is not None
         engine = self.current.engine
         if self.is_second:
-            if self._blamed is None:  # the first was unreachable or silent, so it does not show the request's fault
+            if self._blamed is None:  # the first was unreachable or silent, so it is no evidence against the request
                 engine.outlier_detection.fail(now, is_connect=False, source=self._source())
             self._blamed = None
             return False
@@ -176,7 +176,7 @@ class Attempts:
         return False
 
     def time_out(self, name: str, sent_at: float, now: float, reader: AttemptReader) -> bool:
-        """There was no content in time. `name` is the time-out's, `sent_at` when the request was sent."""
+        """There was no content in time. `name` is the time-out's; the request was sent at `sent_at`."""
         assert self.current is not None
         engine = self.current.engine
         # For the content time-out only content counts: a server may send keep-alives while its model hangs.

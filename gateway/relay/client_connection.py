@@ -6,9 +6,9 @@ becomes uvicorn's own cycle and reaches the FastAPI app. Both kinds are answered
 `gateway.relay.connection_state` has the states of a connection and their transitions. This file has the reading side,
 `gateway.relay.answer_queue` the writing side.
 
-- Reading continues whatever is under way, so a client that leaves is noticed in every phase. It pauses only for a pass
-  of the event loop (`gateway.relay.read_turns`). So the requests that a client may send ahead are bounded instead:
-  after `PIPELINED` of them the rest of the connection is ignored, and it is closed after the answers.
+- Reading continues in every phase, so that a disconnect of the client is always detected. It pauses only for a pass of
+  the event loop (`gateway.relay.read_turns`). Therefore the requests that a client may send ahead are bounded: after
+  `PIPELINED` of them the rest of the connection is ignored, and it is closed after the answers.
 - A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
   coding besides chunked, ...) gets a 400 and the connection ends, on every route.
 - Only public attributes and methods of uvicorn's protocol are used. They are the same in every version that the
@@ -75,7 +75,7 @@ class ClientConnection(HttpToolsProtocol):
         self._state = ConnectionState()
         self._head_bytes = 0  # bytes since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
-        # Stand in for uvicorn's `url` and `headers`: compiled, a field of an uncompiled base costs a dict access.
+        # Used instead of uvicorn's `url` and `headers`: compiled, a field of an uncompiled base costs a dict access.
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         # The next head begins with a whole line of HTTP/1.1. Checking here takes a quarter of the parser's own answer.
@@ -103,13 +103,13 @@ class ClientConnection(HttpToolsProtocol):
         self._context.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: end the current request and drop the waiting ones."""
+        """The client has disconnected: end the current request and drop the waiting ones."""
         self._context.connections.discard(self)
         self._state.read(STOP)
         self._turns.unread = b""
         self._answers.client_left()
         super().connection_lost(exc)
-        # It refers back here. Without the cycle both are freed now, not by the collector.
+        # It refers back to this object. Without the cycle both are freed now, not by the collector.
         self.cycle = cast("Any", None)
 
     def data_received(self, data: bytes) -> None:
@@ -129,7 +129,7 @@ class ClientConnection(HttpToolsProtocol):
         self._parse(data)
 
     def _read_on(self) -> None:
-        """Parse the next lines of what was read before."""
+        """Parse the next lines of the unread bytes."""
         unread = self._turns.begin()
         if unread:
             self._parse_lines(unread)
@@ -177,14 +177,14 @@ class ClientConnection(HttpToolsProtocol):
         self._answers.pause()
 
     def resume_writing(self) -> None:
-        """The client has caught up: continue its response, or begin the next."""
+        """The client has read enough: continue its response, or begin the next."""
         super().resume_writing()
         self._answers.resume()
 
     # Parser
 
     def on_message_begin(self) -> None:
-        """A request begins. uvicorn's own preparation is left out: only requests for the app need it."""
+        """A request begins. uvicorn's own preparation is left out, because only requests for the app need it."""
         self._target = b""
         self._fields = []
         self._state.read(connection_state.BEGIN)
@@ -284,7 +284,7 @@ class ClientConnection(HttpToolsProtocol):
         if previous is None or previous.response_complete:
             self._state.write(connection_state.START)
         super().on_headers_complete()
-        self.flow.resume_reading()  # uvicorn pauses while a request waits, and would not notice a client that leaves
+        self.flow.resume_reading()  # uvicorn pauses while a request waits: a disconnect would not be detected
 
     def on_response_complete(self) -> None:
         """A response of the app has ended: begin the next."""

@@ -34,7 +34,8 @@ from specpilot.policy.model_policy import ClassPolicy, MatchRule
 from specpilot.policy.names import OTHER
 
 SWEEP_S: Final = 0.1
-"""Seconds between two sweeps. Fewer enforce time-outs earlier; more walk through the requests less often."""
+"""Seconds between two sweeps. With a smaller value time-outs are enforced earlier; with a larger one less time is
+used."""
 
 RETRY_AFTER_S: Final = 1.0
 """`Retry-After` in seconds when the gateway has no better estimate."""
@@ -55,7 +56,7 @@ class Running(Swept, Protocol):
     """A request under way."""
 
     def end_with(self, error: GatewayError) -> None:
-        """End with `error`, as clearly as is still possible."""
+        """End with `error`, in the best form that is still possible."""
 
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` was ejected because it does not answer."""
@@ -114,7 +115,7 @@ class GatewayContext:
         self.exchanges: set[Running] = set()
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.body_bytes = 0  # of all requests without the beginning of an answer
+        self.body_bytes = 0  # bytes of all requests whose answer has not begun
         self._classes: dict[str, frozenset[str]] = {}
         self._terms: dict[str, tuple[tuple[MatchRule, ...], int]] = {}
         self._id_count = 0
@@ -153,7 +154,7 @@ class GatewayContext:
         self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Serve by `snapshot` from now on. On the loop only, or before it runs."""
+        """Use `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
         self._classes.clear()
         self._terms.clear()
@@ -172,7 +173,7 @@ class GatewayContext:
             exchange.end_with(error)
 
     def engine_ejected(self, engine: Engine) -> None:
-        """Let the requests that wait for `engine`, which does not answer, try another engine."""
+        """Try another engine for the requests that wait for `engine`, which does not answer."""
         for exchange in [*self.exchanges]:
             try:
                 exchange.engine_ejected(engine)
@@ -275,12 +276,12 @@ class GatewayContext:
 
     def _sweep(self) -> None:
         assert self._loop is not None
-        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that a fault below does not end the sweeps
+        self._loop.call_later(SWEEP_S, self._sweep)  # first, so that no fault below ends the sweeps
         now = self.monotonic()
         self._is_behind = now - self._swept_at > 2 * SWEEP_S and not self._is_behind
         self._swept_at = now
         if self._is_behind:
-            return  # this process stood still, and timers run before sockets: read the bytes that came meanwhile first
+            return  # this process was blocked, and timers run before sockets: first read the bytes that came
         self._sweeps += 1
         for item in [*self.exchanges]:
             try:
@@ -289,7 +290,7 @@ class GatewayContext:
                 _log.exception("a time-out could not be enforced")
         self.serve_queue()
         if self._sweeps % 10 == 0:
-            self.demands = self.rates.demands(now)  # replaced whole: another thread reads it
+            self.demands = self.rates.demands(now)  # replaced as a whole, because another thread reads it
             for connection in [*self.connections]:
                 connection.sweep(now)
             self.fleet.sweep(now)

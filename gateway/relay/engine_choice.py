@@ -35,7 +35,7 @@ def another_engine(
     """Return an engine for a retry, which is then paid for; `None` if none is allowed or there is none."""
     now = context.monotonic()
     if not context.budget.allows(now):
-        return None  # checked before the choice, which counts itself and remembers the prompt
+        return None  # checked before the choice, which is counted and stores the prompt's points
     engine = _pick(context, prepared, session, tried)
     if engine is None or engine in tried:
         return None  # there is no other engine, or no other has the stored response

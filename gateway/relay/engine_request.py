@@ -1,4 +1,4 @@
-"""A request as its engine gets it: the head for this engine, the client's headers, the amended body."""
+"""A request in the form for its engine: the head for this engine, the client's headers, the amended body."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
 
 SMALL_BODY_BYTES: Final = 65_536
-"""Bytes up to which a body is copied behind its head: one write is cheaper than two."""
+"""Bytes up to which a body is copied behind its head, because one write takes less time than two."""
 
 
-def engine_request(  # noqa: PLR0913, PLR0917 - a request is that much
+def engine_request(  # noqa: PLR0913, PLR0917 - the parts of a request
     engine: Engine,
     prepared: PreparedRequest,
     method: bytes,
@@ -26,7 +26,7 @@ def engine_request(  # noqa: PLR0913, PLR0917 - a request is that much
 ) -> tuple[bytes | memoryview, ...]:
     """Return the request for `engine`, as buffers to send one after another. `request` is the client's head.
 
-    `names_response`: the gateway gives a response an identifier, if it is one that an engine keeps and the client chose
+    `names_response`: the gateway gives a response an identifier, if an engine keeps the response and the client chose
     none. The identifier names the engine, so a retry has another one.
     """
     body: Sequence[bytes | memoryview] = prepared.body

@@ -2,17 +2,17 @@
 
 `exchange_state` has the table of states. This file has the phases before an engine: `request` (the body arrives) and
 `queue` (every engine is full). From the choice of an engine on the request is a `gateway.relay.relay.Relay`, which this
-file begins and ends. Every phase has a time-out. In every state the client may leave, which frees its place in the
+file begins and ends. Every phase has a time-out. In every state the client may disconnect. This frees its place in the
 queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                              |
 |-------------------------------------|------------------------------------------------------|
 | `_relay`, `_place`                  | set in `RELAYED`, in `QUEUED`                        |
 | `_prepared`                         | set once the request is whole and decided on         |
-| `is_received`                       | the whole body is here, in any state                 |
+| `is_received`                       | the whole body has arrived, in any state             |
 | `refusal`                           | an error to send when the state leaves `PENDING`     |
 | `_is_charged`                       | the key was charged, and `finish` settles the charge |
-| `response_complete`, `disconnected` | in `OVER`; the client left                           |
+| `response_complete`, `disconnected` | in `OVER`; the client disconnected                   |
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from specpilot.policy.api_key import ApiKey
 
 
 class _NeverAwaited:
-    """Stands in for the event that uvicorn sets on its own cycles."""
+    """Replaces the event that uvicorn sets on its own cycles."""
 
     def set(self) -> None:
         """Do nothing."""
@@ -182,7 +182,7 @@ class Exchange:
             self._relay.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """The client has read enough."""
         if self._relay is not None:
             self._relay.resume()
 
@@ -244,7 +244,7 @@ class Exchange:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Decide on the whole request, and send it or let it wait. A compressed body is decoded first."""
+        """Decide on the whole request, then send it or queue it. A compressed body is decoded first."""
         context = self._context
         if self._body.is_encoded:
             context.spawn(asyncio.get_running_loop().create_task(self._decode(self._body.finish_encoded())))

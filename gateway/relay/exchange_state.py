@@ -6,7 +6,7 @@
 | `OPEN`    | the body arrives, or an engine is being chosen                   |
 | `QUEUED`  | every engine is full                                             |
 | `RELAYED` | an engine is chosen; `gateway.relay.relay` has phases of its own |
-| `OVER`    | the response has ended, in whatever way                          |
+| `OVER`    | the response has ended, in any way                               |
 
 Two things are no states: whether the body is whole, which may be so in every state, and an error that waits in
 `PENDING` to be sent.

@@ -23,7 +23,7 @@ class ResponseSink(Protocol):
 
 
 class ClientSide(ResponseSink, Protocol):
-    """The client's connection, as the request whose turn it is sees it."""
+    """The client's connection, for the request that is being answered."""
 
     def reset(self) -> None:
         """Close the client's connection at once, so that the response does not look complete."""

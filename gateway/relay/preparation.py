@@ -2,9 +2,9 @@
 
 This module decides and performs nothing; the exchange acts on its results.
 
-A request for a name with a model route is for the model that the route chooses, and class, policy and limits are that
-model's. Its original body is kept until the first byte of an answer, because the request may fall back to the route's
-next model until then (`gateway.relay.engine_choice`), and the body is then amended again.
+A request for a name with a model route is for the model that the route chooses; class, policy and limits are those of
+that model. Its original body is kept until the first byte of an answer, because the request may fall back to the
+route's next model until then (`gateway.relay.engine_choice`), and the body is then amended again.
 """
 
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
@@ -57,7 +57,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
             param="model",
         )
     routes = context.snapshot.model_routes
-    # A form is sent unchanged, so its model cannot be replaced; and a stored response has its model already.
+    # A form is sent unchanged, so its model cannot be replaced; a stored response already has its model.
     route = routes.get(asked) if routes and not head.target and path not in FORMS else None
     if route is None:
         if asked not in context.fleet.by_model:
@@ -141,7 +141,7 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
 
 
 def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
-    """Return the facts of a body. `text` stands for a body that is large, a form, or absent."""
+    """Return the facts of a body. `text` replaces a body that is large, a form, or absent."""
     if text is None:
         return read_facts(path, body[0])
     # The bytes of a form's file are no measure of the prompt.

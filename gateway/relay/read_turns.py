@@ -1,11 +1,11 @@
-"""How much of a client's bytes is parsed in one pass of the event loop, so that other connections are served too.
+"""Bounds the bytes of a client that are parsed in one pass of the event loop, so that other connections are served too.
 
 Each request, header and chunk takes at least one line, so the cost of a read is bounded by its lines. A read of many
-lines is parsed `LINES_A_TURN` at a time, in one pass each. A large read of few lines is part of a body and cheap, but
-libuv would continue with up to 32 of them. So after some of them the client waits for one pass.
+lines is parsed `LINES_A_TURN` at a time, in one pass each. A large read of few lines is part of a body and takes little
+time, but libuv would continue with up to 32 such reads. So after some of them the client waits for one pass.
 
-Waiting means that reading is paused. It is never paused for longer than the next pass that has nothing left to parse,
-so a client that leaves is noticed.
+Waiting means that reading is paused. The pause ends at the latest with the next pass that has nothing left to parse, so
+a disconnect of the client is detected.
 """
 
 import asyncio

@@ -6,8 +6,8 @@
 | `wait`     | a stream's first content, another body's first byte, an error's end | nothing, or keep-alives   |
 | `response` | the end                                                             | the response so far       |
 
-In `connect` and `wait` another engine may be tried, once, within the retry budget. `gateway.relay.attempts` has which
-engine that is, and what the failure counts against. The reasons:
+In `connect` and `wait` another engine may be tried, once, within the retry budget. `gateway.relay.attempts` has the
+choice of this engine, and the engine against which the failure counts. The reasons:
 
 1. The engine cannot be reached (`unconnected`).
 2. A time-out before the first content (`overdue`).
@@ -19,10 +19,10 @@ engine that is, and what the failure counts against. The reasons:
 vLLM sends the head of a stream before it has prefilled anything, so most retries are possible only because the head is
 held back. From `response` on there is no retry: see `gateway.wire.response`.
 
-Unless `--no-pass-keep-alives` is set, keep-alives of a stream are sent in `wait`. That commits to status 200
+Unless `--no-pass-keep-alives` is set, keep-alives of a stream are sent in `wait`. This commits to status 200
 (`is_committed`): a later failure without another engine becomes an error event.
 
-A kept connection that the engine closes just when the request is sent is replaced by a new one. That counts neither
+A kept connection that the engine closes just when the request is sent is replaced by a new one. This counts neither
 against the engine nor against the budget. A break later than `STALE_S` is a failure as in 5.
 
 The relay owns the engine's side only. Its `RelayOwner` ends the request and records it.
@@ -52,15 +52,16 @@ from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.routes import STORED
 
 STALE_S: Final = 1.0
-"""Seconds after sending within which a closed connection counts as idle before. Later, the engine broke off."""
+"""Seconds after sending within which a closed connection counts as closed while idle. After that, the engine broke
+off."""
 
 
 class Relay:
     """One request from its choice of an engine on. Phases: see the module.
 
-    `began_at` is when the gateway could begin: the request was whole and had a place (monotonic seconds). `sent_at` is
-    0 until the request is sent. `status` is the engine's, 0 before there is one; `error` describes a later failure.
-    `is_committed`: the client has a status and the beginning of a stream, but no content.
+    `began_at` is the time at which the gateway could begin: the request was complete and had a place (monotonic
+    seconds). `sent_at` is 0 until the request is sent. `status` is the engine's, 0 before its head; `error` describes a
+    later failure. `is_committed`: the client has a status and the beginning of a stream, but no content.
     """
 
     __slots__ = (
@@ -68,7 +69,7 @@ class Relay:
         "_sink", "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a request is that much
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         context: GatewayContext,
         owner: RelayOwner,
@@ -132,7 +133,7 @@ class Relay:
             self._attempts.current.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """The client has read enough."""
         self.last_at = self._context.monotonic()
         if self._attempts.current is not None:
             self._attempts.current.resume()
@@ -160,7 +161,7 @@ class Relay:
                 self.delivery = delivery
 
     def end_with(self, error: GatewayError) -> None:
-        """End with `error`, as clearly as is still possible."""
+        """End with `error`, in the best form that is still possible."""
         if self.delivery is not None and self.delivery.has_begun:
             self._reset_response(error)
         else:
@@ -258,7 +259,7 @@ class Relay:
             self._write(out)
 
     def _has_failed_first(self, delivery: Delivery, now: float) -> bool:
-        """Judge the beginning of a body; return whether it was the engine's failure and another engine is tried (4)."""
+        """Examine the beginning of a body; return whether the engine failed and another one is tried (4)."""
         if not delivery.has_failed_first:
             if self.status < SERVER_ERROR and delivery.has_content:
                 self._attempts.answer(now)

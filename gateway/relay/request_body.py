@@ -1,7 +1,7 @@
 """The body of one request as it arrives: kept in parts, bounded, decoded, counted against the bytes of all bodies.
 
-A large body stays in the parts in which it came, except that small parts are joined. Joining all of it would block
-every other request for that time. For the same reason a compressed body is decoded with pauses, once it is whole.
+A large body is kept in the parts in which it arrived, except that small parts are joined. Joining all of it would block
+every other request during that time. For the same reason a compressed body is decoded with pauses, once it is whole.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ PART_BYTES: Final = 4096
 """Bytes below which parts of a body are joined. A part of two bytes takes 56 as an object of its own."""
 
 BLOCK_BYTES: Final = 65_536
-"""Bytes of joined parts that make one part. Fewer make more parts; more take longer to copy."""
+"""Bytes of joined parts that make one part. A smaller number means more parts; a larger one takes longer to copy."""
 
 DECODING_TURN_S: Final = 0.001
 """Seconds of decoding one body before other requests are served."""
@@ -73,7 +73,7 @@ class RequestBody:
 
     @property
     def has_endless_rest(self) -> bool:
-        """Whether what has yet to arrive is unbounded, too long to drop, or may never come."""
+        """Whether the remaining bytes are unbounded, too many to drop, or may never come."""
         request = self._request
         return request.is_chunked or request.is_expecting or (request.length or 0) > UNREAD_BYTES
 
@@ -117,7 +117,7 @@ class RequestBody:
     async def decode(self, parts: tuple[bytes, ...]) -> None:
         """Decode `parts`, with pauses for other requests. Raises a `GatewayError` if the decoded body is rejected.
 
-        The client may leave in a pause, or a time-out may end the request. Either drops the body, which ends this
+        The client may disconnect in a pause, or a time-out may end the request. Either drops the body, which ends this
         coroutine early. Nothing cancels it.
         """
         monotonic = self._context.monotonic

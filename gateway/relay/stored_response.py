@@ -1,4 +1,4 @@
-"""Requests that refer to a response which an engine keeps: their engine, and whether their key owns the response."""
+"""Requests for a response that an engine keeps: finds their engine, and checks that their key owns the response."""
 
 import orjson
 

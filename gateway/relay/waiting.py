@@ -25,7 +25,7 @@ def join_queue(
 
 
 def leave_queue(context: GatewayContext, place: Place, prepared: PreparedRequest, now: float) -> float:
-    """Give up `place`: there is room, or the request has ended. Returns how long it waited, in seconds."""
+    """Give up `place`: there is room, or the request has ended. Return its waiting time in seconds."""
     assert context.admission is not None
     context.admission.leave(place)
     waited_s = max(0.0, now - place.since)

@@ -1,9 +1,9 @@
-"""Which engines may get a request, and which of them is the least busy. Pure: `now` is monotonic seconds.
+"""Finds the engines that may get a request, and the least busy of them. Pure: `now` is monotonic seconds.
 
 Rank. A draining engine gets no new request. Among the others, engines in service come before ejected ones, and engines
 of known load before engines of unknown load. Only the engines of the best rank present take part in a choice. When all
-engines are ejected, one of them is still chosen: a refused connection costs little, and a wrong ejection must not take
-a model down.
+engines are ejected, one of them is still chosen: a refused connection costs little, and a wrong ejection must not make
+a model unavailable.
 
 Load. `busy = (outstanding work + 1) / share`. Work is in estimated tokens. `share` (0..1] grows back to 1 over `RAMP_S`
 after an ejection, so that an engine returns slowly. `least` takes the least busy engine, equals by rotation.
@@ -11,8 +11,8 @@ after an ejection, so that an engine returns slowly. `least` takes the least bus
 all choose the same engine.
 
 Bound. An engine that is preferred for its cache (`gateway.routing.chooser`) may be busier than the least busy one, up
-to `BOUND_RATIO * least + BOUND_TOKENS`. The constant term allows a few requests more, which cost a batch little; the
-ratio limits the rest to half as much again.
+to `BOUND_RATIO * least + BOUND_TOKENS`. The constant term allows a few more requests, which cost a batch little. The
+ratio limits a larger load to 1.5 times that of the least busy engine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,10 +21,11 @@ from typing import Final, Protocol, TypeVar
 from specpilot.gateway.routing.outlier_detection import OutlierDetection
 
 BOUND_RATIO: Final = 1.5
-"""How many times as busy as the least busy engine a preferred one may be."""
+"""Largest load of a preferred engine, in multiples of the load of the least busy one."""
 
 BOUND_TOKENS: Final = 8192.0
-"""Tokens of work above that ratio that a preferred engine may have. More keeps caches warm, and queues longer."""
+"""Tokens of work above that ratio that a preferred engine may have. With a larger value more requests find their cache,
+and queues are longer."""
 
 
 class Candidate(Protocol):
@@ -77,7 +78,7 @@ def usable(candidates: Iterable[C], now: float) -> tuple[list[C], list[float]]:
 
 
 def is_peer(candidate: Candidate, chosen: Candidate) -> bool:
-    """Whether `candidate` would be as eligible as `chosen` if it had room: it is not ejected unless `chosen` is."""
+    """Whether `candidate` would be as eligible as `chosen` if it had room: it is not ejected, or `chosen` is too."""
     return not candidate.is_draining and candidate.outlier_detection.is_ejected <= chosen.outlier_detection.is_ejected
 
 
@@ -101,5 +102,5 @@ def two_choices(engines: Sequence[C], busy: Sequence[float], draw: int) -> C:
 
 
 def bound(busy: Sequence[float]) -> float:
-    """Return how busy a preferred engine may be when the engines are this `busy`."""
+    """Return the largest load of a preferred engine when the engines are this `busy`."""
     return BOUND_RATIO * min(busy) + BOUND_TOKENS

@@ -1,8 +1,8 @@
-"""The ceiling on K of one request: the client's wish, limited by its API key. Pure.
+"""The ceiling on K of one request: the client's value, limited by its API key. Pure.
 
-It is the smallest of the header `x-specpilot-k-max`, the body's `vllm_xargs.k_max` and the key's `k_max`, of those that
-are present. 0 switches speculation off for the request. The engine applies the ceiling (`engine_adapter.plan.planner`):
-the request's K follows the schedule up to it.
+It is the smallest of the present ones among the header `x-specpilot-k-max`, the body's `vllm_xargs.k_max` and the key's
+`k_max`. 0 switches speculation off for the request. The engine applies the ceiling (`engine_adapter.plan.planner`): it
+limits the request's K to this value.
 """
 
 from typing import Any, Final

@@ -3,15 +3,15 @@
 The first rule that applies, among the engines of the best rank (`gateway.routing.balance`):
 
 1. The request names a session: the session's home (`gateway.routing.session`).
-2. An engine has a beginning of the request's prompt in its cache: the least busy of the engines with the longest such
+2. Some engine has a beginning of the request's prompt in its cache: the least busy of the engines with the longest such
    beginning (`gateway.routing.prefix`).
-3. The least busy engine, or the less busy of two.
+3. Otherwise: the least busy engine, or the less busy of two.
 
 Rules 1 and 2 only take an engine within `gateway.routing.balance.bound`. When the preferred engine is beyond it, rule 1
 takes the next home, and rule 2 the next shorter beginning, else rule 3 applies. An engine in `avoid` (it is full, or
 has failed this request) counts as beyond every bound.
 
-The choices of rules 2 and 3 are remembered for rule 2. Owns that memory and the rotation; clock and randomness are
+The choices of rules 2 and 3 are stored for rule 2. Owns that memory and the rotation; clock and randomness are
 arguments.
 """
 
@@ -26,7 +26,7 @@ from specpilot.gateway.wire.request_facts import RequestFacts
 
 
 class Balance(StrEnum):
-    """How to choose among engines when the request prefers none."""
+    """The choice among engines if the request prefers none."""
 
     LEAST = "least"
     TWO_CHOICES = "two_choices"
@@ -42,7 +42,7 @@ class Affinity(StrEnum):
 
 
 class Rule(StrEnum):
-    """Why an engine was chosen. Spilled: the engine preferred first was too busy, or to be avoided."""
+    """The rule by which an engine was chosen. Spilled: the engine preferred first was too busy, or to be avoided."""
 
     SESSION = "session"
     SESSION_SPILLED = "session_spilled"
@@ -80,7 +80,7 @@ class Chooser:
         if not engines:
             return None
         preferable, load = engines, busy
-        if avoid:  # avoided engines stay visible to rules 1 and 2, so that a choice beside them counts as spilled
+        if avoid:  # rules 1 and 2 also consider avoided engines, so that another choice counts as spilled
             avoided = [item for item in candidates if item in avoid and is_peer(item, engines[0])]
             preferable, load = engines + avoided, busy + [inf] * len(avoided)
         if self._has_session:  # rule 1

@@ -1,4 +1,4 @@
-"""Which traffic class a request belongs to. The server decides; the client may ask. Pure.
+"""Determines the traffic class of a request. The server decides; the client may ask. Pure.
 
 The first of these that is a class of the model:
 
@@ -10,8 +10,7 @@ The first of these that is a class of the model:
 
 A class that the model does not have is never an error: it is counted as unknown, and the next step is tried. A
 `service_tier` that is no class is ignored without being counted, since OpenAI has tiers of its own; so are `auto` and
-`default`, which OpenAI's clients send as a matter of course. A model without a policy has `default` and the classes of
-API keys.
+`default`, which OpenAI's clients send by default. A model without a policy has `default` and the classes of API keys.
 """
 
 from collections.abc import Collection
@@ -82,7 +81,7 @@ def may_ask(key: ApiKey, asked: str) -> bool:
 
 
 def is_match(rule: MatchRule, facts: RequestFacts) -> bool:
-    """Whether the request has every property that `rule` names. An unstated length is never "at most" a limit."""
+    """Whether the request has every property that `rule` names. An unstated length does not match an upper bound."""
     if rule.path is not None and rule.path != facts.path:
         return False
     if rule.stream is not None and rule.stream != facts.stream:

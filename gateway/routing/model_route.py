@@ -1,4 +1,4 @@
-"""Which model serves a request for a name that has a route: a weighted split, then fall-back models. Pure.
+"""Finds the model that serves a request for a name with a route: a weighted split, then fall-back models. Pure.
 
 Split, for a request that names a session (`gateway.routing.session`): weighted rendezvous hashing. Each target scores
 
@@ -25,7 +25,7 @@ _BITS: Final = 53
 
 
 class RouteRule(StrEnum):
-    """Why a model serves a routed request."""
+    """The rule by which a model serves a routed request."""
 
     SPLIT = "split"
     FALLBACK = "fallback"

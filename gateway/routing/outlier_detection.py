@@ -1,10 +1,10 @@
-"""When an engine is ejected, for how long, and how it returns. Pure: `now` is monotonic seconds.
+"""The ejection of an engine: its causes, its duration, and its end. Pure: `now` is monotonic seconds.
 
 | state | condition | next state |
 |---|---|---|
 | in service | not `is_ejected` | ejected, by one of the causes below; suspected, by failures of one client |
 | suspected | `is_suspect`, in service | in service, by a good answer or probe; ejected, by a bad probe of `/health` |
-| ejected | `is_ejected` | from `ejected_until` on: returning, by a good probe or answer; ejected again, by failures |
+| ejected | `is_ejected` | after `ejected_until`: returning, by a good probe or answer; ejected again, by failures |
 | returning | `returned_at` under `RAMP_S` ago | in service, by time; ejected as from service, for a longer time |
 
 An ejected engine still gets requests when its model has no other engine.
@@ -18,14 +18,15 @@ Causes of an ejection:
 3. Other failures before an answer (closed, 5xx, 401 and 403, a time-out before the first byte, an error event as the
    first of a stream): `FAILURES_ALLOWED` in a row, if they may be the engine's fault (see below).
 4. Failures within answers (an error event, broken off): `FAILURES_ALLOWED` in a row, of several clients or several
-   bodies. They have a count of their own, because each of them has a good beginning; a whole answer resets it.
+   bodies. They have a count of their own, because each of these answers has a good beginning; a complete answer resets
+   it.
 5. Probes without an answer in time: `PROBES_ALLOWED` in a row.
 
 Each further ejection lasts twice as long, up to `EJECTED_MAX_S`.
 
-The beginning of a good answer resets the failures of 3; a 4xx is good, as the client is at fault. A connection resets
-nothing, since the kernel accepts connections for a hung process. Neither does a head, since a server may send the head
-of a stream while its model hangs.
+The beginning of a good answer resets the failures of 3; a 4xx is good, because the client is at fault. A connection
+resets nothing, since the kernel accepts connections for a hung process. Neither does a head, since a server may send
+the head of a stream while its model hangs.
 
 A failure may be the request's own fault: vLLM answers 500 to some grammars. So one client, or one body, ejects no
 engine:
@@ -40,29 +41,32 @@ engine:
 A request that fails at two engines counts at neither: the relay does not report it.
 
 An ejection ends by a background probe after its time, or by the first answer that begins after its time. An answer that
-begins earlier was requested before the ejection, and may yet fail like the ones before it.
+begins earlier was requested before the ejection, and may still fail like the earlier ones.
 """
 
 from dataclasses import dataclass, field
 from typing import Final
 
 FAILURES_ALLOWED: Final = 5
-"""Failures in a row, other than connecting, before an ejection. Fewer would eject an engine for one bad request."""
+"""Failures in a row, other than connecting, before an ejection. With a smaller number one bad request could eject an
+engine."""
 
 SOURCES_MAX: Final = 16
-"""Different requests that are remembered of a row of failures. Two would do."""
+"""Number of different requests that are kept of a row of failures. Two would be enough."""
 
 PROBES_ALLOWED: Final = 2
-"""Probes in a row that may time out before an ejection. One may have met a busy moment."""
+"""Probes in a row that may time out before an ejection. A single one may be due to a short load."""
 
 EJECTED_MIN_S: Final = 0.5
-"""Seconds of the first ejection: how soon a restarted engine is tried again."""
+"""Seconds of the first ejection: the delay until a restarted engine is tried again."""
 
 EJECTED_MAX_S: Final = 30.0
-"""Seconds of the longest ejection. Longer notices a restart later; shorter sends more probes to dead engines."""
+"""Seconds of the longest ejection. With a larger value a restart is detected later; with a smaller one dead engines get
+more probes."""
 
 RAMP_S: Final = 10.0
-"""Seconds over which a returning engine's share grows to 1. Longer spares its empty cache, and loads the others."""
+"""Seconds over which a returning engine's share grows to 1. With a larger value the engine gets fewer requests while
+its cache is empty, and the other engines more."""
 
 RAMP_FLOOR: Final = 0.1
 """The share (0..1] of normal load with which an engine returns."""
@@ -74,7 +78,7 @@ Source = tuple[str, int]
 
 @dataclass(slots=True)
 class OutlierDetection:
-    """The state of one engine by its recent behaviour: see the module. Times are monotonic seconds."""
+    """The state of one engine: see the module. Times are monotonic seconds."""
 
     failures: int = 0
     is_suspect: bool = False
@@ -160,7 +164,7 @@ class OutlierDetection:
         self._sources.clear()
 
     def fail_probe(self, now: float, *, is_connect: bool) -> bool:
-        """A probe could not connect, or got no answer in time (1 and 5); return whether that ejects the engine now."""
+        """A probe could not connect, or got no answer in time (1 and 5); return whether this ejects the engine now."""
         was_ejected = self.is_ejected
         self.probe_timeouts += 1
         if is_connect or was_ejected or self.probe_timeouts >= PROBES_ALLOWED:

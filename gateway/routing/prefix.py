@@ -1,18 +1,18 @@
-"""Which engines should have the beginning of a prompt in their KV cache, by this gateway's own choices. Pure.
+"""Finds the engines that should have the beginning of a prompt in their KV cache, by this gateway's own choices. Pure.
 
 Points. Each beginning of a prompt is one hash: after every whole block of `BLOCK_CHARS`, and after every text (a
-message, or a part of one), so that the next request of a conversation finds exactly what the last one left. Each hash
-covers everything before it, the model, and vLLM's `cache_salt`, since different models and salts share no cache.
+message, or a part of one), so that the next request of a conversation finds exactly the points of the last one. Each
+hash covers everything before it, the model, and vLLM's `cache_salt`, because different models and salts share no cache.
 Beginnings shorter than `LEAST_CHARS` are not worth a preference.
 
-Cost. The first `READ_CHARS` are read in full. A text beyond them counts by its length and its last `TAIL_CHARS`, so
+Cost. The first `READ_CHARS` are read in full. Of a text beyond them the length and the last `TAIL_CHARS` are hashed, so
 that conversations under the same long system prompt still differ, at a fixed cost. At most `TEXTS_MAX` texts are read.
 Tools and token ids do not count. Two prompts with equal hashes and different text cost one prefill, never a wrong
 answer.
 
-Memory. At most `PREFIXES_MAX` points; the first to go is the one least recently added or matched as the longest. At
-most `HOLDERS_MAX` engines for each point, the latest first. Python's string hash has a new key in every process, so a
-client cannot make prompts collide, and no text of a prompt is kept.
+Memory. At most `PREFIXES_MAX` points; the one that was added or matched as the longest least recently is dropped first.
+At most `HOLDERS_MAX` engines for each point, the latest first. Python's string hash has a new key in every process, so
+a client cannot make prompts collide, and no text of a prompt is kept.
 """
 
 from collections import OrderedDict
@@ -25,7 +25,8 @@ LEAST_CHARS: Final = 1024
 """Characters of the shortest beginning that is worth a preference: some 250 tokens, some milliseconds of prefill."""
 
 BLOCK_CHARS: Final = 1024
-"""Characters between two points. Fewer find longer common beginnings, at a hash and an entry each."""
+"""Characters between two points. With a smaller number longer common beginnings are found, at the cost of more hashes
+and entries."""
 
 READ_CHARS: Final = 8192
 """Characters of a prompt that are read in full. They bound the cost of a choice."""
@@ -37,10 +38,10 @@ TEXTS_MAX: Final = 32
 """Texts of a prompt (messages, or parts of one) that are read."""
 
 PREFIXES_MAX: Final = 65_536
-"""Points that are remembered, some 10 MB. Fewer forget the engines of more prompts."""
+"""Number of points that are kept, some 10 MB. With a smaller number the engines of more prompts are unknown."""
 
 HOLDERS_MAX: Final = 4
-"""Engines that are remembered for one point, the latest first."""
+"""Number of engines that are kept for one point, the latest first."""
 
 _ITEMS_MAX: Final = 4 * TEXTS_MAX
 _RESPONSES: Final = "/v1/responses"
@@ -116,7 +117,7 @@ class Prefixes:
     def learn(self, points: Sequence[int], engine_id: str) -> None:
         """Remember that a prompt with `points` goes to `engine_id`.
 
-        Stops at the first point, from the longest, that the engine has already: it then has all shorter ones too.
+        Stops at the first point, from the longest on, that the engine already has: it then has all shorter ones too.
         """
         known = self._holders
         alone = (engine_id,)

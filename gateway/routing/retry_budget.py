@@ -1,14 +1,15 @@
-"""How many requests may be retried. Pure: `now` is monotonic seconds.
+"""The retry budget: bounds the number of retries. Pure: `now` is monotonic seconds.
 
-Retries spend from a budget that requests earn, plus a small floor, so that retries cannot double the load of a failing
-fleet. The earnings of the last `SAVED_S` can be saved up, because an engine that dies fails all its requests at once.
+Each request adds to the budget, and so does time (a small floor); each retry takes from it. So retries cannot double
+the load of a failing fleet. The budget of the last `SAVED_S` can accumulate, because all requests of an engine that
+dies fail at once.
 """
 
 import math
 from typing import Final
 
 SAVED_S: Final = 60.0
-"""Seconds over which earned retries can be saved up."""
+"""Seconds over which the budget can accumulate."""
 
 
 class RetryBudget:

@@ -1,14 +1,14 @@
-"""Which engine is a session's home: the same one in every gateway, without memory or communication. Pure.
+"""Finds the home of a session: the same engine in every gateway, without memory or communication. Pure.
 
 Rendezvous hashing with bounded loads. Each engine scores `hash(session) * hash(engine) mod 2^64`, where both hashes are
-64 bits of BLAKE2b, made odd. The usable engine of the highest score is the home. So an engine that joins takes only the
-sessions whose home it becomes, and one that leaves gives up only its own. When the home is busier than
+64 bits of BLAKE2b, made odd. The usable engine of the highest score is the home. So when an engine joins, only the
+sessions move whose home it becomes; when an engine leaves, only its own sessions move. When the home is busier than
 `gateway.routing.balance.bound`, the request goes to the next highest score within the bound, which is the same engine
 in every gateway that sees the same load. The least busy engine is always within the bound, so there is always an
 answer.
 
 The name of a session is the header `x-session-id`, else, in the body, `prompt_cache_key`, `metadata.session_id`,
-`metadata.user_id` (Anthropic's), `user`: the field that was made for this first, the broadest last.
+`metadata.user_id` (Anthropic's), `user`: the most specific field first.
 """
 
 from collections.abc import Mapping, Sequence

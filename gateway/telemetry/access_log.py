@@ -12,7 +12,8 @@ from typing import IO, Any, Final
 import orjson
 
 BACKLOG: Final = 64
-"""Batches, of 0.1 s each, that may wait for a slow reader. More lose fewer lines and take more memory."""
+"""Batches, of 0.1 s each, that may wait for a slow reader. With a larger number fewer lines are lost, and more memory
+is used."""
 
 
 class AccessLog:

@@ -90,7 +90,7 @@ class Cell:
         self.duration.observe(duration_s)
 
     def learn(self, usage: Usage, events: int) -> None:
-        """A response stated `usage`; if it has no tokens, its events stand in for them."""
+        """A response stated `usage`; if it has no tokens, its events are counted instead."""
         if usage.output_tokens is not None:
             self.tokens_by_usage += usage.output_tokens
         else:

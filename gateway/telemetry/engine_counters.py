@@ -11,7 +11,7 @@ The engines are read when the sums are requested and the last readings are older
 So an idle endpoint costs nothing, and a client gets current numbers at both ends of its measurement. An engine that
 cannot be read in time keeps its last reading.
 
-Engines are identified by URL, because workers may know one engine by different names for a moment.
+Engines are identified by URL, because workers may have different names for one engine for a moment.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from specpilot.gateway.telemetry.worker_files import replace_file
 from specpilot.gateway.wire.spec_decode import HELP, PER_POSITION, PREFIX, Counts, Reading, parts_of
 
 ENGINES_REMEMBERED: Final = 1024
-"""Engines, also departed ones, whose last reading is kept. The one read longest ago is forgotten first."""
+"""Engines, also departed ones, whose last reading is kept. The one read least recently is dropped first."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class SharedAccount:
     def add(self, readings: Sequence[Reading], now: float) -> Account:
         """Update the account and return it. Raises `OSError` when it cannot be written."""
         with self._lock.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it however the worker ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it whenever the worker ends
             account = self.load()
             account.add(readings, now)
             replace_file(self._path, account)

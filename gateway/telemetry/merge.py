@@ -1,9 +1,9 @@
 """The numbers of several workers as one: counters add up, each gauge follows its own rule. Pure.
 
 A snapshot holds one worker's numbers as plain JSON values: numbers, lists of numbers (the buckets of a histogram) and
-mappings of these. Its branches say how two snapshots are merged. `counters` only grow and outlive their worker; `sums`,
-`largest` and `least` are gauges, which vanish with it. A number that only one side has is taken from there: unknown is
-not zero.
+mappings of these. The name of a branch is the rule for merging two snapshots. `counters` only grow and are kept after
+their worker has ended; `sums`, `largest` and `least` are gauges, which are dropped with it. A number that only one side
+has is used as it is: unknown is not zero.
 """
 
 import operator

@@ -24,10 +24,10 @@ from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.names import OTHER
 
 CELL_LIMIT: Final = 1024
-"""Pairs of model and class, more than any fleet has. Further ones count under `other`."""
+"""Largest number of pairs of model and class, more than any fleet has. Further ones count under `other`."""
 
 KEY_LIMIT: Final = 512
-"""API keys that one process counts separately. Further ones count under `other`."""
+"""Largest number of API keys that one process counts separately. Further ones count under `other`."""
 
 PREFIX: Final = "specpilot_gateway_"
 GAUGES: Final = {

@@ -1,12 +1,12 @@
 """Traces by the OpenTelemetry SDK: one server span for each relayed request, exported by OTLP over HTTP.
 
 The SDK reads all configuration from the standard `OTEL_*` variables. A span begins when its request is the next to be
-answered on its connection, and ends with the response. Its parent is the client's `traceparent`; the one that engines
-get names the span itself, sampled or not. Attributes follow the semantic conventions for HTTP servers and for GenAI;
-`specpilot.*` attributes are for facts without a convention.
+answered on its connection, and ends with the response. Its parent is the client's `traceparent`; the `traceparent` for
+engines names the span itself, sampled or not. Attributes follow the semantic conventions for HTTP servers and for
+GenAI; `specpilot.*` attributes are for facts without a convention.
 
-A thread exports spans in batches from a bounded queue. A span that finds the queue full is dropped and counted, so a
-slow or absent collector costs spans, never requests. An exception of the SDK is logged once and ignored.
+A thread exports spans in batches from a bounded queue. A span that finds the queue full is dropped and counted, so with
+a slow or absent collector spans are lost, but no requests. An exception of the SDK is logged once and ignored.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.heads import RequestHead
 
 QUEUE_SPANS: Final = 2048
-"""Spans that may wait for the collector, the SDK's own default. More lose fewer spans and take more memory."""
+"""Spans that may wait for the collector, the SDK's own default. With a larger number fewer spans are lost, and more
+memory is used."""
 
 CLOSE_S: Final = 3.0
-"""Seconds that the last spans have at the end."""
+"""Seconds for the export of the last spans at the end."""
 
 FIRST_TOKEN = "gen_ai.first_token"  # noqa: S105 - an event's name
 _SERVER_ERROR = 500
@@ -161,7 +162,7 @@ class OtelTracing:
         await asyncio.to_thread(thread.join, CLOSE_S)
         unexported = self._processor.unexported
         if thread.is_alive():
-            self._exporter.shutdown()  # ends its pause before the next attempt, which may take half a minute
+            self._exporter.shutdown()  # ends its pause before the next attempt, which may last half a minute
         if unexported:
             _log.warning("%d spans could not be exported before the end", unexported)
 

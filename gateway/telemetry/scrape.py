@@ -1,8 +1,8 @@
 """Serves scrapes: one exposition at a time, shared by all scrapes that waited for it.
 
 Making the text takes tens of milliseconds with many models, classes and keys, and a scrape needs no key. So the text is
-made on a thread (by `make`), never twice at once, and each time is followed by a rest of `RESTS` times its duration.
-That bounds the cost of all scrapes together. No scrape gets numbers from before its request.
+made on a thread (by `make`), never twice at once. After each time there is a pause of `RESTS` times its duration. This
+bounds the cost of all scrapes together. No scrape gets numbers from before its request.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 RESTS: Final = 4.0
-"""Rest after an exposition, in times its duration: metrics take at most a fifth of a core."""
+"""Pause after an exposition, in multiples of its duration: metrics take at most a fifth of a core."""
 
 REST_LIMIT_S: Final = 1.0
-"""Seconds of the longest rest. An exposition that waited for a hung engine took no time of this process."""
+"""Seconds of the longest pause. An exposition that waited for a hung engine took no time of this process."""
 
 
 class Scrape:

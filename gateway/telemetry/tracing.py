@@ -1,4 +1,4 @@
-"""Whether requests are traced, and the interface of tracing. Without it the hot path only checks an attribute.
+"""The interface of tracing, and whether requests are traced. Without it the relay only checks an attribute.
 
 The OpenTelemetry SDK reads its own standard variables (`OTEL_*`); this module reads only those that switch tracing on.
 The SDK is an optional dependency, loaded only then. A fault of tracing is logged and has no other effect: the gateway
@@ -16,7 +16,7 @@ PROTOCOL = "http/protobuf"
 
 _log = logging.getLogger(__name__)
 Span = Any
-"""A span of the SDK; opaque to all but the tracing that made it."""
+"""A span of the SDK; only the tracing that made it reads it."""
 
 
 class Tracing(Protocol):

@@ -2,9 +2,9 @@
 
 Each worker replaces its own file. The supervisor alone writes the ledger, which names the running workers and holds the
 counters of those that ended. A reader of the total reads the ledger, then the files that it names, then the ledger
-again, and takes each worker either from its file or from the ledger, never from both or neither. Files are replaced
-whole and read by name, so a reader always gets a complete snapshot, never an older one than before. So a counter cannot
-decrease, whichever worker answers.
+again, and takes each worker either from its file or from the ledger, never from both or neither. Files are replaced as
+a whole and read by name, so a reader always gets a complete snapshot, never an older one than before. So a counter
+cannot decrease, whichever worker answers.
 """
 
 from pathlib import Path

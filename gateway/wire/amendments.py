@@ -1,10 +1,11 @@
 """The gateway's decisions about a request, set in the bytes of its body. Pure.
 
-Law: the client's bytes reach the engine unchanged. `amend` inserts into them `vllm_xargs.traffic_class` and
-`vllm_xargs.k_max`, `priority`, for a stream `stream_options.include_usage`, and `model` if another model is to serve.
+The client's bytes reach the engine unchanged, except for insertions. `amend` inserts `vllm_xargs.traffic_class` and
+`vllm_xargs.k_max`, `priority`, for a stream `stream_options.include_usage`, and `model` if another model serves the
+request.
 
 1. A field that the body lacks becomes a first member of the body.
-2. An object that is present is merged into; its own values of these members are replaced.
+2. Into an object that is present the members are merged; they replace its own values of these members.
 3. When a body states a field twice, both are amended, so it does not matter which one the engine uses.
 4. A `vllm_xargs` that is neither object nor null is left for the engine to reject.
 """
@@ -102,7 +103,7 @@ def amend(
     opened = 0 if text[:1] == b"{" else text.index(b"{")
     start = opened + 1 if outline is None else outline.place(opened + 1)
     if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
-        return _spliced(body, [(start, start, wanted.usual_members)])  # only case 1, the frequent one
+        return _spliced(body, [(start, start, wanted.usual_members)])  # only case 1, the most frequent one
     added = wanted.firstmembers_of(found)
     has_xargs = bool(wanted.xargs) and XARGS in found
     has_options = wanted.asks_usage and STREAM_OPTIONS in found
@@ -165,7 +166,7 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
     """Return `body` with each of `edits` (start, end, new text) applied. Edits are sorted and do not overlap."""
     first = body[0]
     if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
-        if len(edits) == 1:  # most requests have no more than what is added to them
+        if len(edits) == 1:  # most requests have no members besides the added ones
             start, end, text = edits[0]
             return (first[:start] + text + first[end:],)
         copied: list[bytes] = []
@@ -175,8 +176,8 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
             position = end
         copied.append(first[position:])
         return (b"".join(copied),)
-    # A large body: slices of its parts, without a copy, and the new texts between them. The last edit adds nothing; it
-    # only brings the walk to the body's end.
+    # A large body: slices of its parts, without a copy, and the new texts between them. The last edit adds nothing;
+    # with it the loop reaches the body's end.
     parts: list[bytes | memoryview] = []
     index = begin = position = 0  # the current part, its offset in the body, the offset up to which all is done
     size = sum(map(len, body))

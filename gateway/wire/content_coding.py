@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from specpilot.gateway.wire.errors import BodyTooLargeError, InvalidCodingError, UnsupportedCodingError
 
 PIECE_BYTES: Final = 65_536
-"""The most bytes that one step decodes: 0.1 to 0.3 ms."""
+"""The largest number of bytes that one step decodes: 0.1 to 0.3 ms."""
 
 CODED_MEMBERS_MAX: Final = 1000
 """Members or frames of one body. Each costs a decoder; parallel compressors make one for some 100 kB."""
@@ -43,7 +43,7 @@ _MANY: Final = f"it has more than {CODED_MEMBERS_MAX} members"
 def codings_of(value: str) -> tuple[str, ...]:
     """Return the codings in the header `value`, in the order in which they were applied.
 
-    Raises `UnsupportedCodingError` for one that is not decoded here.
+    Raises `UnsupportedCodingError` for a coding that is not decoded here.
     """
     named = [name.strip().lower() for name in value.split(",")]
     found = tuple("gzip" if name == "x-gzip" else name for name in named if name not in ("", "identity"))

@@ -44,10 +44,11 @@ def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clo
 ) -> Overdue | None:
     """Return the expired time-out of a request in `phase`; `None` when there is none.
 
-    `last_at` is when the client or engine last sent something. `received_at` is when the request was whole, or began if
-    it is not whole yet. `sent_at` is when it was sent to the engine. A stream has bounds of its own, because it needs
-    no complete answer: on each silence before its first content, which any byte ends (an engine that prefills may send
-    keep-alives), and on the time to that content. The time-out for connecting is enforced where the connection is made.
+    `last_at` is the time at which the client or engine last sent something. `received_at` is the time at which the
+    request was complete, or began if it is not complete yet. `sent_at` is the time at which it was sent to the engine.
+    A stream has bounds of its own, because it needs no complete answer: on each silence before its first content, which
+    any byte ends (an engine that prefills may send keep-alives), and on the time to that content. The time-out for
+    connecting is enforced where the connection is made.
     """
     if phase == "request":
         if now - received_at > limits.body_timeout_s:

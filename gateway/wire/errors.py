@@ -1,4 +1,4 @@
-"""The gateway's own errors: who is at fault, and the remedy. Pure.
+"""The gateway's own errors, each with the side at fault and the remedy. Pure.
 
 Every error of the gateway derives from `GatewayError` and becomes, once and here, OpenAI's envelope `{"error":
 {"message", "type", "param", "code"}}`, or on the routes of Anthropic's API `{"type": "error", "error": {...}}`.
@@ -26,7 +26,7 @@ _ANTHROPIC_TYPES = {
 
 
 class GatewayError(Exception):
-    """Root: `status` and `code` describe the error, `type` says who is at fault.
+    """Root: `status` and `code` describe the error, `type` states the side at fault.
 
     `retry_after_s`, if given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
     the kind under which a rejection for lack of room is counted.
@@ -63,7 +63,7 @@ class InvalidFieldError(GatewayError):
 
 
 class InvalidFormError(GatewayError):
-    """The body is not a complete form that every server would read alike."""
+    """The body is not a complete form that every server would read in the same way."""
 
     status, type, code = 400, "invalid_request_error", "invalid_form"
 
@@ -87,7 +87,7 @@ class ModelNotFoundError(GatewayError):
 
 
 class ResponseNotFoundError(GatewayError):
-    """No engine here made the response, or it is gone."""
+    """No engine here made the response, or it no longer exists."""
 
     status, type, code = 404, "invalid_request_error", "response_not_found"
 
@@ -265,7 +265,7 @@ def event_of_answer(status: int, body: bytes, path: str) -> bytes:
 
 
 def all_errors() -> tuple[type[GatewayError], ...]:
-    """Every error a client can meet."""
+    """Every error that a client can get."""
     return tuple(GatewayError.__subclasses__())
 
 

@@ -1,8 +1,8 @@
 """A `multipart/form-data` body as it arrives: short fields are kept, files are skipped. Pure.
 
-The gateway needs only the fields; the bytes go to the engine unchanged. A file is searched for the end of its part and
-not stored a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is read by the same
-rules as any other body (`gateway.wire.request_facts.read_facts`).
+The gateway needs only the fields; the bytes go to the engine unchanged. In a file only the end of its part is searched;
+the file is not stored a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is read
+by the same rules as any other body (`gateway.wire.request_facts.read_facts`).
 
 | state | `_is_head` | `_is_over` | expects | next state |
 |---|---|---|---|---|
@@ -81,7 +81,7 @@ class FormOutline(BodyOutline):
             )
         self._boundary: bytes = b"--" + boundary
         self._search: re.Pattern[bytes] = re.compile(re.escape(self._boundary))
-        self._rest = _LINE  # stands in for the line break before the first boundary, which may be missing
+        self._rest = _LINE  # replaces the line break before the first boundary, which may be missing
         self._is_head = False
         self._is_over = False
         self._is_kept = False
@@ -122,7 +122,7 @@ class FormOutline(BodyOutline):
             self._rest = b""
 
     def _read_head(self, text: bytes, at: int) -> int:
-        """Read the bytes after a boundary, from `at` on; return where they end, -1 while they are incomplete."""
+        """Read the bytes after a boundary, from `at` on; return their end, -1 while they are incomplete."""
         mark = text[at : at + 2]
         if mark == _END:
             self._is_over = True

@@ -44,7 +44,7 @@ _TRAILERS_SO_FAR: Final = re.compile(
 )
 """An incomplete line must match one of these two patterns, because its bytes are passed on at once.
 
-A client that accepts a lone LF as a line break would otherwise see an end of the message where there is none.
+A client that accepts a lone LF as a line break would otherwise read a wrong end of the message.
 """
 
 _DIGIT: Final = bytes(b"0123456789abcdef".find(bytes((octet,)).lower()) & 0xFF for octet in range(256))
@@ -60,9 +60,9 @@ _PER_HOP: Final = frozenset(
 
 
 def decimal(text: bytes) -> int:
-    """Return the number that `text` is, of at most `LENGTH_DIGITS` digits; -1 when it is none.
+    """Return the number in `text`, of at most `LENGTH_DIGITS` digits; -1 if it is none.
 
-    Digit by digit: compiled, this takes a fraction of what `int` does with bytes.
+    Digit by digit: compiled, this takes a fraction of the time of `int` with bytes.
     """
     if not text or len(text) > LENGTH_DIGITS:
         return -1
@@ -190,7 +190,7 @@ def _length(stated: bytes) -> int:
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:
-    """Return name and value of a header line, and remember them, because engines repeat most lines in each answer."""
+    """Return name and value of a header line, and cache them, because engines repeat most lines in each answer."""
     name, colon, value = field.partition(b":")
     name = name.lower()
     if not colon or not name or name.translate(None, _NAME) or value.translate(None, _TEXT):

@@ -2,8 +2,8 @@
 
 A client's headers are passed on to the engine, except headers of this hop, credentials (`Authorization`, `x-api-key`,
 cookies), headers that the gateway sets itself (host, length, class, request id) and `accept-encoding`: engines answer
-uncompressed, so that the tap can read along. An engine's headers are passed on to the client in the same way, and the
-gateway's own `x-` headers replace any of the same name.
+uncompressed, so that the gateway can read usage and events. An engine's headers are passed on to the client in the same
+way, and the gateway's own `x-` headers replace any of the same name.
 """
 
 import re
@@ -58,7 +58,7 @@ _READ: Final = frozenset(
         b"x-traffic-class",
         b"x-session-id",
         K_MAX_HEADER,
-        b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM, past the balance
+        b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM instead of the balancer
     )
 )
 _OWN: Final = frozenset(
@@ -71,14 +71,14 @@ _OWN: Final = frozenset(
         b"x-specpilot-policy-version",
         b"x-specpilot-overhead-ms",
         b"x-specpilot-queue-ms",
-        # An engine's limits are those of the gateway's key, not of the client's.
+        # An engine's limits are for the gateway's key, not for the client's.
         b"x-ratelimit-limit-requests",
         b"x-ratelimit-remaining-requests",
         b"x-ratelimit-reset-requests",
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
         b"x-ratelimit-reset-tokens",
-        # The gateway alone decides which pages may read an answer.
+        # Only the gateway decides which pages may read an answer.
         b"access-control-allow-origin",
         b"access-control-allow-credentials",
         b"access-control-allow-headers",
@@ -105,8 +105,8 @@ class RequestHead:
     """The headers of a request that the gateway reads. `forwarded` are the headers for the engine, as bytes.
 
     `coding` is the value of `Content-Encoding`, all its lines joined; engines get the body without it. `target` is path
-    and query for the engine if the route stands for many paths, else empty. `is_modern`: the client speaks HTTP/1.1, so
-    it understands chunks and keeps its connection.
+    and query for the engine if the route is a pattern of many paths, else empty. `is_modern`: the client speaks
+    HTTP/1.1, so it understands chunks and keeps its connection.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
                 raise BadHeadError("there are two Host headers; send one")
             has_host = True
         elif name == b"content-length":
-            head.length = decimal(value.rstrip(b" \t"))  # httptools leaves the blanks behind a value
+            head.length = decimal(value.rstrip(b" \t"))  # httptools keeps the blanks after a value
             if head.length < 0:
                 raise BadHeadError(f"content-length is not one number of at most {LENGTH_DIGITS} digits")
         elif name == b"x-request-id":
@@ -255,7 +255,7 @@ def milliseconds(seconds: float) -> bytes:
 def rate_lines(kind: bytes, limit: int, remaining: int, reset_s: float) -> bytes:
     """Return the header lines about one limit of the client's key, in OpenAI's form.
 
-    `kind` is `requests` or `tokens`; `remaining` would pass now, and the most again in `reset_s` seconds.
+    `kind` is `requests` or `tokens`; `remaining` would pass now, and the full limit in `reset_s` seconds.
     """
     return b"x-ratelimit-limit-%s: %d\r\nx-ratelimit-remaining-%s: %d\r\nx-ratelimit-reset-%s: %s\r\n" % (
         *(kind, limit, kind, remaining),

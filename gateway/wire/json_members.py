@@ -1,7 +1,7 @@
-"""Where the members of an object lie in JSON text. Pure.
+"""Finds the members of an object in JSON text. Pure.
 
-Only for text that a JSON parser has accepted: the walk finds the structure and validates nothing. It builds no objects
-besides the names of the members, so it takes no memory of the text's size.
+Only for text that a JSON parser has accepted: the search finds the structure and validates nothing. It builds no
+objects besides the names of the members, so it takes no memory of the text's size.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Which web pages may read the gateway's answers (CORS, by the Fetch standard). Pure.
+"""Defines the web pages that may read the gateway's answers (CORS, by the Fetch standard). Pure.
 
 A browser asks before certain requests (a preflight), and hides an answer from a page whose origin the answer does not
 name. The gateway alone decides: engines do not get `Origin`, and their CORS headers are dropped.

@@ -65,7 +65,7 @@ class BodyOutline:
         self._held = b"\\" if slashes % 2 else b""
         if self._held:
             text = text[:-1]
-        if self._in_string and b'"' not in text:  # the frequent part of a long string; a search is ten times a count
+        if self._in_string and b'"' not in text:  # the usual part of a long string; a search takes ten times a count
             self._keep_string(text)
             _check(len(self._text), OUTLINE_BYTES, "bytes besides long strings")
             return

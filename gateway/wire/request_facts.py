@@ -1,4 +1,4 @@
-"""The few facts that the gateway reads from a request's body. Pure.
+"""Reads the few facts that the gateway needs from a request's body. Pure.
 
 The body, or the outline of a large one (`gateway.wire.outline`), is parsed once, for reading only; it is never
 serialised again. `gateway.wire.amendments` sets the gateway's own fields in the client's bytes.
@@ -16,7 +16,7 @@ from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED
 
 CHARS_PER_TOKEN: Final = 4
-"""Bytes of text that count as one token. A rough measure: it ranks engines, and stands in for unstated usage."""
+"""Bytes of text that count as one token. A rough measure: it ranks engines, and replaces unstated usage."""
 
 UNSAID_OUTPUT_TOKENS: Final = 256
 """The output tokens of a request that states no limit."""
@@ -46,8 +46,8 @@ vLLM's request models honour these. A field that an engine ignores limits nothin
 class RequestFacts:
     """The gateway's view of a request. `body` is the parsed JSON, for reading only.
 
-    `work_tokens` estimates the work for an engine: prompt plus output, in tokens, each up to a bound beyond which more
-    says nothing about the work. `charged_tokens` is the same without the bounds, `prompt_tokens` its part for the
+    `work_tokens` estimates the work for an engine: prompt plus output, in tokens, each up to a bound above which it is
+    no evidence about the work. `charged_tokens` is the same without the bounds, `prompt_tokens` its part for the
     prompt. `max_tokens` is the largest number of output tokens that the request allows; `None` when it states none.
     """
 

@@ -1,4 +1,4 @@
-"""The target of a request: its path, and the relayed route that the path stands for. Pure."""
+"""The target of a request: its path, and the relayed route of the path. Pure."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.routes import PROXIED, STORED, stored_route
 
 ROUTES: Final = {path.encode(): path for path in PROXIED - STORED}
-"""The relayed routes by their target, those to a stored response excepted."""
+"""The relayed routes by their target, except those to a stored response."""
 
 _STORED: Final = b"/v1/responses/"
 _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")

@@ -1,4 +1,4 @@
-"""From an engine's response to the client's: which bytes, when, and the usage that was read on the way.
+"""Converts an engine's response to the client's: its bytes, their time, and the usage in them.
 
 Does no I/O and reads no clock: `now` is monotonic seconds.
 
@@ -14,14 +14,14 @@ Does no I/O and reads no clock: `now` is monotonic seconds.
 - Bytes of a body are passed on unchanged, chunk framing included. There are three exceptions: a client of HTTP/1.0 gets
   them without chunks, the usage event that the gateway requested is removed (`gateway.wire.usage_filter`), and a
   committed stream is framed anew.
-- Held errors are sent in the envelope of the route, unless they are in one already. One that is too long to hold is
-  passed on.
+- Held errors are sent in the envelope of the route, unless they are in one already. An error that is too long to hold
+  is passed on.
 - A keep-alive before the first content (`gateway.wire.keep_alive`) is sent at once. It commits the client to status 200
   and an event stream; another engine may still answer. From then on the body is framed anew, because the engine that
   answers may use another framing than the one that began. An answer that is not an event stream can then only be sent
   as an error event.
 - When an engine's stream breaks, `reset` returns the bytes that can still be added: an error event, if this is an event
-  stream between two chunks. Otherwise it returns `None`: only closing the connection informs the client.
+  stream between two chunks. Otherwise it returns `None`: then the closed connection is the only sign for the client.
 """
 
 from typing import Final
@@ -93,7 +93,7 @@ class Delivery:
         self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
         self._filter: UsageFilter | None = None
         self._usage_frames = 0
-        has_room = head.length is None or is_committed  # with a stated length, no byte can be removed
+        has_room = head.length is None or is_committed  # with a stated length no byte can be removed
         if strips_usage and has_room and self._held is None and isinstance(self._tap, SseTap):
             self._filter = UsageFilter(is_chunked=head.is_chunked and self._is_raw)
         self._first: list[bytes] = []  # the bytes that are held back in the opening state
@@ -162,7 +162,7 @@ class Delivery:
             if sum(len(part) for part, _ in self._held) <= ERROR_BODY_BYTES:
                 return b""
             if self.is_committed:
-                self._held = self._held[:1]  # it will be sent as an event, for which its beginning is enough
+                self._held = self._held[:1]  # it will be sent as an event, which needs only its beginning
                 return b""
             held, self._held = self._held, None
             return self._begin(now) + b"".join(self._passed(*parts) for parts in held)
@@ -243,7 +243,7 @@ class Delivery:
             if len(payload) > 0 and not payload[0].startswith(_USUAL_BODY) and is_error(payload[0]):
                 self.has_failed_first = is_engines_fault(payload[0])
             return self._begin(now) + passed
-        if not self._first and tap.deltas != tap.openings:  # the frequent stream: it begins with content
+        if not self._first and tap.deltas != tap.openings:  # the usual stream: it begins with content
             self.has_failed_first = tap.has_failed_first
             return self._begin(now) + passed
         self._first.append(passed)

@@ -1,17 +1,17 @@
-"""The side tap: reads along with a response for counts and usage, and never changes its bytes. Pure.
+"""Reads events and usage in a response, and never changes its bytes. Pure.
 
 Events. A stream of server-sent events may be split anywhere. Lines end in LF, CRLF or CR. Comments do not count,
 `[DONE]` ends the stream, and an error event is recognised by its name or its data. Nothing is decoded, so split UTF-8
-stays bytes. In each frame only these things are searched, by plain byte search: text in a JSON string cannot imitate a
-JSON key, because there a quote is escaped.
+stays bytes. Each frame is searched for these things only, by plain byte search: text in a JSON string cannot imitate a
+JSON key, because quotes in it are escaped.
 
 Openings. An API sends these events before anything is generated; they are recognised by name (`_NAME`). They carry no
 content, so a stream has no content while no other event has come. Keep-alives (`gateway.wire.keep_alive`) are among
 them.
 
-Output of a stream without usage. An event carries all tokens of one step, or of many steps when its client reads
-slowly. So text is measured in bytes: the excess of each event over the shortest event before it, which is mostly the
-JSON around the text. Of events with names only those named a delta count, because others repeat it.
+Output of a stream without usage. An event has all tokens of one step, or of many steps when its client reads slowly. So
+text is measured in bytes: the excess of each event over the shortest event before it, which is mostly the JSON around
+the text. Of events with names only those named a delta count, because others repeat the text.
 
 Memory is bounded. Of a frame longer than `FRAME_BYTES` only the end is kept; of a JSON body the end, `TAIL_BYTES` or
 more, and if its last `usage` is before that, `USAGE_BYTES` from there.
@@ -25,7 +25,7 @@ from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
 from specpilot.gateway.wire.usage import USAGE, Usage, is_engines_fault, is_error, last_usage
 
 TAIL_BYTES: Final = 16_384
-"""Bytes at the end of a JSON body that are kept, where its usage is. They bound the cost of reading it."""
+"""Bytes that are kept at the end of a JSON body, where its usage is. They bound the cost of reading it."""
 
 USAGE_BYTES: Final = 4_096
 """Bytes that are kept from the last `usage` on, if that is before the end."""
@@ -53,7 +53,7 @@ _UNKNOWN_BYTES: Final = 1 << 60
 
 
 class SseTap:
-    """Reads along with an event stream.
+    """Reads an event stream.
 
     `deltas` counts events with data, without the end marker; `openings` counts those before any content. `is_done`: the
     end marker was seen, or the event that ends a stream of an API without one. `has_error`: an error event was seen.
@@ -86,7 +86,7 @@ class SseTap:
         self.has_failed_first = False
         self._rest = b""
         self._has_ended = False
-        self._ends_in_return = False  # which may be half of the end of a line
+        self._ends_in_return = False  # it may be half of the end of a line
         self._shortest_bytes = _UNKNOWN_BYTES
         self._text_bytes = 0
         self._usage_frame = b""
@@ -174,7 +174,7 @@ class SseTap:
         return kind == _FAILED
 
     def end(self) -> None:
-        """The connection has ended, and with it the last event, with or without a blank line."""
+        """The connection has ended, and so has the last event, with or without a blank line."""
         if not self._has_ended and self._rest.endswith((b"\n", b"]", b"}")):
             self._frame(self._rest.rstrip(b"\n"))
         self._has_ended = True
@@ -195,7 +195,7 @@ def _shortened(frame: bytes) -> bytes:
 
 
 class JsonTap:
-    """Reads along with a JSON body. Keeps its end, where usage mostly is, and usage before that."""
+    """Reads a JSON body. Keeps its end, which mostly contains the usage, and usage before that."""
 
     __slots__ = ("_is_shortened", "_length", "_parts", "_usage")
 

@@ -1,4 +1,4 @@
-"""What a JSON text says of usage, and whether it is an error: read by plain byte search where it is long. Pure.
+"""Reads the usage in a JSON text, and whether it is an error; by plain byte search if the text is long. Pure.
 
 The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output tokens, its
 `metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed from the
@@ -72,14 +72,14 @@ class Usage:
         return True
 
     def _take(self, holder: object) -> None:
-        """Learn from the `usage` of `holder`, if it is an object that has one."""
+        """Read the `usage` of `holder`, if it is an object that has one."""
         usage = holder.get("usage") if type(holder) is dict else None
         if type(usage) is dict:
             self.input_tokens = _count(usage, "prompt_tokens", "input_tokens", self.input_tokens)
             self.output_tokens = _count(usage, "completion_tokens", "output_tokens", self.output_tokens)
 
     def read_ending(self, text: bytes) -> bool:
-        """Read the end of one whole JSON object, where engines put usage; return whether that was possible.
+        """Read the end of one complete JSON object, where engines put usage; return whether this was possible.
 
         The text from a member of the outermost object on, with a brace before it, is an object too. From a member of
         another object on, it has a brace or bracket too many. So the choices, which may be long, need not be parsed.

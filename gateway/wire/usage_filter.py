@@ -23,7 +23,7 @@ _BORDER: Final = re.compile(rb"((?>\r\n?|\n){2})")
 class UsageFilter:
     """Filters one stream. `is_chunked`: the output is chunked; not for streams without chunks and clients of HTTP/1.0.
 
-    `is_reframing`: the output so far ends with a whole chunk, whatever the engine's own chunks do.
+    `is_reframing`: the output so far ends with a complete chunk, independently of the engine's own chunks.
     """
 
     __slots__ = ("_held", "_is_chunked", "is_reframing")
@@ -66,7 +66,7 @@ def _are_whole(payload: list[bytes]) -> bool:
 
 
 def _end_of_whole(text: bytes) -> int:
-    """Return where the last whole event in `text` ends; 0 when there is none."""
+    """Return the end of the last complete event in `text`; 0 if there is none."""
     end = 0
     for border in _BORDERS:
         at = text.rfind(border)
