@@ -117,7 +117,7 @@ class SharedReader:
         unreadable = {model: item for model, item in found.items() if isinstance(item, InvalidDocumentError)}
         before = self.state
         for model in unreadable.keys() - self._unreadable:
-            _log.error("%s: its policy cannot be read, its pools are held: %s", model, unreadable[model])
+            _log.error("%s: its policy cannot be read, its pools keep their schedules: %s", model, unreadable[model])
         self._unreadable = frozenset(unreadable)
         self.state = SharedState(
             engines=tuple(self._store.engines()),

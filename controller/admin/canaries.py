@@ -175,7 +175,7 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
 def _another(running: Experiment) -> ApiError:
     """Return the error for a caller that meant another canary than `running`."""
     message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {running.started_at:.0f}"
-    return ApiError(412, "version_conflict", f"{message}; GET it again and repeat what you want", param="If-Match")
+    return ApiError(412, "version_conflict", f"{message}; GET it again, then repeat the call", param="If-Match")
 
 
 def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:

@@ -149,7 +149,7 @@ class OidcProvider:
         values = stated if isinstance(stated, list) else str(stated or "").split()
         roles = [self._rules.roles[value] for value in values if isinstance(value, str) and value in self._rules.roles]
         if not roles:
-            message = f"{name} has no role here: no value of the claim {self._rules.claim!r} stands for one"
+            message = f"{name} has no role here: no value of the claim {self._rules.claim!r} maps to one"
             raise ApiError(403, "no_role", message, param="Authorization")
         return Caller(name[:256], max(roles, key=tuple(Role).index), float(claims["exp"]))
 

@@ -57,7 +57,7 @@ class PolicyWriter:
         """Return the policy of `model`; raises `ApiError` 404 without one."""
         found = await self.found(model)
         if found is None:
-            raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults hold", param="model")
+            raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults apply", param="model")
         return found
 
     async def put(self, policy: Policy, found: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
@@ -172,7 +172,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
     )
     async def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> Response:
-        """Remove a policy (If-Match: its ETag); the defaults hold from then on."""
+        """Remove a policy (If-Match: its ETag); the defaults apply from then on."""
         found = await writer.existing(model)
         await writer.expected(model, found, if_match, None)
         return await writer.delete(found, write)

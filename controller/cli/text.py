@@ -68,7 +68,7 @@ def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
     """
     rows = {"": policy, **{f"classes.{name}.": item for name, item in policy.get("classes", {}).items()}}
     return "".join(
-        f"{prefix}{field}: {item[field]} is more than the engines of pool {pool} can do, so {k_max} holds there\n"
+        f"{prefix}{field}: {item[field]} is more than the engines of pool {pool} can do, so {k_max} applies there\n"
         for prefix, item in rows.items()
         for field in ("static_k", "pin", "k_min", "k_max")
         for pool, k_max in sorted(limits.items())
@@ -136,4 +136,4 @@ def _gain(found: Mapping[str, Any]) -> str:
 def _number(value: float | None, unit: str = "") -> str:
     if value is None:
         return "unknown"
-    return f"{value:.0f}{unit}" if value >= 100 else f"{value:.2f}{unit}"  # noqa: PLR2004 - digits that matter
+    return f"{value:.0f}{unit}" if value >= 100 else f"{value:.2f}{unit}"  # noqa: PLR2004 - significant digits

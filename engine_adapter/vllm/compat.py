@@ -47,7 +47,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
-            f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out what is more"
+            f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out larger ones"
         )
     if vllm_config.model_config.enable_prompt_embeds:
         faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")

@@ -55,7 +55,7 @@ def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Pa
     store.close()
     file = tmp_path / "policy.json"
     file.write_text('{"model": "reach", "static_k": 12, "k_max": 7, "classes": {"code": {"pin": 20}, "chat": {}}}')
-    told = "static_k: 12 is more than the engines of pool p can do, so 7 holds there\nclasses.code.pin: 20 is more"
+    told = "static_k: 12 is more than the engines of pool p can do, so 7 applies there\nclasses.code.pin: 20 is more"
     for also in ("--dry-run",), ():
         put = controller.command("policy", "put", str(file), *also)
         assert (put.returncode, put.stderr.startswith(told), len(put.stderr.splitlines())) == (0, True, 2)
