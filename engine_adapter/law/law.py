@@ -84,7 +84,7 @@ class EngineLaw:
         self.probe_prices: ProbePrices | None = None
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
-        self.choices = self.steps = 0  # choices on the scheduler's thread; calls of `k_of`
+        self.choices = self.steps = 0  # on the scheduler's thread: choices made; steps in which K was read
         self.decode_s = 0.0  # of traffic's steps with decodes, except those of kind `catch_up`; without prefilling
         self._graphs = graphs
         self._most = most_running * (1 + k_max)
