@@ -112,7 +112,7 @@ class ControlLoop:
         self._wake.set()
 
     def view(self) -> LawView:
-        """Return the law and the context of every pool, for a forecast. On the loop's own thread only."""
+        """Return the control law and the context of every pool, for a forecast. On the loop's own thread only."""
         shared = self._shared.state
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         return LawView(self._law, pools, self._clock.monotonic(), self._clock.now())

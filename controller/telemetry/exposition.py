@@ -3,7 +3,7 @@
 An engine's page has thousands of lines; some hundreds are the adapter's, and each of the others costs one prefix
 comparison. The name and labels of a line are parsed once and cached, and a line that has not changed since the last
 scrape is not parsed again (`PageReader`). A value that is not a finite, non-negative number is left out, like a line
-that cannot be parsed: unknown, not zero. Series that differ only in labels that the law does not use (several
+that cannot be parsed: unknown, not zero. Series that differ only in labels that the control law does not use (several
 processes of one engine) are summed.
 """
 

@@ -88,7 +88,7 @@ class Agent:
                     logger.exception("SpecPilot: an export of the evidence failed")
 
     def _export_once(self) -> None:
-        """Export the counts and the running decodes, and let the law learn from the counts."""
+        """Export the counts and the running decodes, and pass the counts to the law."""
         scheduler = self._scheduler
         evidence = scheduler.meter.take()
         self._exporter.add(evidence)

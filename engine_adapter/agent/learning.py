@@ -25,7 +25,7 @@ _MS = 1000.0
 
 
 class Learning:
-    """Feeds the law of the engine of `scheduler`.
+    """Passes evidence and requirements to the law of the engine of `scheduler`.
 
     With `adapts` the law also chooses K while no schedule is valid: at least `least_k`, with `probe_ratio` as the share
     of time for probes.
