@@ -58,7 +58,7 @@ def _plain(engine: Engine, texts: list[str], tokens: int) -> dict[str, Any]:
 def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
     """Return accepted and verified drafts after a period of K = 0: none, caught up, and not caught up."""
     scheduler, backlog = engine.core.scheduler, _backlog(engine.runner)
-    verified, catch_up = scheduler.steps.verified, backlog.catch_up
+    verified, catch_up = scheduler.steps.note_draft, backlog.catch_up
     counted = {"verified": 0, "accepted": 0}
     way = ""
 
@@ -73,7 +73,7 @@ def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
             backlog.rows.drop()
         catch_up(*args)
 
-    scheduler.steps.verified, backlog.catch_up = note, catching_up
+    scheduler.steps.note_draft, backlog.catch_up = note, catching_up
     found: dict[str, Any] = {}
     k_max = engine.control.k_max
     for way in ("warm-up", "never off", "caught up", "not caught up"):

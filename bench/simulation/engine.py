@@ -323,7 +323,7 @@ class Engine:
             accepted = self._requests.accepted(request, k) if k else 0
             if k:
                 request.num_computed_tokens -= k - accepted
-                self._steps.verified(name, k, accepted, 0)
+                self._steps.note_draft(name, k, accepted, 0)
             request.num_output_tokens += 1 + accepted
             self.tokens += 1 + accepted
             items.append(SimpleNamespace(request_id=name, new_token_ids=range(1 + accepted)))

@@ -30,7 +30,7 @@ _STEPS_KEPT = 4096
 """Number of latest steps that are kept one by one until the law takes them: some seconds on the fastest engine."""
 
 
-class Group(NamedTuple):
+class Cohort(NamedTuple):
     """Requests of one class in one band. `is_unprobed`: of a probed class, without a verified draft."""
 
     traffic_class: str
@@ -64,9 +64,9 @@ class Outcome:
     """
 
     drafts: list[Draft] = field(default_factory=list)
-    plain: dict[Group, int] = field(default_factory=dict)
+    plain: dict[Cohort, int] = field(default_factory=dict)
     refused: list[int] = field(default_factory=list)
-    tokens: dict[Group, int] = field(default_factory=dict)
+    tokens: dict[Cohort, int] = field(default_factory=dict)
 
 
 class StepShape(NamedTuple):
@@ -123,8 +123,8 @@ class Evidence:
     def add(self, run: "_Run") -> None:
         """Add the steps of one run, without their drafts."""
         outcome, shape, steps = run.outcome, run.shape, run.steps
-        for group, count in outcome.tokens.items():
-            self.tokens[group[:2]] += steps * count
+        for cohort, count in outcome.tokens.items():
+            self.tokens[cohort[:2]] += steps * count
         for (traffic_class, band, is_unprobed), count in outcome.plain.items():
             self.drafts[traffic_class, band, 0] += steps * count
             if is_unprobed:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specpilot.engine_adapter.evidence.meter import Draft, Group, Outcome, StepShape
+from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Outcome, StepShape
 
 
 class ScheduledDraft(NamedTuple):
@@ -25,7 +25,7 @@ class ScheduledStep:
 
     tokens: Mapping[str, int]
     shape: StepShape
-    plain: dict[str, Group] = field(default_factory=dict)
+    plain: dict[str, Cohort] = field(default_factory=dict)
     drafts: dict[str, ScheduledDraft] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
 
@@ -37,16 +37,16 @@ class ScheduledStep:
             name = item.request_id
             draft = drafts.get(name)
             if draft is not None:
-                group = Group(draft.traffic_class, draft.band)
+                cohort = Cohort(draft.traffic_class, draft.band)
                 outcome.drafts.append(draft)
             elif name in self.plain:
-                group = self.plain[name]
-                outcome.plain[group] = outcome.plain.get(group, 0) + 1
+                cohort = self.plain[name]
+                outcome.plain[cohort] = outcome.plain.get(cohort, 0) + 1
                 if name in self.refused:
-                    outcome.refused.append(group.band)
+                    outcome.refused.append(cohort.band)
             else:
                 continue
-            tokens[group] = tokens.get(group, 0) + len(item.new_token_ids)
+            tokens[cohort] = tokens.get(cohort, 0) + len(item.new_token_ids)
         return outcome
 
 

@@ -5,12 +5,12 @@ Pure: times are arguments, and of vLLM's objects only attributes are read (`plan
 For each step vLLM's scheduler calls
 
 1. `begin`, once it has scheduled the step: each request's state is set from the step, and the next drafts are planned;
-2. `verified`, for each verified draft: updates the request's band, and the acceptance with which similar requests
+2. `note_draft`, for each verified draft: updates the request's band, and the acceptance with which similar requests
    start;
 3. `end`, with the outputs of the step: counts the step.
 
-In the asynchronous loop `begin` of the next step comes before `verified` and `end` of this one, so the steps under way
-form a queue.
+In the asynchronous loop `begin` of the next step comes before `note_draft` and `end` of this one, so the steps under
+way form a queue.
 
 With K = 0 for all requests most steps repeat the previous one: the same requests decode, and one more position of each
 joins its backlog. `begin` then does not plan (`_repeat`), and `_settle` adds up these positions when something changes.
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specpilot.engine_adapter.evidence.acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
-from specpilot.engine_adapter.evidence.meter import Draft, Group, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Meter, Outcome, StepShape
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe
@@ -67,7 +67,7 @@ class Steps:
         self._repeats_left = 0  # number of further steps that may repeat `_repeated`
         self._unsettled = 0  # repeated steps whose positions are not in the requests' backlogs yet
         self._outcome = Outcome()  # of the latest step
-        self._plain: dict[str, Group] | None = None  # of the latest step, if it delivered one token to each request
+        self._plain: dict[str, Cohort] | None = None  # of the latest step, if it delivered one token to each request
 
     # 1. A step begins
 
@@ -87,7 +87,7 @@ class Steps:
         self._drop_finished(output, requests)
         self._use(table)
         self._restart_unverified()
-        plain: dict[str, Group] = {}
+        plain: dict[str, Cohort] = {}
         drafts: dict[str, ScheduledDraft] = {}
         refused: set[str] = set()
         verified = prefill = longest = context = 0
@@ -107,7 +107,7 @@ class Steps:
                 if drafted:
                     drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
                 else:
-                    plain[request_id] = self._group(state)
+                    plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
                     refused.add(request_id)
                     if not drafted:
@@ -159,7 +159,9 @@ class Steps:
 
     # 2. Its drafts are verified
 
-    def verified(self, request_id: str, drafted: int, accepted: int, invalid: int, verified: int | None = None) -> None:
+    def note_draft(
+        self, request_id: str, drafted: int, accepted: int, invalid: int, verified: int | None = None
+    ) -> None:
         """Process one draft of `drafted` tokens; the grammar cut `invalid` of them off at the end.
 
         `verified` is the number of verified tokens, if vLLM's adaptive verification chose a prefix of the draft;
@@ -180,7 +182,8 @@ class Steps:
             k = min(allowed, prefix)
             self._cut += drafted - prefix
             is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
-            draft = Draft(state.label, planned.band, k, accepted, k > planned.k, is_refused, planned.is_first)
+            is_probe = k > planned.k
+            draft = Draft(state.label, planned.band, k, accepted, is_probe, is_refused, planned.is_first)
             self._drafts[request_id] = draft
             if k or is_refused:
                 self._learn(state, draft)
@@ -294,7 +297,7 @@ class Steps:
         if step.drafts or step.refused or plan.catch_up:
             return False
         return all(
-            state.scheduled_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._group(state)
+            state.scheduled_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._cohort(state)
             for state in decoding
         )
 
@@ -337,13 +340,13 @@ class Steps:
             for state in self.states.values():
                 state.label = self._label(state)
 
-    def _group(self, state: DraftState) -> Group:
-        """Return the group under which a decode without a draft is counted.
+    def _cohort(self, state: DraftState) -> Cohort:
+        """Return the cohort under which a decode without a draft is counted.
 
         A request that is never probed does not count as unprobed.
         """
         is_unprobed = state.acceptance.drafts == 0 and may_probe(state, self.table)
-        return Group(state.label, state.band, is_unprobed)
+        return Cohort(state.label, state.band, is_unprobed)
 
     def _label(self, state: DraftState) -> str:
         """Return the class under which a request's evidence is counted: its own if the table names it."""

@@ -177,7 +177,7 @@ class _SpecPilotScheduler:
         """Note the outcome of one verified draft, then let vLLM count it too."""
         invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         verified = self._verified.get(request_id, num_draft_tokens)
-        self.steps.verified(request_id, num_draft_tokens, num_accepted_tokens, invalid, verified)
+        self.steps.note_draft(request_id, num_draft_tokens, num_accepted_tokens, invalid, verified)
         return super().make_spec_decoding_stats(  # type: ignore[misc]
             spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
         )

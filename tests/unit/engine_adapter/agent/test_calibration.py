@@ -15,7 +15,7 @@ import pytest
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.evidence.acceptance import Kind, Priors
-from specpilot.engine_adapter.evidence.meter import Draft, Evidence, Group, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Evidence, Meter, Outcome, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
 
@@ -150,7 +150,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
         while not over.is_set():
             table = scheduler.control.table(0.0)
             seen.add((table.source, table.k("default", 0, 1), table.k(calibration.CLASS, 0, 1)))
-            outcome = Outcome([Draft("default", 0, 2, 0)], {Group("default", 0): 1}, tokens={Group("default", 0): 1})
+            outcome = Outcome([Draft("default", 0, 2, 0)], {Cohort("default", 0): 1}, tokens={Cohort("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
             scheduler.steps.priors.note(Kind("default", 0, is_structured=False), 0, 1)
             over.wait(0.001)

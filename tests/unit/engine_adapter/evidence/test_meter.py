@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.engine_adapter.evidence.meter import (
+    Cohort,
     Draft,
-    Group,
     Meter,
     Outcome,
     StepKind,
@@ -15,7 +15,7 @@ from specpilot.engine_adapter.evidence.meter import (
 )
 from specpilot.policy import engine_metrics as names
 
-NAMES = st.builds(Group, st.sampled_from(["code", "chat"]), st.integers(0, 2), st.booleans())
+NAMES = st.builds(Cohort, st.sampled_from(["code", "chat"]), st.integers(0, 2), st.booleans())
 DRAFTS = st.builds(
     lambda group, k, share, probe, refused: Draft(*group[:2], k, round(share * k), probe, refused),
     NAMES,
@@ -29,7 +29,7 @@ PLAIN = st.dictionaries(NAMES, st.integers(1, 9))
 
 @given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN, st.lists(st.integers(0, 2), max_size=3)), max_size=20))
 def test_counts_equal_a_brute_force_reading_of_every_draft(
-    steps: list[tuple[list[Draft], dict[Group, int], list[int]]],
+    steps: list[tuple[list[Draft], dict[Cohort, int], list[int]]],
 ) -> None:
     meter = Meter()
     trials: Counter[tuple[int, int]] = Counter()
@@ -39,7 +39,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     delivered: Counter[tuple[str, int]] = Counter()
     for drafts, undrafted, refused in steps:
         tokens = Counter(undrafted) + Counter(
-            {Group(draft.traffic_class, draft.band): draft.accepted + 1 for draft in drafts}
+            {Cohort(draft.traffic_class, draft.band): draft.accepted + 1 for draft in drafts}
         )
         outcome = Outcome(drafts, Counter(undrafted), refused, tokens)
         meter.commit(StepShape(len(drafts), 0, 7), 0.01, 5, outcome)
@@ -78,7 +78,7 @@ def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
     shape = StepShape(1, 3, 7)
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 2, is_refused=True)]))
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 1, is_refused=True)]))
-    meter.commit(shape, 0.01, 5, Outcome(plain={Group("json", 6): 1}, refused=[6]))
+    meter.commit(shape, 0.01, 5, Outcome(plain={Cohort("json", 6): 1}, refused=[6]))
     evidence = meter.take()
     assert evidence.trials == {(6, 1): 3, (6, 2): 2, (6, 3): 1}
     assert evidence.accepts == {(6, 1): 2, (6, 2): 1}
@@ -138,7 +138,7 @@ def test_of_the_steps_one_by_one_the_latest_are_kept() -> None:
     st.integers(1, 90),
 )
 def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
-    steps: list[tuple[list[Draft], dict[Group, int], list[int], int]], taken_after: int
+    steps: list[tuple[list[Draft], dict[Cohort, int], list[int], int]], taken_after: int
 ) -> None:
     in_runs, one_by_one = Meter(), Meter()
     for number, (drafts, plain, refused, count) in enumerate(steps, start=1):
@@ -154,7 +154,7 @@ def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
 
 def test_taking_empties_the_meter() -> None:
     meter = Meter()
-    meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Group("code", 0): 1}))
+    meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Cohort("code", 0): 1}))
     assert sum(meter.take().drafts.values()) == 1
     assert sum(meter.take().drafts.values()) == 0
 

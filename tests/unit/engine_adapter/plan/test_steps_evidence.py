@@ -12,8 +12,8 @@ def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_
     engine = Engine(table(default=1, code=5))
     engine.prefill("code_1", "chat_1")
     step = engine.begin(drafted={"code_1": 5, "chat_1": 7}, code_1=6, chat_1=8)
-    engine.steps.verified("code_1", drafted=5, accepted=5, invalid=0)
-    engine.steps.verified("chat_1", drafted=7, accepted=0, invalid=0)
+    engine.steps.note_draft("code_1", drafted=5, accepted=5, invalid=0)
+    engine.steps.note_draft("chat_1", drafted=7, accepted=0, invalid=0)
     engine.end(step, code_1=6, chat_1=1)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("code", 5): 1, ("default", 7): 1}
@@ -27,7 +27,7 @@ def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
     engine.requests["a"].sampling_params.extra_args = {"k_max": 2}
     engine.prefill("a")
     output = engine.begin(drafted={"a": 2}, a=3)
-    engine.steps.verified("a", drafted=2, accepted=2, invalid=0)
+    engine.steps.note_draft("a", drafted=2, accepted=2, invalid=0)
     engine.end(output, a=3)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("default", 2): 1}
@@ -42,7 +42,7 @@ def test_a_draft_is_held_against_the_schedule_under_which_it_was_made() -> None:
     engine.table = table(default=2)
     following = engine.begin(drafted={"a": 5}, a=6)
     for output in (step, following):
-        engine.steps.verified("a", drafted=5, accepted=5, invalid=0)
+        engine.steps.note_draft("a", drafted=5, accepted=5, invalid=0)
         engine.end(output, a=6)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("default", 5): 2}
@@ -53,8 +53,8 @@ def test_placeholders_that_no_drafter_made_are_no_drafts() -> None:
     engine = Engine(table(default=7))
     engine.prefill("a")
     step = engine.begin(drafted={"a": 7, "joins": 7}, a=8, joins=8)
-    engine.steps.verified("a", drafted=7, accepted=1, invalid=0)
-    engine.steps.verified("joins", drafted=7, accepted=0, invalid=0)
+    engine.steps.note_draft("a", drafted=7, accepted=1, invalid=0)
+    engine.steps.note_draft("joins", drafted=7, accepted=0, invalid=0)
     engine.end(step, a=2, joins=1)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("default", 7): 1}
@@ -67,10 +67,10 @@ def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
     engine.steps.states["cut"].grammar_allows = 2
     engine.steps.states["empty"].grammar_allows = 0
     step = engine.begin(drafted={"cut": 2}, cut=3, empty=1)
-    engine.steps.verified("cut", drafted=2, accepted=2, invalid=0)
+    engine.steps.note_draft("cut", drafted=2, accepted=2, invalid=0)
     engine.end(step, cut=3, empty=1)
     step = engine.begin(drafted={"cut": 5}, cut=6, empty=1)
-    engine.steps.verified("cut", drafted=5, accepted=3, invalid=2)
+    engine.steps.note_draft("cut", drafted=5, accepted=3, invalid=2)
     engine.end(step, cut=4, empty=1)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("default", 0): 2, ("default", 2): 1, ("default", 3): 1}
@@ -83,9 +83,9 @@ def test_where_only_a_prefix_of_a_draft_was_verified_the_evidence_is_of_that_pre
     engine.prefill("prefix", "nothing", "whole")
     step = engine.begin(drafted=dict.fromkeys(("prefix", "nothing", "whole"), 5), prefix=6, nothing=6, whole=6)
     before = engine.steps.states["nothing"].acceptance.drafts
-    engine.steps.verified("prefix", drafted=5, accepted=2, invalid=0, verified=2)
-    engine.steps.verified("nothing", drafted=5, accepted=0, invalid=0, verified=0)
-    engine.steps.verified("whole", drafted=5, accepted=1, invalid=0, verified=5)
+    engine.steps.note_draft("prefix", drafted=5, accepted=2, invalid=0, verified=2)
+    engine.steps.note_draft("nothing", drafted=5, accepted=0, invalid=0, verified=0)
+    engine.steps.note_draft("whole", drafted=5, accepted=1, invalid=0, verified=5)
     engine.end(step, prefix=3, nothing=1, whole=2)
     assert engine.steps.states["nothing"].acceptance.drafts == before
     evidence = engine.meter.take()
@@ -101,7 +101,7 @@ def test_a_grammar_refuses_nothing_of_a_draft_that_was_cut_before_the_token_it_d
     engine = Engine(table(default=5))
     engine.prefill("cut")
     step = engine.begin(drafted={"cut": 5}, cut=6)
-    engine.steps.verified("cut", drafted=5, accepted=2, invalid=2, verified=2)
+    engine.steps.note_draft("cut", drafted=5, accepted=2, invalid=2, verified=2)
     engine.end(step, cut=3)
     evidence = engine.meter.take()
     assert drafts(evidence) == {("default", 2): 1}
@@ -137,7 +137,7 @@ def test_evidence_counts_for_the_band_in_which_k_was_chosen() -> None:
     first = engine.begin(drafted={"a": state.k}, a=1 + state.k)
     second = engine.begin(drafted={"a": state.k}, a=1 + state.k)
     for output in (first, second):
-        engine.steps.verified("a", drafted=3, accepted=0, invalid=0)
+        engine.steps.note_draft("a", drafted=3, accepted=0, invalid=0)
         engine.end(output, a=1)
     assert band_of(0.7) == begins
     assert state.acceptance.band < begins
@@ -154,12 +154,12 @@ def test_a_draft_is_a_first_one_if_its_k_was_chosen_before_any_outcome_of_the_re
     first = engine.begin(drafted={"a": state.k}, a=1 + state.k)
     second = engine.begin(drafted={"a": state.k}, a=1 + state.k)  # plans the third draft, before any outcome
     for output in (first, second):
-        engine.steps.verified("a", drafted=3, accepted=1, invalid=0)
+        engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
         engine.end(output, a=2)
     is_first = []
     for _ in range(2):
         output = engine.begin(drafted={"a": 3}, a=4)
-        engine.steps.verified("a", drafted=3, accepted=1, invalid=0)
+        engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
         engine.end(output, a=2)
         evidence = engine.meter.take()
         assert evidence.trials

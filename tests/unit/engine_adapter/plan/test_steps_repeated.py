@@ -120,7 +120,7 @@ def step(
     output = engine.begin(drafted=k, prefilling=prefilling, **tokens)
     accepted = {name: 0 if name.startswith("chat") else count for name, count in k.items()}
     for name, count in k.items():
-        engine.steps.verified(name, count, accepted[name], 0)
+        engine.steps.note_draft(name, count, accepted[name], 0)
     delivered = {name: count if name in prefilling else 1 + accepted.get(name, 0) for name, count in tokens.items()}
     engine.end(output, **{name: count for name, count in delivered.items() if name not in gone})
     return engine.plan
@@ -181,7 +181,7 @@ def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:
         k = {state.request_id: state.k for state in states if state.k}
         output = engine.begin(drafted=k, **decodes(states))
         for name, count in k.items():
-            engine.steps.verified(name, count, 0, 0)
+            engine.steps.note_draft(name, count, 0, 0)
         engine.end(output, a=1, b=1)
     assert probes >= 15  # due again 16 steps after each
     assert planner.planned - planned <= 4 * probes + 1
@@ -192,6 +192,6 @@ def test_as_many_tokens_as_before_may_be_another_s() -> None:
     engine.prefill("a", "json_b")
     for name in ("json_b", "a"):
         output = engine.begin(drafted={"json_b": 3}, a=1, json_b=4)
-        engine.steps.verified("json_b", 3, 3, 0)
+        engine.steps.note_draft("json_b", 3, 3, 0)
         engine.end(output, **{name: 4 if name == "json_b" else 1})
     assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}

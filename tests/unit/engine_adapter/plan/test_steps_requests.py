@@ -25,7 +25,7 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     assert (engine.plan.width, engine.plan.catch_up) == (3, ("a",))
     engine.end(second, a=1)
     third = engine.begin(drafted={"a": 3}, a=4)
-    engine.steps.verified("a", drafted=3, accepted=2, invalid=0)
+    engine.steps.note_draft("a", drafted=3, accepted=2, invalid=0)
     engine.end(third, a=3)
     evidence = engine.meter.take()
     assert engine.meter.take_steps() == [
@@ -100,7 +100,7 @@ def test_k_never_depends_on_a_draft_whose_outcome_is_not_known() -> None:
     for one, accepted in ((engine, 3), (other, 0)):
         one.prefill("a")
         output = one.begin(drafted={"a": 3}, a=4)  # the next draft's K is planned here
-        one.steps.verified("a", drafted=3, accepted=accepted, invalid=0)
+        one.steps.note_draft("a", drafted=3, accepted=accepted, invalid=0)
         one.end(output, a=1 + accepted)
     assert engine.steps.states["a"].k == other.steps.states["a"].k == 3
     for one in (engine, other):
@@ -113,7 +113,7 @@ def test_a_preempted_request_keeps_what_is_known_of_it() -> None:
     engine.prefill("a")
     for _ in range(10):
         output = engine.begin(drafted={"a": 3}, a=4)
-        engine.steps.verified("a", drafted=3, accepted=0, invalid=0)
+        engine.steps.note_draft("a", drafted=3, accepted=0, invalid=0)
         engine.end(output, a=1)
     engine.steps.restart("a")
     assert engine.steps.states["a"].acceptance.band == 1
@@ -126,7 +126,7 @@ def test_new_requests_begin_where_others_of_their_kind_did() -> None:
         engine.prefill(name)
         for _ in range(6):
             output = engine.begin(drafted={name: 3}, **{name: 4})
-            engine.steps.verified(name, drafted=3, accepted=0, invalid=0)
+            engine.steps.note_draft(name, drafted=3, accepted=0, invalid=0)
             engine.end(output, **{name: 1})
     engine.begin(chat_new=9, code_new=9)
     states = engine.steps.states
@@ -142,7 +142,7 @@ def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_n
     before = engine.steps.states["chat_b"].acceptance.accepts
     for _ in range(3):
         output = engine.begin(drafted={"chat_a": 3}, chat_a=4, chat_b=1, code_c=1)
-        engine.steps.verified("chat_a", drafted=3, accepted=0, invalid=0)
+        engine.steps.note_draft("chat_a", drafted=3, accepted=0, invalid=0)
         engine.end(output, chat_a=1, chat_b=1, code_c=1)
     engine.begin(chat_a=1, chat_b=1, code_c=1)
     states = engine.steps.states
