@@ -1,11 +1,10 @@
 """Forecasts the choice of K under another policy. The state of the control law does not change.
 
-Copies of the control law decide twice for each policy: the first decision is the choice; the second assumes that this
-choice is in force, and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it
+The control law decides twice for each policy, on copies of the pool's state: the first decision is the choice; the
+second assumes that this choice is in force, and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it
 ends within seconds and does not depend on the policy.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,10 +102,10 @@ def _why_unknown(*reasons: str) -> str:
 
 
 def _outlook(view: LawView, context: PoolContext) -> Outlook:
-    chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
+    chosen = view.law.forecast(context, view.now, view.at)
     if chosen.reason is Reason.CONTROL_GROUP:
         context = replace(context, policy=replace(context.policy, control_group_ratio=0.0))
-        chosen = copy.deepcopy(view.law).decide(context, view.now, view.at)
+        chosen = view.law.forecast(context, view.now, view.at)
     rows = _applied(context, chosen)
     result = _decided_with(view, context, rows)
     k = chosen.k(rows)
@@ -125,7 +124,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
 def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResult:
     """Return the decision, with its predictions, as if `rows` were in force."""
     schedule = Schedule(context.model, context.pool, 1, 0.0, 60.0, 0.0, rows)
-    return copy.deepcopy(view.law).decide(replace(context, in_force=schedule, hold=Hold.CURRENT), view.now, view.at)
+    return view.law.forecast(replace(context, in_force=schedule, hold=Hold.CURRENT), view.now, view.at)
 
 
 def _throughput(result: TickResult) -> float | None:

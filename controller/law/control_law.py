@@ -6,6 +6,7 @@ same calls give the same results. Acceptance is estimated per model, over all it
 engines' metrics.
 """
 
+import copy
 from collections.abc import Iterable
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
@@ -78,6 +79,12 @@ class ControlLaw:
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Decide for one pool at `now`; `at` determines the window of the control group."""
         pool = self._pool((context.model, context.pool))
+        pool.begin(context.arm or Arm.PRESENT)
+        return Tick(context, pool, self._model(context.model), now, at).result()
+
+    def forecast(self, context: PoolContext, now: float, at: float) -> TickResult:
+        """Return what `decide` would return, and change nothing."""
+        pool = copy.deepcopy(self._pool((context.model, context.pool)))
         pool.begin(context.arm or Arm.PRESENT)
         return Tick(context, pool, self._model(context.model), now, at).result()
 

@@ -50,11 +50,11 @@ class Tick:
     def result(self) -> TickResult:
         """Return the decision and its reason."""
         context, pool, mode = self._context, self._pool, self._policy.mode
-        static = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)
+        operator_rows = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)  # without bounds and pins
         if context.k_max == 0:
             self._set_baseline(None)
             is_steered = mode is not Mode.ADVISE or context.hold is not None
-            return self._answer(Reason.NO_DRAFTER, static, static if is_steered else None)
+            return self._answer(Reason.NO_DRAFTER, operator_rows, operator_rows if is_steered else None)
         self._measure_control_group()
         reason = self._unknown_reason()
         self._describe(is_known=reason not in (Reason.STALE, Reason.IDLE))
@@ -63,11 +63,11 @@ class Tick:
             pool.chosen = estimate.rows()
         chosen = within(pool.chosen or self._static, bounds_of(context))
         gain = None if estimate is None else self._predict(estimate, chosen)
-        self._set_baseline(pool.chosen and chosen)
+        self._set_baseline(None if pool.chosen is None else chosen)
         if mode is Mode.OFF:
-            return self._answer(Reason.OFF, chosen, static, gain)
+            return self._answer(Reason.OFF, chosen, operator_rows, gain)
         if mode is Mode.ADVISE:
-            return self._answer(reason or Reason.ADAPTIVE, chosen, self._withdrawal(static), gain)
+            return self._answer(reason or Reason.ADAPTIVE, chosen, self._withdrawal(operator_rows), gain)
         return self._guided(reason, chosen, estimate, gain)
 
     def _unknown_reason(self) -> Reason | None:
