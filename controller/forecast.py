@@ -1,8 +1,8 @@
 """Forecasts the choice of K under another policy. The state of the control law does not change.
 
 The control law decides twice for each policy, on copies of the pool's state: the first decision is the choice; the
-second assumes that this choice is in force, and so predicts its throughput. When a window of the control group runs, the forecast ignores it: it
-ends within seconds and does not depend on the policy.
+second assumes that this choice is in force, and so predicts its throughput. When a window of the control group runs,
+the forecast ignores it: it ends within seconds and does not depend on the policy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
