@@ -1,6 +1,6 @@
 """The `specpilot` command: a table of sub-commands, each the `main(arguments)` of the part that it belongs to.
 
-A sub-command's module is imported only when it is asked for, so that the gateway never loads the controller and
+A sub-command's module is imported only when that sub-command runs, so that the gateway never loads the controller and
 neither of them loads vLLM.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _reader_left() -> bool:
-    """Whether standard output is what broke, and not a connection of the command's own."""
+    """Whether the error is that of standard output, not of a connection of the command."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

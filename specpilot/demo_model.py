@@ -1,4 +1,4 @@
-"""Where the demo model pair lies: in the checkout, beside the packages. A wheel does not carry it."""
+"""The folder of the demo model pair: in the checkout, beside the packages. A wheel does not contain it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which GPUs of a machine each engine gets: a share of the visible ones, so that two do not meet on the first."""
+"""The GPUs of each engine of a machine: a share of the visible ones, so that no two engines use the first."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ ASKED_WITHIN_S = 20.0
 
 
 def visible(environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that programs of this machine see, as CUDA names them; none where that cannot be found out."""
+    """Return the GPUs that programs of this machine see, as CUDA names them; none if that cannot be determined."""
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
@@ -21,9 +21,9 @@ def visible(environment: Mapping[str, str]) -> list[str]:
 
 
 def share(devices: Sequence[str], engines: int, index: int) -> list[str]:
-    """Return those of `devices` for engine `index` of `engines`: neighbours, as many for each; none of none.
+    """Return the `devices` of engine `index` of `engines`: neighbours, the same number for each engine.
 
-    Engines that are more than the devices take them in turn.
+    If there are more engines than devices, engines share them in turn.
     """
     count = len(devices) // engines
     if count:

@@ -1,7 +1,7 @@
-"""What an unattended system writes: one JSON object a line on standard output, its own lines and those of its parts.
+"""The output of an unattended system: one JSON object a line on standard output, for its own lines and its parts'.
 
-A line of a part that is a JSON object itself, as the gateway's access log is, keeps its fields. `time` (ISO 8601, UTC)
-and `part` are added; every other line becomes `message`. Nothing is kept in files, so nothing grows.
+A line of a part that is a JSON object, such as a line of the gateway's access log, keeps its fields. `time` (ISO 8601,
+UTC) and `part` are added; every other line becomes `message`. Nothing is kept in files, so nothing grows.
 """
 
 import json
@@ -37,7 +37,7 @@ class Journal:
 
 
 def worded(part: str, line: str, now: float) -> dict[str, object]:
-    """Return what is written for one line of `part` at Unix time `now`."""
+    """Return the JSON line for one line of `part` at Unix time `now`."""
     fields: object = None
     if line.startswith("{"):
         try:

@@ -1,4 +1,4 @@
-"""Tells the service manager that started this process how it is: systemd's notify protocol, if it asked for it."""
+"""Reports the state of this process to the service manager that started it, by systemd's notify protocol."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ STOPPING = "STOPPING=1"
 def notify(state: str, address: str | None = None) -> None:
     """Send `state` to the socket at `address`, default `NOTIFY_SOCKET`; without one do nothing.
 
-    A socket that does not answer is no reason to end: systemd then ends the service by its own time-out.
+    A socket that does not answer is ignored: systemd then ends the service by its own time-out.
     """
     address = os.environ.get("NOTIFY_SOCKET") if address is None else address
     if not address:

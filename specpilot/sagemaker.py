@@ -1,11 +1,11 @@
-"""What a managed endpoint states by environment variables, made flags of `specpilot up`. Pure.
+"""The environment variables of a managed endpoint as flags of `specpilot up`. Pure.
 
-`SM_VLLM_FOO_BAR=v` is vLLM's flag `--foo-bar v`: `true` is the bare flag, `false` leaves it out, everything else, a
-JSON object too, is one argument. Those that `specpilot up` has itself become its own; those that would open the engine
-to others are refused. `SAGEMAKER_BIND_TO_PORT` is the port, `SAGEMAKER_SAFE_PORT_RANGE` has those of the controllers
-and the engines, `SM_NUM_GPUS` divided by the engines is the tensor parallelism. An endpoint of many models
-(`SAGEMAKER_MULTI_MODEL`) is refused: its routes are not served. Every setting of `specpilot up` can be given beside
-them, as `SPECPILOT_UP_...`, which wins.
+`SM_VLLM_FOO_BAR=v` is vLLM's flag `--foo-bar v`: `true` is the flag alone, `false` omits it, any other value, also a
+JSON object, is one argument. Flags that `specpilot up` has too are given to it. Flags that would open the engine to
+other machines are rejected. `SAGEMAKER_BIND_TO_PORT` is the port, `SAGEMAKER_SAFE_PORT_RANGE` has those of the
+controllers and the engines, `SM_NUM_GPUS` divided by the engines is the tensor parallelism. An endpoint of many models
+(`SAGEMAKER_MULTI_MODEL`) is rejected: its routes are not served. Every setting of `specpilot up` can be given too, as
+`SPECPILOT_UP_...`, and takes precedence.
 All other `SM_*` and `SAGEMAKER_*`, of training jobs and other model servers, are ignored.
 """
 
@@ -37,7 +37,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the environment asks for: settings of `specpilot up` by name, flags of vLLM, and what is wrong."""
+    """The contents of the environment: settings of `specpilot up` by name, flags of vLLM, and faults."""
 
     settings: Mapping[str, str]
     engine_args: str
@@ -45,7 +45,7 @@ class Stated:
 
 
 def stated(environment: Mapping[str, str], engines: int = 1, controllers: int = 1) -> Stated:
-    """Return what `environment` states for so many engines and controllers."""
+    """Return the contents of `environment` for so many engines and controllers."""
     platform = _of_platform(environment, engines, controllers)
     settings, faults = dict(platform.settings), [*platform.faults]
     flags = [platform.engine_args] if platform.engine_args else []
@@ -65,7 +65,7 @@ def stated(environment: Mapping[str, str], engines: int = 1, controllers: int = 
 
 
 def _of_platform(environment: Mapping[str, str], engines: int, controllers: int) -> Stated:
-    """Return what the variables that are not vLLM's state."""
+    """Return the settings from the variables that are not vLLM's."""
     settings = {"model": MODEL_FOLDER, "host": "0.0.0.0", "public_paths": PATHS}  # noqa: S104 - a container's one port
     faults = []
     if environment.get(PORT):

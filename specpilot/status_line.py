@@ -1,7 +1,7 @@
 """One live line about the running system: requests and failures, output tokens per second, K and acceptance by class.
 
-What was refused counts as failed, what the client left does not. K is the mean over the drafts since the line before,
-with its range where requests of a class had unlike K.
+A rejected request counts as failed, one that its client left does not. K is the mean over the drafts since the previous
+line, with its range if requests of a class had different K.
 
 On a terminal the line is rewritten in place once a second; elsewhere it is printed every `PRINT_EVERY_S` seconds.
 """
@@ -25,7 +25,7 @@ _FIRST_FAILURE, _CLIENT_LEFT = 400, 499
 
 
 class StatusLine:
-    """Reads the programs' metrics and words them."""
+    """Reads the programs' metrics and writes the line."""
 
     def __init__(self, gateway_url: str, engine_urls: Sequence[str], clock: Clock) -> None:
         self._gateway_url = gateway_url
@@ -92,5 +92,5 @@ def worded(before: Sample, now: Sample, seconds: float) -> str:
 
 
 def _is_failure(status: str) -> bool:
-    """Whether a request of this `status` was refused or failed; who left first is neither."""
+    """Whether a request of this `status` was rejected or failed; one that its client left is neither."""
     return int(status) >= _FIRST_FAILURE and int(status) != _CLIENT_LEFT

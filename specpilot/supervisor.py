@@ -1,8 +1,8 @@
-"""Keeps a set of programs running: starts them in order, restarts what dies, stops them in reverse.
+"""Keeps a set of programs running: starts them in order, restarts those that die, stops them in reverse order.
 
 Each part's output goes to a log file of its own, or line by line to a receiver. A part that dies before it was ever
-ready ends the start, because that is a wrong setting, and the end of its log says which; a part that dies later is
-reported and restarted, after a pause that doubles up to `PAUSE_LIMIT_S`. One that dies `deaths_limit` times without
+ready ends the start, because a setting is wrong; the end of its log says which. A part that dies later is reported and
+restarted, after a pause that doubles up to `PAUSE_LIMIT_S`. One that dies `deaths_limit` times without
 having been ready for `HEALTHY_S` in between ends the whole. Children do not outlive the supervisor, however it ends.
 """
 
@@ -38,7 +38,7 @@ class PartFailedError(Exception):
 
 @dataclass
 class Part:
-    """One program: its command, what its environment adds, the test that it is ready, and the cores it may use.
+    """One program: its command, additions to its environment, the test that it is ready, and the cores that it may use.
 
     `stop_s` is how long it may take to stop, in seconds; `None`: `STOP_S`.
     """
@@ -77,13 +77,13 @@ class _Running:
         self.ready_at = None
 
     def check_ready(self) -> bool:
-        """Ask it, until it was ready once since its start, and note when that was."""
+        """Test whether it is ready until it was once since its start, and record the time."""
         if self.ready_at is None and self.part.is_ready():
             self.ready_at = time.monotonic()
         return self.ready_at is not None
 
     def was_healthy(self) -> bool:
-        """Whether it was ready for `HEALTHY_S`: from its start would count the loading of a model as health."""
+        """Whether it was ready for `HEALTHY_S`. Time since its start would include the loading of a model."""
         return self.ready_at is not None and time.monotonic() - self.ready_at > HEALTHY_S
 
     def _started(self, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
@@ -98,7 +98,7 @@ class _Running:
         )
 
     def _read(self, out: IO[bytes]) -> None:
-        """Hand over what the process writes, until its last child has closed the pipe."""
+        """Pass the output of the process on until its last child has closed the pipe."""
         assert self.receive is not None
         with out:
             while line := out.readline(LINE_BYTES):
@@ -118,7 +118,7 @@ class _Running:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-TAIL:])
 
     def kill_group(self) -> None:
-        """End what is left of it, its children too."""
+        """End its remaining processes, children included."""
         assert self.process is not None
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -179,7 +179,7 @@ class Supervisor:
             raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
 
     def watch(self) -> None:
-        """Restart what died. Call it about once a second. Raises `PartFailedError` for what keeps dying."""
+        """Restart parts that died; call it about once a second. Raises `PartFailedError` for one that keeps dying."""
         for running in self._running:
             if running.process is None:
                 if time.monotonic() >= running.started_at + running.pause_s:

@@ -1,17 +1,18 @@
 """`specpilot up`: the whole loop on one machine, on embedded defaults.
 
-Starts Redis, the engines, the controller and the gateway under one supervisor, shows progress, says where everything
-is, and then shows one live line. With `--unattended` it writes JSON lines to standard output instead, its parts' too,
-and no log file; opens the gateway's port when the engines are ready; tells systemd so, if that started it; and ends
-with status 1 when a part keeps dying. `--sagemaker` is that, with what a managed endpoint states in the environment.
+Starts Redis, the engines, the controller and the gateway under one supervisor, shows progress, prints all addresses,
+and then shows one live line. With `--unattended` it writes JSON lines to standard output instead, also for its parts,
+and no log file. It then opens the gateway's port when the engines are ready, reports this to systemd if that started
+it, and ends with status 1 when a part keeps dying. `--sagemaker` is `--unattended` with the settings that a managed
+endpoint has in its environment.
 
 On a machine without a GPU each engine is bound to cores of its own and the other programs to the last core, or as many
 as the gateway has workers: an engine's OpenMP threads spin, and any other busy process on their cores would make its
 steps many times longer. With GPUs several engines get a share of them each, are bound to no cores, and the other
 programs have all cores but those that the engines need.
 
-What is secret, tokens and the password in a Redis URL, reaches the parts by their environment: every user of a machine
-can read the arguments of its processes.
+Secrets (tokens, the password in a Redis URL) are passed to the parts in their environment, because every user of a
+machine can read the arguments of its processes.
 """
 
 import fcntl
@@ -130,7 +131,7 @@ def _claim(state_dir: Path) -> int:
 
 
 def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
-    """Say where everything is and keep one live line until `stop`."""
+    """Print all addresses and keep one live line until `stop`."""
     _say(_addresses(settings, mode))
     line = StatusLine(f"http://{_reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
     while not stop.wait(1.0):
@@ -301,7 +302,7 @@ def _token_for(program: str, settings: UpSettings) -> dict[str, str]:
 
 
 def _cores(settings: UpSettings, gpu_count: int = 0) -> tuple[list[int], list[int]]:
-    """Return the cores of the engines and those of the other programs; where there is only one, it is everybody's.
+    """Return the cores of the engines and those of the other programs; a single core is shared by all.
 
     With GPUs an engine needs a few cores and no more, so the other programs have the rest.
     """
@@ -331,7 +332,7 @@ def _answers(url: str) -> Callable[[], bool]:
 
 
 def _reachable(host: str) -> str:
-    """Where on this machine a server that listens on `host` is reached."""
+    """Return the address on this machine of a server that listens on `host`."""
     loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"[{loopback}]" if ":" in loopback else loopback
 

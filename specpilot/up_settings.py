@@ -1,4 +1,4 @@
-"""What an operator can set on `specpilot up`, read and checked whole before anything starts."""
+"""The settings of `specpilot up`, all read and checked before anything starts."""
 
 import os
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def read(arguments: Sequence[str]) -> UpSettings:
 
 
 def check(settings: UpSettings) -> None:
-    """End the program with status 2 and a line for what cannot work, before anything is started."""
+    """End the program with status 2 and a line for each setting that cannot work, before anything is started."""
     _check_models(settings)
     if settings.k is not None and settings.k > settings.k_max:
         fail(PROGRAM, f"--k: is {settings.k}; it must be at most --k-max, {settings.k_max}")
@@ -119,7 +119,7 @@ def check(settings: UpSettings) -> None:
 
 
 def check_ports(settings: UpSettings) -> None:
-    """End the program when a port is no port, is given to two parts, or cannot be listened on."""
+    """End the program if a port is invalid, given to two parts, or cannot be listened on."""
     admin, engine = settings.admin_port, settings.engine_port
     ports = [("--port", settings.host, settings.port)]
     ports += [("--admin-port", settings.admin_host, admin + index) for index in range(settings.controllers)]
@@ -152,7 +152,7 @@ def _check_models(settings: UpSettings) -> None:
 
 
 def policy_given(settings: UpSettings) -> Policy | None:
-    """Return the policy of `--policy`; end the program when it is none."""
+    """Return the policy of `--policy`; end the program if it is not valid."""
     if settings.policy is None:
         return None
     try:
