@@ -22,7 +22,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 def ran(case: Case) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.support.option_engine", case.argument()]
-    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # workers would each want a NUMA node
+    # Unbound, because workers would each want a NUMA node; one thread, because another test runs beside it
+    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=350, check=False)
 
 
