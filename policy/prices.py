@@ -35,7 +35,7 @@ PARTS = (
 """The names of the parts whose prices are c0 to c11, in this order."""
 
 
-class Load(NamedTuple):
+class StepExtras(NamedTuple):
     """The share of steps that prefill, the mean number of prefilled tokens in such a step, and the context.
 
     `context_tokens` is the mean length of a running request's sequence.
@@ -72,17 +72,17 @@ class PriceList:
     """
 
     coefficients: Coefficients
-    load: Load = Load()  # noqa: RUF009 - frozen
+    extras: StepExtras = StepExtras()  # noqa: RUF009 - frozen
     left_s: float = 0.0
     slowdown: float = 1.0
 
     def prices(self, most: int, graphs: Graphs | None) -> "Prices":
         """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
-        return Prices(self.coefficients, most, graphs, self.load, self.left_s)
+        return Prices(self.coefficients, most, graphs, self.extras, self.left_s)
 
 
 class Prices:
-    """T by `coefficients` under a `load`, for steps of at most `most` tokens to verify.
+    """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
     The time of prefilling alone is left out, because K does not change it. `left_s` is the measured time of later
     catching up per decode that a drafting step leaves out, if the step drafts for nearly all others; it is proportional
@@ -94,21 +94,21 @@ class Prices:
         coefficients: Coefficients,
         most: int,
         graphs: Graphs | None = None,
-        load: Load = Load(),  # noqa: B008 - frozen
+        extras: StepExtras = StepExtras(),  # noqa: B008 - frozen
         left_s: float = 0.0,
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
         self._graphs = graphs
-        self._load = load
+        self._extras = extras
         self._most = most
         self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
         self.left_s = left_s
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
         tokens = np.arange(most + 1)
-        prefilled = round(load.prefill_tokens)
+        prefilled = round(extras.prefill_tokens)
         self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
-        self.mixed = (1 - load.prefill_ratio) * self._decodes_s(tokens) + load.prefill_ratio * self._with_prefill
+        self.mixed = (1 - extras.prefill_ratio) * self._decodes_s(tokens) + extras.prefill_ratio * self._with_prefill
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
         self._plain_s: dict[int, float] = {}
         self._token_s: dict[int, Vector] = {}
@@ -165,7 +165,7 @@ class Prices:
         shape = padded(self._graphs, n, m, 0, 0, is_uniform=True)
         full = float(np.interp(shape.tokens, EDGES, self._heights))
         full += self._c["piecewise"] * shape.piecewise + self._c["graphless"] * shape.graphless
-        ratio = self._load.prefill_ratio
+        ratio = self._extras.prefill_ratio
         return (1 - ratio) * full + ratio * float(self._with_prefill[m])
 
     def left_out_s(self, n: int) -> float:
@@ -174,7 +174,7 @@ class Prices:
         return min(n * self.left_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
 
     def _fixed_s(self, n: int) -> float:
-        return self._c["base"] + (self._c["decode"] + self._c["context"] * self._load.context_tokens) * n
+        return self._c["base"] + (self._c["decode"] + self._c["context"] * self._extras.context_tokens) * n
 
     def _decodes_s(self, tokens: Ints) -> Vector:
         """Return the seconds of the target's pass over so many tokens in a step of decodes alone, with different K."""

@@ -78,7 +78,7 @@ class MetricsExporter:
             names.LEFT_OUT_SECONDS, "Later catching up per decode that a step leaves out, if all others are drafted for"
         )
         self._slowdown = self._gauge(names.SLOWDOWN_RATIO, "Present duration of a step divided by its usual one")
-        self._load = (
+        self._extras = (
             self._gauge(names.PREFILL_STEP_RATIO, "Mean share of the steps that prefill"),
             self._gauge(names.PREFILL_STEP_TOKENS, "Mean prefilled tokens of those steps"),
             self._gauge(names.CONTEXT_TOKENS, "Mean length of a running request's sequence"),
@@ -129,7 +129,7 @@ class MetricsExporter:
                 self._tokens.set(price_s, model, f"{knot:g}")
             self._left_out.set(found.left_s, model)
             self._slowdown.set(found.slowdown, model)
-            for gauge, value in zip(self._load, found.load, strict=True):
+            for gauge, value in zip(self._extras, found.extras, strict=True):
                 gauge.set(value, model)
 
     def write(self) -> None:

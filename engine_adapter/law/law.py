@@ -32,7 +32,7 @@ from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.prices import Load, PriceList
+from specpilot.policy.prices import PriceList, StepExtras
 from specpilot.policy.schedule import Objective
 
 Step = tuple[StepShape, float, int]
@@ -41,8 +41,8 @@ Step = tuple[StepShape, float, int]
 LEAST_STEPS = 20
 """Steps that are measured before the law chooses K."""
 
-LOAD_SHARE = 0.02
-"""Weight of a step in the means of the load (share of steps that prefill, running decodes, context of a decode): a
+RECENT_SHARE = 0.02
+"""Weight of a step in the running means (share of steps that prefill, running decodes, context of a decode): a
 memory of 50 steps."""
 
 LEAST_DRAFTED_RATIO = 0.05
@@ -88,7 +88,7 @@ class EngineLaw:
         self.decode_s = 0.0  # of traffic's steps with decodes, except those of kind `catch_up`; without prefilling
         self._graphs = graphs
         self._most = most_running * (1 + k_max)
-        self._load = Load()
+        self._extras = StepExtras()
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left_out = 0.0  # sum over drafting steps: decodes left out, times the share drafted for
@@ -147,19 +147,19 @@ class EngineLaw:
 
         `evidence` is `None` for calibration steps, whose drafts are not traffic.
         """
-        ratio, tokens, context = self._load
+        ratio, tokens, context = self._extras
         for shape, seconds, length in steps:
             self.cost.note(shape, seconds, length)
             if evidence is not None and shape.decodes and (shape.prefill or not shape.read):
                 self.decode_s += max(0.0, seconds - self._prefill_s(shape))
-            ratio += LOAD_SHARE * ((shape.prefill > 0) - ratio)
+            ratio += RECENT_SHARE * ((shape.prefill > 0) - ratio)
             if shape.prefill:
                 tokens += (shape.prefill - tokens) * (0.1 if tokens else 1.0)
             if shape.decodes:
-                self._decodes += LOAD_SHARE * (shape.decodes - self._decodes)
+                self._decodes += RECENT_SHARE * (shape.decodes - self._decodes)
                 if not shape.prefill:
-                    context += LOAD_SHARE * (length / shape.decodes - context)
-        self._load = Load(ratio, tokens, context)
+                    context += RECENT_SHARE * (length / shape.decodes - context)
+        self._extras = StepExtras(ratio, tokens, context)
         if evidence is not None:
             self._has_traffic |= bool(evidence.drafts)
             trials, accepts = evidence.trials - evidence.first_trials, evidence.accepts - evidence.first_accepts
@@ -182,7 +182,7 @@ class EngineLaw:
         if coefficients is None:
             return
         left_s = self._later_s / self._left_out if self._left_out >= 1 else 0.0
-        self.price_list = found = PriceList(coefficients, self._load, left_s, self.cost.slowdown)
+        self.price_list = found = PriceList(coefficients, self._extras, left_s, self.cost.slowdown)
         prices = found.prices(self._most, self._graphs)
         probes = ProbePrices.of(prices, max(1, round(self._decodes)))
         self.probe_prices = probes

@@ -10,7 +10,7 @@ from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.cost import StepCost
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import Load, PriceList, Prices
+from specpilot.policy.prices import PriceList, Prices, StepExtras
 
 SETTLE_S = 8
 SEEDS = range(3)
@@ -35,7 +35,7 @@ def fitted(graphs: Graphs | None) -> Prices:
             cost.note(StepShape(n, n * (1 + k), n * k), took(n, k), 300 * n)
     coefficients = cost.fit()
     assert coefficients is not None
-    return PriceList(coefficients, Load(context_tokens=300.0)).prices(256 * (1 + K_MAX), graphs)
+    return PriceList(coefficients, StepExtras(context_tokens=300.0)).prices(256 * (1 + K_MAX), graphs)
 
 
 def predicted(prices: Prices, n: int, k: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 from specpilot.bench.simulation.h200_plant import FULL, graphs
 from specpilot.policy.choice import Chooser, Group, choose, step_of, worth_of
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.policy.schedule import Objective
 
 K = 4
@@ -26,7 +26,7 @@ def prices(most: int = 512, in_force: Graphs | None = None, left_s: float = 0.0,
     known = {"base": 5e-3, "drafter": 1e-3, "slot": 2e-5, "read": 2.6e-5, "reads": 1e-3} | parts
     token_s = known.pop("token", 5e-5)
     parts_s = tuple(known.get(name, 0.0) for name in PARTS)
-    return Prices(Coefficients(parts_s, (token_s,) * len(KNOTS)), most, in_force, Load(), left_s)
+    return Prices(Coefficients(parts_s, (token_s,) * len(KNOTS)), most, in_force, StepExtras(), left_s)
 
 
 def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np.ndarray, Prices]:
@@ -44,7 +44,7 @@ def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np
         high = draw.choice((K, K, K, max(low, 2)))
         groups.append(Group(draw.randrange(1, 30), band, draw.choice((0.5, 1.0, 1.0, 3.0)), low, high))
     acceptance = [draw.uniform(0.05, 0.98) for _ in groups]
-    return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, Load(), draw.choice((0.0, 1e-4)))
+    return groups, lengths(*acceptance), Prices(coefficients, 1024, in_force, StepExtras(), draw.choice((0.0, 1e-4)))
 
 
 def test_bounds_hold_where_a_position_is_worth_nothing_at_all() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, Prices, padded
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras, padded
 
 SIZES = (1, 2, 4, 8, 16, 32)
 VARLEN = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)}, varlen=(4, 8, 16))
@@ -27,16 +27,16 @@ def test_a_step_of_decodes_finds_a_graph_of_variable_length(
     assert (found.tokens, found.piecewise, found.graphless) == (tokens, piecewise, 0.0)
 
 
-def prices(graphs: Graphs, load: Load) -> Prices:
+def prices(graphs: Graphs, extras: StepExtras) -> Prices:
     parts = tuple({"base": 1e-3, "piecewise": 5e-3}.get(name, 0.0) for name in PARTS)
-    return Prices(Coefficients(parts, (1e-5,) * len(KNOTS)), 32, graphs, load)
+    return Prices(Coefficients(parts, (1e-5,) * len(KNOTS)), 32, graphs, extras)
 
 
 def test_a_mix_of_k_costs_no_pieces_where_graphs_are_of_variable_length() -> None:
     pieces = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)})
-    mixed, other = prices(VARLEN, Load()).mixed, prices(pieces, Load()).mixed
+    mixed, other = prices(VARLEN, StepExtras()).mixed, prices(pieces, StepExtras()).mixed
     assert other[9] - mixed[9] == pytest.approx(5e-3)
     assert other[18] == mixed[18]
-    half = Load(prefill_ratio=0.5, prefill_tokens=4.0)  # with a prompt the step is piecewise on both
+    half = StepExtras(prefill_ratio=0.5, prefill_tokens=4.0)  # with a prompt the step is piecewise on both
     assert prices(pieces, half).mixed[9] - prices(VARLEN, half).mixed[9] == pytest.approx(2.5e-3)
     assert np.all(np.diff(mixed[:17]) >= 0)

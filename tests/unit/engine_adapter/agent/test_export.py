@@ -12,7 +12,7 @@ from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Load, PriceList
+from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList, StepExtras
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_prices_are_shown_as_soon_as_there_are_any_and_replaced(exporter: Metric
     assert "price" not in exporter.text()
     for base_s in (0.25, 0.5):
         parts = (base_s, *([0.0] * (len(PARTS) - 1)))
-        found = PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), Load(0.1, 30.0, 200.0), 1e-4, 1.5)
+        found = PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), StepExtras(0.1, 30.0, 200.0), 1e-4, 1.5)
         exporter.show_law(found, 0.0)
         lines = exporter.text().splitlines()
         assert f'{names.PRICE_SECONDS}{{model_name="m",part="base"}} {base_s}' in lines

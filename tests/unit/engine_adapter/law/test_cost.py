@@ -12,7 +12,7 @@ from specpilot.bench.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200
 from specpilot.bench.simulation.plant import Work
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.cost import StepCost, _rounded, features_of, step_s
-from specpilot.policy.prices import Load, Prices
+from specpilot.policy.prices import Prices, StepExtras
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
 UPDATES, DEVICE = 6, 7
@@ -99,7 +99,7 @@ def test_steps_of_the_h200_that_were_not_seen_are_predicted(mode: str) -> None:
                     cost.note(mixed, took(mixed), 0)
     coefficients = cost.fit()
     assert coefficients is not None
-    prices, found = Prices(coefficients, 2048, plant.graphs, Load()), []
+    prices, found = Prices(coefficients, 2048, plant.graphs, StepExtras()), []
     for n in (3, 12, 24, 48, 96):
         for k in (0, 1, 3, 7):
             shape = StepShape(n, n * (1 + k), n * k)
