@@ -80,6 +80,7 @@ def _frozen(
         guidance=guidance,
         fleet=None,
         drawn=(),
+        drawn_until=None,
         is_fallen_back=False,
         is_own_choice=guidance is not None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},

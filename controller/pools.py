@@ -113,5 +113,6 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         guidance=result.guidance,
         fleet=result.fleet,
         drawn=result.drawn,
+        drawn_until=result.drawn_until,
         is_fallen_back=result.is_fallen_back,
     )

@@ -106,7 +106,9 @@ class Publisher:
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(self._schedule(context, result.proposed, result), fleet=None, drawn=()),
+                schedule=replace(
+                    self._schedule(context, result.proposed, result), fleet=None, drawn=(), drawn_until=None
+                ),
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
                 k=result.k(result.applied),
@@ -128,5 +130,5 @@ def _applied(schedule: Schedule) -> tuple[object, ...]:
     """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
     return (
         schedule.classes, schedule.like_default, schedule.probe_ratio, schedule.guidance,
-        schedule.drawn, schedule.is_fallen_back,
+        schedule.drawn, schedule.drawn_until, schedule.is_fallen_back,
     )  # fmt: skip

@@ -61,6 +61,14 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
     return documents
 
 
+def renamed(change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `change`, members of a document, with present names in place of former ones that stand alone."""
+    return {
+        FORMER_NAMES[name] if name in FORMER_NAMES and FORMER_NAMES[name] not in change else name: value
+        for name, value in change.items()
+    }
+
+
 def _is_renamed(plain: Any, path: tuple[int | str, ...]) -> bool:
     """Give the member of `plain` at `path` its present name; return whether it had a former one."""
     name = FORMER_NAMES.get(str(path[-1]))

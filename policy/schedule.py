@@ -175,9 +175,9 @@ class Schedule:
     probes; 0 means no probes.
 
     With `guidance` each engine chooses K itself, and `classes` apply only until its law has enough evidence. `fleet` is
-    the acceptance that its law uses as a prior. `drawn` are the engines in a window of the control group: while the
-    schedule is valid they follow `classes`. If the pool `is_fallen_back` to the static K it is the reverse: all others
-    follow `classes`.
+    the acceptance that its law uses as a prior. `drawn` are the engines in a window of the control group, which ends at
+    `drawn_until` (Unix seconds, by the clock of `issued_at`; `None`: when the schedule expires). Until then they follow
+    `classes`. If the pool `is_fallen_back` to the static K it is the reverse: all others follow `classes`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -192,6 +192,7 @@ class Schedule:
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
+    drawn_until: float | None = None
     is_fallen_back: bool = False
 
     def __post_init__(self) -> None:
@@ -221,6 +222,13 @@ class Schedule:
         """Return whether the engine `engine_id` chooses K by the guidance; otherwise it follows rows."""
         is_drawn = engine_id in self.drawn
         return self.guidance is not None and is_drawn == self.is_fallen_back
+
+    @property
+    def drawn_for_s(self) -> float:
+        """Seconds from its receipt for which engines are in the window that they were drawn for."""
+        return (
+            self.valid_for_s if self.drawn_until is None else min(self.valid_for_s, self.drawn_until - self.issued_at)
+        )
 
     @property
     def deepest_k(self) -> int:

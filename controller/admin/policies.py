@@ -21,7 +21,7 @@ from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.controller.forecast import Forecast
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import from_plain, schema, to_plain
+from specpilot.policy.codec import from_plain, renamed, schema, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
 from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
@@ -161,7 +161,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     )
     async def patch_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
-        change = await object_of(request)
+        change = renamed(await object_of(request))
         found = await writer.existing(model)
         if if_match is not None:
             await writer.expected(model, found, if_match, None)

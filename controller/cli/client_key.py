@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command == "create":
         path = commented("/admin/keys", settings.comment)
         secret(client.ask(path, "POST", json.dumps(_key_body(settings)).encode())[0], "key")
+        sys.stderr.write(f"{PROGRAM}: from now on gateways reject requests without a key\n")
     elif command == "change":
         body = json.dumps(_key_body(settings)).encode()
         path = commented(f"/admin/keys/{name}", settings.comment)
@@ -78,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         client.ask(commented(f"/admin/keys/{name}", settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")
+        sys.stderr.write(
+            f"{PROGRAM}: with no key left, a gateway that has seen one rejects all requests until it is restarted\n"
+        )
 
 
 def _key_body(settings: KeySettings) -> dict[str, Any]:

@@ -88,8 +88,8 @@ class TickResult:
         proposed: the estimate of the K that engines choose by the policy.
         publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
             `act`.
-        drawn, is_fallen_back: as in `Schedule`; they determine which engines follow `publish` although there is
-            guidance.
+        drawn, drawn_until, is_fallen_back: as in `Schedule`; they determine which engines follow `publish` although
+            there is guidance.
         is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
             differ from the rest.
         fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
@@ -114,6 +114,7 @@ class TickResult:
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
+    drawn_until: float | None = None
     is_fallen_back: bool = False
     is_own_choice: bool = False
 

@@ -153,6 +153,10 @@ class ControlGroup:
         share = self._tuning.fallen_back_ratio if self.has_lost and ratio > 0 else ratio
         return tuple(unit for unit in sorted(units) if is_drawn(unit, self._index(at), share))
 
+    def window_end(self, at: float) -> float:
+        """Return the end of the window at `at`."""
+        return (self._index(at) + 1) * self._tuning.control_window_s
+
     def set_comparison(self, comparison: Comparison) -> None:
         """Set the comparison; a change resets the count."""
         if comparison != self._comparison:

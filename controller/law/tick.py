@@ -102,6 +102,7 @@ class Tick:
             guidance=context.guidance(),
             fleet=self._model.shared(),
             drawn=drawn,
+            drawn_until=pool.control_group.window_end(self._at) if drawn else None,
             is_fallen_back=is_back,
             is_own_choice=not is_static and unknown is not Reason.UNPRICED and pool.chosen is not None,
         )  # fmt: skip

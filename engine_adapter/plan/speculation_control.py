@@ -8,9 +8,9 @@ The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
 2. guidance: the schedule has guidance, and the engine's law has enough evidence (measured steps, and traffic or the
-   fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. While the schedule is
-   valid, engines in `drawn` run rows if the others choose, and choose if the others run rows (`Schedule.is_guided`).
-   Afterwards all do the same;
+   fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. Until the
+   window of the control group ends (`Schedule.drawn_for_s`), engines in `drawn` run rows if the others choose, and
+   choose if the others run rows (`Schedule.is_guided`). Afterwards all do the same, also if no controller says so;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
 5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
@@ -194,7 +194,8 @@ class SpeculationControl:
             return adapting or self._static  # 4, 6
         age_s, schedule = now - applied.received_at, applied.schedule
         is_valid, is_held = age_s <= schedule.valid_for_s, age_s <= schedule.valid_for_s + self.hold_s
-        chooses = applied.is_guided if is_valid else schedule.guidance is not None and not schedule.is_fallen_back
+        is_in_window = age_s <= schedule.drawn_for_s  # where it is not drawn, this changes nothing
+        chooses = applied.is_guided if is_in_window else schedule.guidance is not None and not schedule.is_fallen_back
         if guided is not None and is_held and chooses:
             return guided  # 2
         if is_valid:

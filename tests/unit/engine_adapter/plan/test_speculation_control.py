@@ -91,6 +91,16 @@ def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_sched
     assert engine.table(31.0).source is Source.HELD  # the static K stays, as the law lost
 
 
+@pytest.mark.parametrize("is_fallen_back", [False, True])
+def test_a_window_of_the_control_group_ends_by_itself_where_no_controller_ends_it(*, is_fallen_back: bool) -> None:
+    engine = control(hold_s=100.0)
+    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+    drawn = replace(schedule(valid_for_s=60.0), guidance=GUIDANCE, drawn=("one",), is_fallen_back=is_fallen_back)
+    engine.offer(replace(drawn, issued_at=1000.0, drawn_until=1003.0), 50.0)
+    inside, outside = (Source.GUIDANCE, Source.SCHEDULE) if is_fallen_back else (Source.SCHEDULE, Source.GUIDANCE)
+    assert [engine.table(at).source for at in (50.0, 53.0, 53.1, 109.0)] == [inside, inside, outside, outside]
+
+
 def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:
     table = table_of(schedule(default=[(1, 4, 2)], code=[(1, 4, 5)]), 32)
     assert table.k("code", 4, 3) == 5
