@@ -180,7 +180,7 @@ def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monk
     recent = [version for version in found if version % 100]
     oldest = min(recent)
     assert recent == [version for version in range(999, oldest - 1, -1) if version % 100]
-    assert 700 < oldest < 900
+    assert 700 < oldest <= 901  # 100 and up to some nodes of the stream more; 900 is a lasting one
     assert sorted(set(found) - set(range(oldest, 1000))) == list(range(0, oldest, 100))
     assert len(found) == len(set(found))
     assert [item.version for item in store.decisions("m", "p", limit=3, before=began - 60)] == []
