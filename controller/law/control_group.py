@@ -141,6 +141,7 @@ class ControlGroup:
         self._tuning = tuning
         self._near = tuning.control_near
         self._units: dict[str, _Unit] = {}
+        self._ticked_at = -math.inf
         self._gains: deque[Scores] = deque(maxlen=tuning.control_memory)
         self._judgements = judgements(tuning.control_least, tuning.control_memory)
         self._taken = 0  # compared windows since the last reset
@@ -177,7 +178,14 @@ class ControlGroup:
             self.has_lost = True
 
     def take(self, seen: Mapping[str, Seen], at: float) -> list[LogGain]:
-        """Add a tick at `at` with the present units; return d, in each measure, of each window that it compares."""
+        """Add a tick at `at` with the present units; return d, in each measure, of each window that it compares.
+
+        `at` stands still while Redis does not answer. Then no schedule is published, and engines end their windows by
+        themselves, so the K in force is unknown: such a tick adds nothing.
+        """
+        if at == self._ticked_at:
+            return []
+        self._ticked_at = at
         self._units = {name: unit for name, unit in self._units.items() if name in seen}
         gains = [self._take(name, newest, at) for name, newest in seen.items()]
         return [gain for gain in gains if gain is not None]

@@ -299,3 +299,24 @@ def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> N
     found = control_group.described()
     assert found["gain_ratio"]["mean"] == pytest.approx(0.2)
     assert found["corrected_gain_ratio"]["mean"] == pytest.approx(1.2 * 0.5 / 0.4 - 1)
+
+
+def test_while_the_time_of_windows_stands_still_nothing_is_added_to_them() -> None:
+    """Redis does not answer: an engine has ended its window by itself, and the schedule in force still draws it."""
+    found = []
+    for is_redis_up in (True, False):
+        control_group, gains = ControlGroup(TUNING), []
+        control_group.set_comparison(Comparison(7))
+        for index in range(9):
+            is_static = index == 4
+            begun_at = index * TUNING.control_window_s
+            at = begun_at + 3.0
+            own = snapshot(at, 0.5, {"default": 1000.0 if is_static else 1300.0})
+            gains += control_group.take({"p": Seen(None, begun_at, is_static)}, begun_at)
+            gains += control_group.take({"p": Seen(own, at, is_static)}, at)
+            if is_static and not is_redis_up:
+                other = Seen(snapshot(at, 0.5, {"default": 1300.0}), at + 0.1, is_static)
+                gains += control_group.take({"p": other}, at)
+        found.append(gains)
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
