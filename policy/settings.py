@@ -57,7 +57,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
             kind,
             cli_prog_name=program,
             cli_parse_args=[_one_dash(item) for item in arguments],
-            cli_exit_on_error=not json_log.is_used(),  # the parser would print its usage
+            cli_exit_on_error=False,  # the parser would print its whole usage
         )
         unknown = [] if kind.shares_prefix else unknown_variables(kind)
         if unknown:
@@ -66,7 +66,24 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
     except ValidationError as error:
         fail(program, *(f"{_flag(fault.field)}: {fault.problem}" for fault in faults_of(error)))
     except SettingsError as error:
-        fail(program, str(error.__cause__ or error))
+        fail(program, *_argument_faults(kind, str(error.__cause__ or error)))
+
+
+def _argument_faults(kind: type[BaseSettings], message: str) -> list[str]:
+    """Return the parser's complaint as lines, each with a remedy."""
+    message = message.removeprefix("error parsing CLI: ")
+    unknown = message.removeprefix("unrecognized arguments: ")
+    if unknown == message:
+        return [f"{message}; --help lists the arguments"]
+    flags = [item.partition("=")[0] for item in unknown.split() if item.startswith("-")]
+    if not flags:
+        return [f"{unknown}: is not expected; --help lists the arguments"]
+    known = [_flag(name) for name in kind.model_fields]
+    close = {flag: get_close_matches(flag, known, n=1) for flag in flags}
+    return [
+        f"{flag}: there is no such flag; {f'did you mean {found[0]}?' if found else '--help lists the flags'}"
+        for flag, found in close.items()
+    ]
 
 
 def unknown_variables(kind: type[BaseSettings]) -> list[str]:

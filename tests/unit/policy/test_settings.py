@@ -57,6 +57,25 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
     assert load(BroadSettings, "tool", ()).port == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prot", "9090"), "--prot: there is no such flag; did you mean --port?"),
+        (("--tikc-s=secret",), "--tikc-s: there is no such flag; did you mean --tick-s?"),
+        (("--colour", "red"), "--colour: there is no such flag; --help lists the flags"),
+        (("more",), "more: is not expected; --help lists the arguments"),
+        (("--port",), "argument --port: expected one argument; --help lists the arguments"),
+    ],
+)
+def test_a_wrong_flag_ends_the_start_in_one_line_with_a_remedy(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(ToolSettings, "tool", arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"tool: {said}\n"
+
+
 LINKS = {
     "SERVICE_HOST": "10.0.0.1",
     "SERVICE_PORT": "80",
