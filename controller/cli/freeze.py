@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         query["validate_only"] = "true"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
     path += "?" + urlencode(query) if query else ""
-    warning = _unless_it_runs(client, settings.model) if settings.model and not settings.lift else ""
+    warning = ""
+    if settings.model and not settings.lift:
+        warning = text.unless_it_runs(settings.model, client.read("/admin/engines")["engines"])
     answer = client.ask(path, "DELETE")[0] if settings.lift else client.ask(path, "PUT", _body(settings))[0]
     if answer is not None and answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
@@ -56,13 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         sys.stdout.write(f"{name} is frozen: {_line(answer)}\n")
     sys.stderr.write(warning)
-
-
-def _unless_it_runs(client: AdminClient, model: str) -> str:
-    """Return a warning when no engine serves `model`, else nothing."""
-    running = sorted({engine["model"] for engine in client.read("/admin/engines")["engines"]})
-    known = f"those of {', '.join(running)} do" if running else "none does"
-    return "" if model in running else f"no engine of {text.printable(model)} runs, {known}: check the name\n"
 
 
 def _body(settings: FreezeSettings) -> bytes:

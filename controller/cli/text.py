@@ -61,6 +61,13 @@ def dry_run(answer: Mapping[str, Any]) -> str:
     return head + changes(answer["changes"]) + forecast(answer["forecast"])
 
 
+def unless_it_runs(model: str, engines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a warning if none of `engines` serves `model`, else nothing."""
+    running = sorted({engine["model"] for engine in engines})
+    known = f"those of {', '.join(printable(running))} do" if running else "none does"
+    return "" if model in running else f"no engine of {printable(model)} runs, {known}: check the name\n"
+
+
 def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
     """Return a line for each K of a policy and each pool whose engines cannot reach this K.
 
