@@ -5,19 +5,10 @@ and then shows one live line. With `--unattended` it writes JSON lines to standa
 and no log file. It then opens the gateway's port when the engines are ready, reports this to systemd if that started
 it, and ends with status 1 when a part keeps dying. `--sagemaker` is `--unattended` with the settings that a managed
 endpoint has in its environment.
-
-On a machine without a GPU each engine is bound to cores of its own and the other programs to the last core, or as many
-as the gateway has workers: an engine's OpenMP threads spin, and any other busy process on their cores would make its
-steps many times longer. With GPUs several engines get a share of them each, are bound to no cores, and the other
-programs have all cores but those that the engines need.
-
-Secrets (tokens, the password in a Redis URL) are passed to the parts in their environment, because every user of a
-machine can read the arguments of its processes.
 """
 
 import fcntl
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -28,9 +19,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from urllib.request import urlopen
 
-from specpilot import embedded_redis, gpus
+from specpilot import embedded_redis
 from specpilot.journal import Journal
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import SystemClock
@@ -43,6 +33,7 @@ from specpilot.policy.settings import fail
 from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor
+from specpilot.up_parts import answers, engines, reachable, servers
 from specpilot.up_settings import PROGRAM, UpSettings, check, check_ports, policy_given, read
 
 DEMO_CLASSES = ("chat", "code", "json")
@@ -54,11 +45,6 @@ _WHAT_K_DOES = {
     Mode.ADVISE: "K is decided and shown, and each engine runs its static K",
     Mode.OFF: "K is static",
 }
-CORES_OF_ENGINE = 2
-"""Of an engine on GPUs: its API server and its scheduler, which are busy while it serves."""
-CORES_OF_GPU = 1
-"""Its worker, which launches kernels."""
-GATEWAY_STOP_S = 35.0  # it lets requests in flight finish, 30 s at most
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -93,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if settings.redis_url is None:
             command, embedded_url = embedded_redis.server_command(settings.state_dir / "redis")
-            supervisor.start([Part("redis", command, _answers(embedded_url))], ready_within_s=30.0)
+            supervisor.start([Part("redis", command, answers(embedded_url))], ready_within_s=30.0)
         mode = _start(settings, settings.redis_url or str(embedded_url), supervisor, stop, say)
         if mode is None:
             return
@@ -133,7 +119,7 @@ def _claim(state_dir: Path) -> int:
 def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
     """Print all addresses and keep one live line until `stop`."""
     _say(_addresses(settings, mode))
-    line = StatusLine(f"http://{_reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
+    line = StatusLine(f"http://{reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
     while not stop.wait(1.0):
         supervisor.watch()
         line.show(sys.stdout)
@@ -147,9 +133,9 @@ def _start(
     policy = _policy_in_force(settings, redis_url, stop, say)
     if policy is None:
         return None
-    engines, servers = _engines(settings, redis_url), _servers(settings, redis_url)
+    models, others = engines(settings, redis_url), servers(settings, redis_url)
     say("loading the model")
-    for parts in [engines, servers] if settings.unattended else [engines + servers]:
+    for parts in [models, others] if settings.unattended else [models + others]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
     return None if stop.is_set() else policy.mode
@@ -211,139 +197,13 @@ def _changed(settings: UpSettings, policy: Policy | None) -> Policy:
     return replace(policy, mode=mode, static_k=settings.k if "k" in given else policy.static_k)
 
 
-def _engines(settings: UpSettings, redis_url: str) -> list[Part]:
-    has_gpu = shutil.which("nvidia-smi") is not None
-    engine_cores, _ = _cores(settings)
-    has_own_config = "--speculative-config" in settings.engine_args
-    devices = gpus.visible(os.environ) if has_gpu and settings.engines > 1 else []
-    parts = []
-    for index in range(settings.engines):
-        port = settings.engine_port + index
-        environment = _redis_for("ENGINE", redis_url)
-        if Path(settings.model).is_dir():
-            environment["HF_HUB_OFFLINE"] = "1"
-        if devices:
-            environment[gpus.VISIBLE] = ",".join(gpus.share(devices, settings.engines, index))
-        extra: list[str] = []
-        if not has_gpu:
-            mine = engine_cores[index :: settings.engines] or engine_cores
-            # vLLM's worker then runs in the engine's own process, which it allows on a CPU only with that variable at 0
-            # (the engine keeps a process of its own all the same). Otherwise the engine waits for its worker in a busy
-            # loop, on the core that gateway, controller and API server need.
-            environment |= {
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine),
-                "OMP_NUM_THREADS": str(len(mine)),
-            }
-            extra = [
-                "--distributed-executor-backend",
-                "uni",
-                "--enforce-eager",
-                "--max-model-len",
-                "2048",
-                "--disable-uvicorn-access-log",
-            ]
-        command = [
-            *(sys.executable, "-m", "specpilot.cli", "engine"),
-            *("--model", settings.model),
-            *(() if has_own_config else ("--drafter", settings.drafter, "--k-max", str(settings.k_max))),
-            *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *("--drain-grace-s", "0"),  # the gateway has stopped by then
-            "--trust-this-machine",  # K by hand; a control token in the environment goes before it
-            *(("--static-k", str(settings.k)) if settings.k is not None else ()),
-            *extra,
-            *shlex.split(settings.engine_args),
-        ]
-        parts.append(Part(f"engine-{index}", command, _answers(f"http://127.0.0.1:{port}/health"), environment))
-    return parts
-
-
-def _servers(settings: UpSettings, redis_url: str) -> list[Part]:
-    has_gpu = shutil.which("nvidia-smi") is not None
-    _, server_cores = _cores(settings, max(1, len(gpus.visible(os.environ))) if has_gpu else 0)
-    specpilot = (sys.executable, "-m", "specpilot.cli")
-    public = ("--public-paths", settings.public_paths) if settings.public_paths else ()
-    way_in = () if settings.admin_token else ("--trust-this-machine",)
-    admin_ports = [settings.admin_port + index for index in range(settings.controllers)]
-    return [
-        *(
-            Part(
-                "controller" if port == settings.admin_port else f"controller-{port}",
-                [*specpilot, "controller", *way_in, "--host", settings.admin_host, "--port", str(port)],
-                _answers(f"http://{_reachable(settings.admin_host)}:{port}/health"),
-                _redis_for("CONTROLLER", redis_url) | _token_for("CONTROLLER", settings),
-                cores=frozenset(server_cores),
-            )
-            for port in admin_ports
-        ),
-        Part(
-            "gateway",
-            [
-                *(*specpilot, "gateway", "--host", settings.host, "--port", str(settings.port)),
-                *("--workers", str(settings.workers), *public),
-            ],
-            _answers(f"http://{_reachable(settings.host)}:{settings.port}/ready"),
-            {"REDIS_URL": redis_url} | _token_for("GATEWAY", settings),
-            cores=frozenset(server_cores),
-            stop_s=GATEWAY_STOP_S,
-        ),
-    ]
-
-
-def _redis_for(program: str, url: str) -> dict[str, str]:
-    """Return the variables that name Redis to `program`, which reads one of its own before the common one."""
-    return {"REDIS_URL": url, f"SPECPILOT_{program}_REDIS_URL": url}
-
-
-def _token_for(program: str, settings: UpSettings) -> dict[str, str]:
-    return {f"SPECPILOT_{program}_ADMIN_TOKEN": settings.admin_token} if settings.admin_token else {}
-
-
-def _cores(settings: UpSettings, gpu_count: int = 0) -> tuple[list[int], list[int]]:
-    """Return the cores of the engines and those of the other programs; a single core is shared by all.
-
-    With GPUs an engine needs a few cores and no more, so the other programs have the rest.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    count = max(1, min(settings.workers, len(cores) - 1))
-    if gpu_count:
-        needed = CORES_OF_ENGINE * settings.engines + CORES_OF_GPU * max(gpu_count, settings.engines)
-        count = max(count, len(cores) - needed)
-    return cores[:-count] or cores, cores[-count:]
-
-
-def _answers(url: str) -> Callable[[], bool]:
-    """Return a test whether the server at `url` answers well."""
-
-    def is_ready() -> bool:
-        try:
-            if url.startswith("unix:"):
-                RedisStore(url).ping()
-            else:
-                with urlopen(url, timeout=1.0):  # noqa: S310 - an address of our own
-                    pass
-        except (OSError, PolicyError):
-            return False
-        return True
-
-    return is_ready
-
-
-def _reachable(host: str) -> str:
-    """Return the address on this machine of a server that listens on `host`."""
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"[{loopback}]" if ":" in loopback else loopback
-
-
 def _engine_urls(settings: UpSettings) -> list[str]:
     return [f"http://127.0.0.1:{settings.engine_port + index}" for index in range(settings.engines)]
 
 
 def _addresses(settings: UpSettings, mode: Mode) -> str:
-    gateway = f"http://{_reachable(settings.host)}:{settings.port}"
-    admin = f"http://{_reachable(settings.admin_host)}:{settings.admin_port}"
+    gateway = f"http://{reachable(settings.host)}:{settings.port}"
+    admin = f"http://{reachable(settings.admin_host)}:{settings.admin_port}"
     model = settings.served_model_name
     return f"""
 SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.

@@ -79,7 +79,8 @@ class Steps:
         `output` is vLLM's `SchedulerOutput`, `requests` its requests by id. `running` are the running requests, also
         those without a token in the step.
         """
-        self._note_empty(output)
+        if not output.num_scheduled_tokens and not self._under_way:
+            self._clock.interrupt()  # while all requests wait for a grammar, vLLM's loop takes empty steps
         if self._repeats_left and self._is_repeated(output, table):
             return self._repeat(output, now)
         self._stop_repeating()
@@ -146,11 +147,6 @@ class Steps:
         self._context += len(self.decoding)
         self._under_way.append(UnderWay(output, now, self._context, self._repeated))
         return self._repeated_plan
-
-    def _note_empty(self, output: Any) -> None:
-        """Do not count the time of empty steps: vLLM's loop goes on while all requests wait for a grammar."""
-        if not output.num_scheduled_tokens and not self._under_way:
-            self._clock.interrupt()
 
     def _end_idle_time(self, output: Any, table: KTable, now: float) -> None:
         """Credit the probes' budget with the idle time that the step ends."""

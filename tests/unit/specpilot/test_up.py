@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot import gpus, up, up_settings
+from specpilot import gpus, up, up_parts, up_settings
 from specpilot.controller.settings import ControllerSettings
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
@@ -28,7 +28,7 @@ def settings_of(*flags: str) -> UpSettings:
 
 @pytest.mark.parametrize(("flags", "workers"), [((), 1), (("--workers", "3"), 3)])
 def test_workers_reach_the_gateway(flags: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = next(part for part in up._servers(settings_of(*flags), "unix:///x") if part.name == "gateway")
+    gateway = next(part for part in up_parts.servers(settings_of(*flags), "unix:///x") if part.name == "gateway")
     for name, value in gateway.environment.items():
         monkeypatch.setenv(name, value)
     at = list(gateway.command).index("gateway")
@@ -41,7 +41,7 @@ def test_no_secret_is_in_an_argument_and_every_part_is_given_it(monkeypatch: pyt
     """Every user of the machine can read the arguments of its processes."""
     url = "redis://:pass-word@10.0.0.9:6379/0"
     settings = settings_of("--admin-token", "to-ken")
-    servers, engines = up._servers(settings, url), up._engines(settings, url)
+    servers, engines = up_parts.servers(settings, url), up_parts.engines(settings, url)
     for part in [*servers, *engines]:
         assert not any("pass-word" in word or "to-ken" in word for word in part.command)
         assert part.environment["REDIS_URL"] == url
@@ -85,7 +85,7 @@ def test_two_engines_do_not_meet_on_the_first_gpu(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
 
     def given(*flags: str) -> list[str | None]:
-        return [part.environment.get(gpus.VISIBLE) for part in up._engines(settings_of(*flags), "unix:///x")]
+        return [part.environment.get(gpus.VISIBLE) for part in up_parts.engines(settings_of(*flags), "unix:///x")]
 
     assert given("--engines", "2") == ["0", "1"]
     assert given() == [None]
@@ -98,8 +98,8 @@ def test_sigterm_ends_a_start_that_waits_for_a_model(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(up, "check_ports", lambda _: None)
     monkeypatch.setattr(up, "_write_policy", lambda settings, _: Policy(settings.served_model_name))
     loading = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(up, "_engines", lambda *_: [Part("engine-0", loading, lambda: False)])
-    monkeypatch.setattr(up, "_servers", lambda *_: [])
+    monkeypatch.setattr(up, "engines", lambda *_: [Part("engine-0", loading, lambda: False)])
+    monkeypatch.setattr(up, "servers", lambda *_: [])
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     began = time.monotonic()
@@ -128,9 +128,9 @@ def test_with_gpus_the_other_programs_have_the_cores_that_engines_do_not_need(
     monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, arguments: tuple[str, ...], servers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(up.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(up_parts.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
-    found = up._servers(settings_of(*arguments), "redis://x")
+    found = up_parts.servers(settings_of(*arguments), "redis://x")
     assert [part.cores for part in found] == [frozenset(range(cores - servers, cores))] * len(found)
 
 
@@ -149,7 +149,7 @@ def test_each_gateway_worker_has_a_core_that_is_no_engines(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], workers: int, engines: list[int], servers: list[int]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    assert up._cores(settings_of("--workers", str(workers))) == (engines, servers)
+    assert up_parts._cores(settings_of("--workers", str(workers))) == (engines, servers)
 
 
 @pytest.mark.parametrize("flags", [("--workers", "0"), ("--workers", "two"), ("--state-dir", "/dev/null/x")])
@@ -251,10 +251,10 @@ def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypat
     assert (found.admin_port, found.engine_port) == (9010, 9012)
     assert (found.model, found.served_model_name) == (str(DEMO_TARGET), "mine")
     assert found.engine_args == "--max-model-len 512 --seed 1"
-    gateway = next(part for part in up._servers(found, "unix:///x") if part.name == "gateway")
+    gateway = next(part for part in up_parts.servers(found, "unix:///x") if part.name == "gateway")
     at = list(gateway.command).index("gateway")
     monkeypatch.setenv("REDIS_URL", "unix:///x")
     of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
     assert of_gateway.public_paths == ("/ping", "/invocations")
-    for part in [*up._engines(found, "unix:///x"), up._servers(found, "unix:///x")[0]]:
+    for part in [*up_parts.engines(found, "unix:///x"), up_parts.servers(found, "unix:///x")[0]]:
         assert "0.0.0.0" not in part.command
