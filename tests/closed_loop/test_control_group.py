@@ -57,12 +57,12 @@ def log_throughput(run: Run) -> float:
 
 def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_static_k() -> None:
     """As `bench demo` does: the same load once for each. In a phase n is given, so that both measures gain the same."""
-    share = 0.3
-    run = simulate(shifting(60), policy=Policy(MODEL, control_group_ratio=share))
+    share, engines = 0.3, 3  # each engine has windows of its own: fewer depend much on which phases are drawn
+    run = simulate(shifting(60), policy=Policy(MODEL, control_group_ratio=share), engines=engines)
     adaptive = log_throughput(simulate(shifting(60)))
     static = log_throughput(simulate(shifting(15), start=uniform(3), is_steered=False))
     found = run.seconds[-1].result.evidence["control_group"]
-    assert found["windows"] >= 15
+    assert found["windows"] >= 45
     assert found["throughput_gain_ratio"]["low"] > 0
     for measure in ("throughput", "itl"):
         bounds = found[f"{measure}_gain_ratio"]

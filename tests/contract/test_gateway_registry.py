@@ -10,6 +10,7 @@ from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
+from tests.support.engine_records import record
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_keys import class_of, key_headers
 from tests.support.gateway_server import eventually
@@ -18,21 +19,7 @@ from tests.support.scripted_engine import DONE, ScriptedEngine, completion, repl
 
 
 def record_of(engine: ScriptedEngine, engine_id: str = "e1", *, draining: bool = False) -> EngineRecord:
-    return EngineRecord(
-        engine_id=engine_id,
-        url=engine.url,
-        model="tiny",
-        pool="cpu",
-        k_max=7,
-        static_k=3,
-        max_num_seqs=8,
-        method="eagle3",
-        vllm_version="0.32.0",
-        adapter_version="0.1.0",
-        started_at=1.0,
-        heartbeat_at=2.0,
-        draining=draining,
-    )
+    return record(engine_id, engine.url, draining=draining)
 
 
 POLICY = Policy(

@@ -11,6 +11,12 @@ import pytest
 from tests.contract.conftest import StartWorkers
 
 
+def gateway(port: int, workers: int, *flags: str) -> list[str]:
+    """The command of a gateway of several workers."""
+    own = ("--engine", "http://x", "--port", str(port), "--workers", str(workers))
+    return [sys.executable, "-m", "specpilot.gateway", *own, *flags]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -21,18 +27,7 @@ from tests.contract.conftest import StartWorkers
     ],
 )
 def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "specpilot.gateway",
-        "--engine",
-        "http://x",
-        "--port",
-        "0",
-        "--workers",
-        "3",
-        *flags,
-    ]
+    command = gateway(0, 3, *flags)
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
@@ -41,17 +36,7 @@ def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
 
 async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartWorkers) -> None:
     program = await start_workers()
-    command = [
-        sys.executable,
-        "-m",
-        "specpilot.gateway",
-        "--engine",
-        "http://x",
-        "--port",
-        str(program.port),
-        "--workers",
-        "2",
-    ]
+    command = gateway(program.port, 2)
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "--port: cannot listen on" in done.stderr

@@ -11,7 +11,7 @@ from tests.support.gateway_client import Answer, Client, request
 
 
 class Beating:
-    """An engine that keeps its record, and somebody who follows the changes, each on a thread."""
+    """An engine that keeps its record, and a subscriber to the changes, each on a thread."""
 
     def __init__(self, url: str, record: EngineRecord) -> None:
         self.seen: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Who may reach what in the chart: Redis by TLS, roles, network policies, secrets."""
+"""Access in the chart: Redis by TLS, roles, network policies, secrets."""
 
 from specpilot.policy import redis_url
 from tests.support.chart_values import FULL, OWN_REDIS, POOL, containers, named

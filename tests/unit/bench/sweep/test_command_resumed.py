@@ -1,4 +1,4 @@
-"""A sweep that was cut short or has more to measure: what is kept, and what the same command does then."""
+"""The same command again after a sweep that was interrupted, or with more to measure: finished cells are kept."""
 
 import asyncio
 import signal

@@ -6,32 +6,14 @@ import pytest
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
-from specpilot.policy.records import EngineRecord
 from tests.support.candidates import facts
+from tests.support.engine_records import record
 
 NAME = "dns+https://vllm.example:8443/base"
 
 
 def fleet_of(*urls: str) -> Fleet:
     return Fleet(urls, Chooser(Balance.LEAST, Affinity.BOTH, lambda: 0), 4.0, None)
-
-
-def record(engine_id: str, url: str, *, draining: bool = False) -> EngineRecord:
-    return EngineRecord(
-        engine_id=engine_id,
-        url=url,
-        model="tiny",
-        pool="cpu",
-        k_max=7,
-        static_k=3,
-        max_num_seqs=8,
-        method="eagle3",
-        vllm_version="0.32.0",
-        adapter_version="0.1.0",
-        started_at=1.0,
-        heartbeat_at=2.0,
-        draining=draining,
-    )
 
 
 def picked(fleet: Fleet, times: int = 8) -> set[str]:

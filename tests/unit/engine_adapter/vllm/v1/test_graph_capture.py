@@ -151,7 +151,7 @@ def test_graphs_that_would_take_too_much_memory_are_made_fewer_once(
     assert not graphs.is_too_much(made, total // 10)
     assert graphs.is_too_much(made, total // 10 + 1)
     assert "name further K with --graph-k, or lower --max-cudagraph-capture-size" in caplog.text
-    assert not graphs.is_too_much(made, total)  # what is left has to be
+    assert not graphs.is_too_much(made, total)  # the rest has to be captured
     made.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE, 1 + K_MAX)
     assert made.cudagraph_dispatcher.lengths == (1, 8)
 
