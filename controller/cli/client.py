@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -82,9 +83,10 @@ class AdminClient:
                 return (json.loads(text) if text else None), response.headers
         except HTTPError as error:
             with error:
-                if is_optional and error.code == 404:  # noqa: PLR2004 - not found
+                if is_optional and error.code == HTTPStatus.NOT_FOUND:
                     return None
-                self.refuse(_message_of(error))
+                is_unknown = error.code == HTTPStatus.UNAUTHORIZED
+                self.refuse(_message_of(error) + "; give it with --token or SPECPILOT_ADMIN_TOKEN" * is_unknown)
         except (URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             self.refuse(f"--admin-url: no controller answers at {self._base}: {reason}; start it or give its address")

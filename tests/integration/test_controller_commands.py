@@ -260,6 +260,22 @@ def test_a_freeze_from_the_command_line(controller: Controller) -> None:
     assert controller.command("freeze", "demo", "--for", "long").returncode == 2
 
 
+def test_without_the_right_token_a_command_names_the_flag_and_the_variable(controller: Controller) -> None:
+    command = [sys.executable, "-m", "specpilot.cli", "freeze", "--list", "--admin-url", controller.url]
+    for given in ((), ("--token", "amiss")):
+        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=30)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "give it with --token or SPECPILOT_ADMIN_TOKEN" in done.stderr
+        assert "amiss" not in done.stderr
+
+
+def test_a_policy_of_a_model_that_no_engine_serves_is_written_with_a_note(controller: Controller) -> None:
+    done = controller.command("policy", "put", "-", text='{"model": "misspelt"}')
+    assert done.returncode == 0, done.stderr
+    assert "no engine of misspelt runs" in done.stderr
+    assert controller.call("/admin/policies/misspelt")[0] == 200
+
+
 def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path) -> None:
     assert controller.call("/admin/policies/watched", "PUT", {"k_max": 5})[0] == 201
     shown = controller.command("audit", "--limit", "1").stdout
