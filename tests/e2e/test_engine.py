@@ -104,7 +104,7 @@ def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engi
     set_k(engine, 0)
     before, unseen = total(engine, names.DRAFTS, "k"), 0.0
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(crowd, engine, 12, max_tokens=200)
+        served = pool.submit(crowd, engine, 12, max_tokens=800)  # several times as long as an export
         while not served.done():
             unseen = max(unseen, counters(engine.url, names.BACKLOG_TOKENS)[()])
             time.sleep(0.1)
