@@ -56,5 +56,4 @@ def _plain(schedule: Schedule | None) -> dict[str, Any]:
     """Return the parts of a schedule that a fall back changes."""
     if schedule is None:
         return {}
-    plain = to_plain(schedule)
-    return {"is_fallen_back": plain["is_fallen_back"], "classes": plain["classes"]}
+    return {"is_fallen_back": schedule.is_fallen_back, "classes": to_plain(schedule)["classes"]}

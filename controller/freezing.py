@@ -7,6 +7,7 @@ choice is in force. The freeze determines the published schedule.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from specpilot.controller.estimation.switchback import Draw
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import static_rows
@@ -79,9 +80,8 @@ def _frozen(
         probe_ratio=probe_ratio,
         guidance=guidance,
         fleet=None,
-        drawn=(),
-        drawn_until=None,
-        is_fallen_back=False,
+        drawn_guidance=None,
+        draw=Draw(),
         is_own_choice=guidance is not None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )

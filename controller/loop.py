@@ -92,7 +92,7 @@ class ControlLoop:
         self._audit = audit or (lambda _: None)
         self._shared = SharedReader(store, leadership, clock, self._audit)
         self._publisher = Publisher(store, metrics, self._audit, clock, interval_s)
-        self._runner = Runner(interval_s)
+        self._runner = Runner()
         self._windows_at = 0.0
         self._fence: int | None = None
         self._resume_tries: dict[PoolKey, int] = {}
@@ -173,8 +173,9 @@ class ControlLoop:
             except Exception:  # noqa: BLE001 - a fault in one pool must not stop the others
                 _log.exception("%s %s: not steered in this tick; the next one starts afresh", pool.model, pool.pool)
                 self._metrics.count_error()
-        if lease is not None:
-            self._runner.end_tick(shared.experiments.values(), at)
+        if self._shared.is_up:
+            frozen = {model for model in shared.experiments if freeze_of(shared.freezes, model, at)}
+            self._runner.end_tick(shared.experiments.values(), frozen, at)
         self.ticks += 1
         self._progress_at = self._clock.monotonic()
         ages = [(name, self._clock.monotonic() - at) for name, at in self._collector.scraped_at.items()]
@@ -216,15 +217,10 @@ class ControlLoop:
         if not is_readable and freeze is None:
             return  # the schedule in force stays until the policy can be read or the schedule expires
         experiment = self._shared.state.experiments.get(pool.model)
-        if experiment is not None and freeze is not None:
-            self._runner.interrupt(experiment)
-            experiment = None
+        experiment = experiment if freeze is None else None
         context = in_window(pool, experiment, self._windows_at)
-        if experiment is not None and lease is not None:
-            snapshot = self._law.snapshot(context.model, context.pool)
-            snapshot = snapshot._replace(at=at - now + snapshot.at) if snapshot else None
-            self._runner.measure(experiment, context, snapshot, at)
         decided = self._decide(context, freeze, now) if is_readable else undecided(context)
+        self._runner.add(experiment, decided, self._windows_at)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)
         is_resumed = self._resume_tries.get((pool.model, pool.pool)) == RESUME_TRIES

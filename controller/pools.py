@@ -1,13 +1,13 @@
 """Groups registered engines into pools, builds the context of each pool's decision, and the schedule from it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specpilot.controller.estimation.observation import Observation
-from specpilot.controller.experiments.canary import window_at
-from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.experiments.canary import plan_of
+from specpilot.controller.law.context import CanaryWindow, PoolContext, TickResult
 from specpilot.policy.bands import classes_in
-from specpilot.policy.canary import Arm, Experiment
+from specpilot.policy.canary import Experiment
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import CLASS_LIMIT
 from specpilot.policy.records import EngineRecord
@@ -84,12 +84,16 @@ def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRe
 
 
 def in_window(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
-    """Return `context` with the policy of the canary's window at `at` (Unix seconds); unchanged when none runs."""
-    now = None if experiment is None else window_at(experiment, context.pool, at)
-    if experiment is None or now is None:
+    """Return `context` in the canary's window at `at` (Unix seconds); unchanged when none runs.
+
+    After its last block the present policy is in force, until the leader has ended the experiment.
+    """
+    if experiment is None or not experiment.is_running or at < experiment.started_at:
         return context
-    policy = experiment.canary.policy if now.arm is Arm.CANARY else context.policy
-    return replace(context, policy=policy, arm=now.arm)
+    plan, canary = plan_of(experiment), experiment.canary
+    is_over = plan.window(at) >= canary.max_blocks * canary.windows
+    is_drawn = not is_over and plan.is_drawn(context.pool, at)
+    return context.during(CanaryWindow(plan, context.policy, experiment.canary.policy, is_drawn))
 
 
 def next_version(context: PoolContext) -> int:
@@ -112,7 +116,7 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
         guidance=result.guidance,
         fleet=result.fleet,
-        drawn=result.drawn,
-        drawn_until=result.drawn_until,
-        is_fallen_back=result.is_fallen_back,
+        drawn=result.draw.engines,
+        drawn_until=result.draw.until,
+        drawn_guidance=result.drawn_guidance,
     )

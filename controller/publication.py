@@ -83,7 +83,7 @@ class Publisher:
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
                 self.store.publish_schedule(schedule, lease)
-                if is_new and result.is_fallen_back and not written.is_fall_back_audited:
+                if is_new and schedule.is_fallen_back and not written.is_fall_back_audited:
                     self.audit(fell_back(old, schedule, self.clock.now()))
                     written.is_fall_back_audited = True
                 written.published_at = now
@@ -130,5 +130,5 @@ def _applied(schedule: Schedule) -> tuple[object, ...]:
     """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
     return (
         schedule.classes, schedule.like_default, schedule.probe_ratio, schedule.guidance,
-        schedule.drawn, schedule.drawn_until, schedule.is_fallen_back,
+        schedule.drawn, schedule.drawn_until, schedule.drawn_guidance,
     )  # fmt: skip

@@ -18,10 +18,10 @@ class Tuning:
             average over more traffic.
         delivered_s: time after a change of the K in force in which evidence does not count.
         window_steps: least number of steps of a valid window of the control group or of a canary.
-        control_memory: number of the newest windows that count; at 1 % and 4 s these are the last 11 hours of a pool
-            of one engine, the last hour of a pool of eleven.
-        control_least: least number of windows for an interval.
-        control_near: largest number of windows on either side with which a drawn one is compared.
+        control_memory: number of the newest drawn windows that count; at 1 % and 4 s these are the last 11 hours of a
+            pool of one engine, the last hour of a pool of eleven.
+        control_least: least number of drawn windows for an interval.
+        near_windows: largest number of windows on either side with which a drawn one is compared.
         fall_back_error: probability that an adaptive K without a loss falls back within the first `control_memory`
             windows. Each later test, after every fifth of that number, adds to it.
         fallen_back_ratio: share of the time that a pool which has fallen back runs the adaptive K, to detect that it
@@ -35,7 +35,7 @@ class Tuning:
     window_steps: float = 20.0
     control_memory: int = 100
     control_least: int = 5
-    control_near: int = 3
+    near_windows: int = 3
     fall_back_error: float = 0.05
     fallen_back_ratio: float = 0.05
 

@@ -50,8 +50,8 @@ class Outcome(StrEnum):
 class Lost(StrEnum):
     """The reason for which a block does not count."""
 
-    NO_TRAFFIC = "no_traffic"  # one of its windows had too few steps
-    INTERRUPTED = "interrupted"  # the leader changed or lost Redis during the block
+    NO_TRAFFIC = "no_traffic"  # too few steps by one of the policies
+    INTERRUPTED = "interrupted"  # the policies did not alternate as planned, or no controller ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +170,8 @@ class Experiment:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return self.outcome is None
+
+    @property
+    def closed(self) -> int:
+        """The number of blocks that are over, whether or not they count."""
+        return len(self.blocks) + sum(self.lost.values())

@@ -119,15 +119,19 @@ class ClassGuidance:
 class Guidance:
     """The inputs of an engine's law besides its own measurements: the policy's objective, and requirements by class.
 
-    A class that is not named has the requirements of `default`, which must exist.
+    A class that is not named has the requirements of `default`, which must exist. `probe_ratio` (0..1) is about the
+    share of the engine's time for probes; 0 means no probes.
     """
 
     __pydantic_config__: ClassVar = _STRICT
     objective: Objective
     classes: Mapping[str, ClassGuidance]
+    probe_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]
+        if not 0 <= self.probe_ratio <= 1:
+            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
         if len(self.classes) > CLASS_LIMIT:
             faults.append(f"classes names {len(self.classes)} classes; at most {CLASS_LIMIT}")
         faults.extend(
@@ -171,13 +175,19 @@ class Schedule:
 
     `version` grows with every publication, and an engine never returns to an older one. `issued_at` is in Unix seconds.
     The schedule expires `valid_for_s` seconds after an engine received it. The engine then applies it for a further
-    time of its own, and afterwards its static K. `probe_ratio` (0..1) is about the share of the engine's time for
-    probes; 0 means no probes.
+    time of its own, and afterwards its static K. `probe_ratio` is that of `Guidance`, for engines that follow
+    `classes`.
 
     With `guidance` each engine chooses K itself, and `classes` apply only until its law has enough evidence. `fleet` is
-    the acceptance that its law uses as a prior. `drawn` are the engines in a window of the control group, which ends at
+    the acceptance that its law uses as a prior. `drawn` are the engines in a window of an experiment, which ends at
     `drawn_until` (Unix seconds, by the clock of `issued_at`; `None`: when the schedule expires). Until then they follow
-    `classes`. If the pool `is_fallen_back` to the static K it is the reverse: all others follow `classes`.
+    `drawn_guidance` in place of `guidance`. Where this is `None`, engines follow `classes`.
+
+    | experiment                         | guidance             | drawn_guidance |
+    |------------------------------------|----------------------|----------------|
+    | control group                      | the policy's         | `None`         |
+    | control group of a pool fallen back | `None`              | the policy's   |
+    | canary                             | the present policy's | the canary's   |
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -193,7 +203,7 @@ class Schedule:
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
     drawn_until: float | None = None
-    is_fallen_back: bool = False
+    drawn_guidance: Guidance | None = None
 
     def __post_init__(self) -> None:
         faults = [*model_name_faults("model", self.model), *name_faults(pool=self.pool)]
@@ -218,10 +228,14 @@ class Schedule:
             faults.extend(f"classes.{name}: {fault}" for fault in range_faults(ranges))
         raise_faults(faults)
 
-    def is_guided(self, engine_id: str) -> bool:
-        """Return whether the engine `engine_id` chooses K by the guidance; otherwise it follows rows."""
-        is_drawn = engine_id in self.drawn
-        return self.guidance is not None and is_drawn == self.is_fallen_back
+    def guidance_of(self, engine_id: str) -> Guidance | None:
+        """Return the guidance of the engine `engine_id` while its window lasts; `None`: it follows rows."""
+        return self.drawn_guidance if engine_id in self.drawn else self.guidance
+
+    @property
+    def is_fallen_back(self) -> bool:
+        """Whether engines follow the static K, and choose in windows of an experiment only."""
+        return self.guidance is None and self.drawn_guidance is not None
 
     @property
     def drawn_for_s(self) -> float:

@@ -97,8 +97,8 @@ class Engine:
     With `adapts` it follows no schedule: its own law chooses K, by `wishes` for each class, and updates when a `run`
     begins, once a virtual second. `graphs` is its record of CUDA graphs.
 
-    For wrong evidence: `claims` are acceptances, by position, that its counters show instead of the truth; while
-    `is_lying` the counters stand still.
+    For wrong evidence: `claims` are acceptances, by position, that its law and its counters show instead of the truth;
+    while `is_lying` the counters stand still.
     """
 
     engine_id: str
@@ -190,8 +190,8 @@ class Engine:
         self._refresh()
         if self.adapts:
             self._table = law_table(self.law, self.probe_ratio)
-        elif schedule is not None and schedule.guidance is not None and schedule.is_guided(self.engine_id):
-            self._follow(schedule, schedule.guidance)
+        elif schedule is not None and (guidance := schedule.guidance_of(self.engine_id)) is not None:
+            self._follow(schedule, guidance)
         else:
             self._use(schedule)
         self._requests.settle(list(sources), queue)
@@ -260,6 +260,10 @@ class Engine:
         self.drafts += evidence.drafts.total()
         self.probes += evidence.probes.total()
         self._exporter.add(evidence)
+        for tried, accepts in ((evidence.trials, evidence.accepts), (evidence.first_trials, evidence.first_accepts)):
+            for (band, position), count in tried.items():
+                if position in self.claims:
+                    accepts[band, position] = self.claims[position] * count  # type: ignore[assignment]
         self.law.learn(self._meter.take_steps(), evidence)
 
     def _refresh(self) -> None:
@@ -275,7 +279,7 @@ class Engine:
             self.law.wish(wishes_of(guidance), guidance.objective)
         self._table = self._of_schedule(schedule)
         if self.law.state is not None:
-            self._table = law_table(self.law, schedule.probe_ratio, TableSource.GUIDANCE)
+            self._table = law_table(self.law, guidance.probe_ratio, TableSource.GUIDANCE)
 
     def _use(self, schedule: Schedule | None) -> None:
         if schedule is self._table_of:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schedule = _schedule(client, settings.model, settings.pool)
     decision = _latest_decision(client, settings.model, schedule["pool"])
     classes, notes = schedule["classes"], []
-    if schedule["guidance"] is not None and not schedule["is_fallen_back"] and decision.get("schedule"):
+    if schedule["guidance"] is not None and decision.get("schedule"):
         classes = decision["schedule"]["classes"]
         notes.append("the engines choose K themselves; the table is the controller's estimate of their choice")
     row, said = one_row(classes, row_shares(classes, decision.get("evidence", {})))

@@ -1,4 +1,4 @@
-"""The measures of one window of time, by which the control group and canaries compare windows of different K.
+"""The measures of one window of time, by which experiments (`switchback`) compare windows of different K.
 
 With t_c tokens and d_c decodes of class c, weights w_c, and D decodes in all, over the S steps and B busy seconds of a
 window,
@@ -34,6 +34,15 @@ class Scores(NamedTuple):
 
     counted: LogGain
     corrected: float
+
+    def minus(self, other: "Scores") -> "Scores":
+        """Return the logarithms of the ratios to `other`."""
+        pairs = zip(self.counted, other.counted, strict=True)
+        return Scores(LogGain(*(one - two for one, two in pairs)), self.corrected - other.corrected)
+
+    def times(self, factor: float) -> "Scores":
+        """Return the logarithms times `factor`; with -1 those of the inverse ratios."""
+        return Scores(LogGain(*(factor * one for one in self.counted)), factor * self.corrected)
 
 
 @dataclass(slots=True)

@@ -1,18 +1,7 @@
-"""The plan of a canary (the policy of each window) and its test (whether the new policy is better).
+"""The plan of a canary and its test: whether the new policy is better than the present one.
 
-Design. A switchback: the policies alternate on all engines of a pool, in blocks of windows, with the canary's window
-drawn at random in every block. Both policies run on the same engines, slow drift cancels within a block, and one engine
-is enough.
-
-Statistic. d_b is the logarithm of the canary's measure over the present policy's, in block b (`blocks`). The blocks
-need not be independent. Under the hypothesis that the canary makes no difference, the random draw of the window gives
-d_b the mean 0 for any noise, and independent draws make d_b and d_c uncorrelated for any noise. So
-
-    mean(d) +- t(1 - e, B - 1) s(d) / sqrt(B)
-
-is the interval for the mean log ratio over B blocks (batch means, paired; Student's t is the usual approximation of
-this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojinov, Simchi-Levi and Zhao, Design and
-Analysis of Switchback Experiments, 2023.
+A canary is a switchback experiment (`switchback`) that ends. Its units are pools: in the drawn window of each block all
+engines of a pool choose K by the canary's policy. The windows of all classes have equal weights.
 
 Repeated tests. Each test adds to the probability of an error. So a promotion is tested at few checkpoints only: when
 the number of blocks reaches its least value, twice that, four times that and so on, and at the end. With L checkpoints
@@ -23,35 +12,18 @@ the same interval.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from typing import Any
 
+from specpilot.controller.estimation.switchback import Plan
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.policy.canary import FEWEST_BLOCKS, Arm, Canary, Experiment, Lost, Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryWindow:
-    """A window of a canary: its block, its place in the block, its arm, and the age of the block in seconds."""
-
-    block: int
-    slot: int
-    arm: Arm
-    block_age_s: float
-
-
-def window_at(experiment: Experiment, pool: str, at: float) -> CanaryWindow | None:
-    """Return the window of `pool` at `at` (Unix seconds); `None` when the experiment does not run then."""
-    canary, elapsed = experiment.canary, at - experiment.started_at
-    if not experiment.is_running or elapsed < 0:
-        return None
-    window = int(elapsed / canary.window_s)
-    block, slot = divmod(window, canary.windows)
-    if block >= canary.max_blocks:
-        return None
-    drawn = int.from_bytes(sha256(f"{experiment.experiment_id} {pool} {block}".encode()).digest()[:8]) % canary.windows
-    return CanaryWindow(block, slot, Arm.CANARY if slot == drawn else Arm.PRESENT, elapsed - block * canary.block_s)
+def plan_of(experiment: Experiment) -> Plan:
+    """Return the windows of the experiment."""
+    canary = experiment.canary
+    return Plan(experiment.experiment_id, canary.windows, canary.window_s, experiment.started_at)
 
 
 def checkpoints(canary: Canary) -> list[int]:
@@ -72,12 +44,12 @@ def intervals(experiment: Experiment) -> tuple[Interval, Interval] | None:
     return interval(_fleet(experiment, "throughput"), tail), interval(_fleet(experiment, "itl"), tail)
 
 
-def judge(experiment: Experiment, policy_version: int, at: float) -> Outcome | None:
-    """Return the outcome at `at`, with the model's policy at `policy_version`; `None` while it goes on."""
+def judge(experiment: Experiment, policy_version: int) -> Outcome | None:
+    """Return the outcome, with the model's policy at `policy_version`; `None` while the experiment goes on."""
     if policy_version != experiment.base_version:
         return Outcome.POLICY_CHANGED
     canary, count, found = experiment.canary, len(experiment.blocks), intervals(experiment)
-    is_over = at >= experiment.started_at + canary.max_blocks * canary.block_s
+    is_over = experiment.closed >= canary.max_blocks
     least, tolerated = math.log1p(canary.minimum_gain_ratio), math.log1p(-canary.tolerance_ratio)
     if found and min(bounds.high for bounds in found) < tolerated:
         return Outcome.WORSE

@@ -1,63 +1,105 @@
-"""Runs the canaries of all models in one controller: measures their blocks, tests them, and reports them. Pure.
+"""Runs the canaries of all models in one controller: collects their blocks, tests them, and reports them. Pure.
 
-Only the leader measures and tests, in ticks in which Redis answered; every controller reports. All state that must
-outlive a controller is in the `Experiment`, which this module returns and the loop writes: a new leader loses only the
-running block.
+Every controller collects and reports, from the results of its own ticks; only the leader tests, in ticks in which Redis
+answered. All state that must outlive a controller is in the `Experiment`, which this module returns and the loop
+writes. A new leader that was a stand-by before loses no block.
+
+A block that is over counts if a pool has a gain in it. Otherwise it is lost: without traffic if all went as planned, or
+interrupted, if in a part of it no controller ran, Redis did not answer, the model was frozen, or the schedule in force
+was not the planned one.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from specpilot.controller.estimation.observation import Snapshot
-from specpilot.controller.experiments.blocks import BlockSums
-from specpilot.controller.experiments.canary import described, ended, judge, window_at
+from specpilot.controller.estimation.switchback import BlockGain
+from specpilot.controller.estimation.window_sums import Scores
+from specpilot.controller.experiments.canary import described, ended, judge, plan_of
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
-from specpilot.policy.canary import Experiment
+from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The record of one experiment: numbers of windows, and gains by block and pool.
+
+    `windows`: those in which this controller ran and the model was not frozen. `steered`: those in which the model had
+    a pool. `until`: that of the last tick.
+    """
+
+    windows: set[int] = field(default_factory=set)
+    steered: set[int] = field(default_factory=set)
+    gains: dict[int, dict[str, BlockGain]] = field(default_factory=dict)
+    until: int = 0
+
+    def lost(self, canary: Canary, block: int) -> Lost:
+        """Return the cause for which a block without a gain is lost."""
+        windows = set(range(block * canary.windows, (block + 1) * canary.windows))
+        has_no_traffic = block in self.gains or not windows & self.steered
+        return Lost.NO_TRAFFIC if windows <= self.windows and has_no_traffic else Lost.INTERRUPTED
 
 
 class Runner:
     """One controller's state of the running experiments."""
 
-    def __init__(self, interval_s: float = 0.5) -> None:
-        self._interval_s = interval_s  # between two ticks
-        self._sums: dict[str, BlockSums] = {}
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
         self._seen_running: dict[tuple[str, str], str] = {}  # by model and pool
 
     def judge(
         self, experiments: Iterable[Experiment], policy_versions: Mapping[str, int], at: float
     ) -> list[Experiment]:
         """Begin a tick of the leader at `at`; return the experiments that changed and must be written."""
-        running = [item for item in experiments if item.is_running]
-        ids = {item.experiment_id for item in running}
-        self._sums = {name: sums for name, sums in self._sums.items() if name in ids}
         changed = []
-        for experiment in running:
-            measured = self._sums.setdefault(experiment.experiment_id, BlockSums(self._interval_s)).roll(experiment, at)
-            outcome = judge(measured, policy_versions.get(experiment.model, 0), at)
+        for experiment in experiments:
+            if not experiment.is_running:
+                continue
+            measured = self._closed(experiment)
+            outcome = judge(measured, policy_versions.get(experiment.model, 0))
             if outcome is not None:
                 measured = ended(measured, outcome, at)
             if measured is not experiment:
                 changed.append(replace(measured, version=experiment.version + 1))
         return changed
 
-    def measure(self, experiment: Experiment, context: PoolContext, snapshot: Snapshot | None, at: float) -> None:
-        """Add the newest snapshot of a pool, its time in Unix seconds, before the pool is steered."""
-        now, sums = window_at(experiment, context.pool, at), self._sums.get(experiment.experiment_id)
-        if now is None or sums is None:
+    def add(self, experiment: Experiment | None, result: TickResult, at: float) -> None:
+        """Add the gains that the tick of one pool completed; `at` determined its window."""
+        if experiment is None or not experiment.is_running:
             return
-        sums.add(context.pool, now, at, snapshot)
+        seen = self._seen.setdefault(experiment.experiment_id, _Seen())
+        seen.steered.add(plan_of(experiment).window(at))
+        for found in result.canary_gains:
+            seen.gains.setdefault(found.block, {})[found.unit] = found
 
-    def interrupt(self, experiment: Experiment) -> None:
-        """Mark the running block as interrupted, because the policies do not alternate: it does not count."""
-        if experiment.experiment_id in self._sums:
-            self._sums[experiment.experiment_id].is_interrupted = True
+    def end_tick(self, experiments: Iterable[Experiment], frozen: Container[str], at: float) -> None:
+        """End a tick in which all pools were steered; `frozen` are models, and `at` determined the windows."""
+        running = {item.experiment_id: item for item in experiments if item.is_running}
+        self._seen = {name: self._seen.get(name, _Seen()) for name in running}
+        for name, experiment in running.items():
+            seen, window = self._seen[name], plan_of(experiment).window(at)
+            seen.until = window
+            if experiment.model not in frozen:
+                seen.windows.add(window)
 
-    def end_tick(self, experiments: Iterable[Experiment], at: float) -> None:
-        """End a tick of the leader."""
-        for experiment in experiments:
-            if experiment.experiment_id in self._sums:
-                self._sums[experiment.experiment_id].end_tick(at)
+    def _closed(self, experiment: Experiment) -> Experiment:
+        """Return `experiment` with the blocks that are over and not stored yet; the same object if there are none."""
+        canary, seen = experiment.canary, self._seen.get(experiment.experiment_id, _Seen())
+        while experiment.closed < canary.max_blocks:
+            index = experiment.closed
+            if seen.until < (index + 1) * canary.windows:
+                break
+            gains = {
+                pool: _stored(found.gain, found.busy_s)
+                for pool, found in sorted(seen.gains.get(index, {}).items())
+                if found.gain is not None
+            }
+            if gains:
+                experiment = replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
+            else:
+                lost = seen.lost(canary, index)
+                experiment = replace(experiment, lost={**experiment.lost, lost: experiment.lost.get(lost, 0) + 1})
+        return experiment
 
     def reported(self, experiment: Experiment | None, context: PoolContext, result: TickResult) -> TickResult:
         """Return `result` with the canary's numbers; in the first tick after its end, its end is the reason."""
@@ -66,8 +108,13 @@ class Runner:
         place = (context.model, context.pool)
         if experiment.is_running:
             self._seen_running[place] = experiment.experiment_id
-            return replace(result, evidence={**result.evidence, "canary": described(experiment, context.arm)})
+            arm = None if context.window is None else context.window.arm
+            return replace(result, evidence={**result.evidence, "canary": described(experiment, arm)})
         if self._seen_running.pop(place, None) != experiment.experiment_id or experiment.outcome is None:
             return result
         evidence = {**result.evidence, "canary": {**described(experiment, None), **experiment.evidence}}
         return replace(result, reason=Reason.CANARY_ENDED, evidence=evidence)
+
+
+def _stored(gain: Scores, busy_s: float) -> Gain:
+    return Gain(round(busy_s, 3), *(round(value, 6) for value in (*gain.counted, gain.corrected)))

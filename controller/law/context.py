@@ -1,17 +1,33 @@
 """The inputs of a tick besides evidence (`PoolContext`), and its result (`TickResult`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specpilot.controller.estimation.switchback import BlockGain, Draw, Plan
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.model_policy import Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, Ranges, Schedule, k_at
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryWindow:
+    """A window of a canary: the experiment's plan, both policies, and whether the window is the canary's."""
+
+    plan: Plan
+    present: Policy
+    canary: Policy
+    is_drawn: bool
+
+    @property
+    def arm(self) -> Arm:
+        """The policy of the window."""
+        return Arm.CANARY if self.is_drawn else Arm.PRESENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +38,8 @@ class PoolContext:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
         max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the policy of the present window.
-        arm: the arm of the present window; `None` without a canary.
+        policy: while a canary runs, the policy of the present window (`during`).
+        window: the present window of a canary; `None` without one.
         hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in
             mode `advise`.
         graphs: the CUDA graphs of its engines; `None` if they have none, or do not all have the same.
@@ -37,16 +53,37 @@ class PoolContext:
     static_k: int
     max_num_seqs: int
     in_force: Schedule | None
-    arm: Arm | None = None
+    window: CanaryWindow | None = None
     hold: Hold | None = None
     graphs: Graphs | None = None
     engines_version: int = 0
+
+    @property
+    def arm(self) -> Arm:
+        """The policy in force: the present one without a canary."""
+        return Arm.PRESENT if self.window is None else self.window.arm
 
     @property
     def fallback_k(self) -> int:
         """The operator's static K, at most the engines' K_max."""
         wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
         return max(0, min(wanted, self.k_max))
+
+    def during(self, window: CanaryWindow) -> "PoolContext":
+        """Return the context in the window of a canary.
+
+        Engines choose K in both arms, so that one schedule can contain both. For a policy that does not let engines
+        choose, with mode `off` or `advise`, its static K is pinned.
+        """
+        window = replace(window, present=self._choosing(window.present), canary=self._choosing(window.canary))
+        return replace(self, policy=window.canary if window.is_drawn else window.present, window=window)
+
+    def _choosing(self, policy: Policy) -> Policy:
+        if policy.mode is Mode.ACT:
+            return policy
+        k = replace(self, policy=policy).fallback_k
+        classes = {name: ClassPolicy(weight=policy.of_class(name).weight, pin=k) for name in policy.class_names}
+        return replace(policy, mode=Mode.ACT, classes=classes)
 
     @property
     def unsteered_k(self) -> int:
@@ -62,13 +99,13 @@ class PoolContext:
         return min(max(0, low), high), high
 
     def guidance(self) -> Guidance:
-        """Return the guidance of the policy. Each engine limits the bounds to its own K_max."""
+        """Return the guidance of `policy`. Each engine limits the bounds to its own K_max."""
         classes = {}
         for name in self.policy.class_names:
             wanted = self.policy.of_class(name)
             low, high = self._asked_bounds(name)
             classes[name] = ClassGuidance(wanted.weight, min(low, high), high, wanted.itl_slo_ms)
-        return Guidance(self.policy.objective, classes)
+        return Guidance(self.policy.objective, classes, self.policy.probe_ratio)
 
     def _asked_bounds(self, name: str) -> tuple[int, int]:
         """Return the bounds on K of class `name` as the policy has them, for engines of any K_max."""
@@ -88,17 +125,17 @@ class TickResult:
         proposed: the estimate of the K that engines choose by the policy.
         publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
             `act`.
-        drawn, drawn_until, is_fallen_back: as in `Schedule`; they determine which engines follow `publish` although
-            there is guidance.
+        draw: the engines in a drawn window of an experiment.
         is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
             differ from the rest.
         fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
-        guidance: the guidance by which engines choose K. With it, `publish` applies only to engines that cannot choose
-            yet, and according to `drawn` and `is_fallen_back`. `None`: all engines follow `publish`.
+        guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not drawn, and of those that are.
+            Without guidance, or until they can choose, engines follow `publish`.
         gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
             `None` when unknown.
         evidence: every number that the decision used, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
+        canary_gains: the gains of the canary in each block that this tick completed.
         baseline: the baseline of a freeze of the current K: the rows and the probe ratio that were in force when it
             began, outside windows of the control group and of a canary; `None` if there are none.
     """
@@ -110,12 +147,12 @@ class TickResult:
     gain_ratio: float | None
     evidence: Mapping[str, Any]
     log_gains: tuple[LogGain, ...] = ()
+    canary_gains: tuple[BlockGain, ...] = ()
     baseline: tuple[Ranges, float] | None = None
     guidance: Guidance | None = None
     fleet: FleetAcceptance | None = None
-    drawn: tuple[str, ...] = ()
-    drawn_until: float | None = None
-    is_fallen_back: bool = False
+    drawn_guidance: Guidance | None = None
+    draw: Draw = field(default_factory=Draw)
     is_own_choice: bool = False
 
     @property

@@ -14,7 +14,6 @@ from specpilot.controller.estimation.engine_prices import price_list_of
 from specpilot.controller.estimation.observation import (
     Observation,
     Series,
-    Snapshot,
     compare,
     evidence_of,
 )
@@ -22,7 +21,6 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
 from specpilot.controller.tuning import Tuning
-from specpilot.policy.canary import Arm
 
 PoolKey = tuple[str, str]
 
@@ -77,15 +75,15 @@ class ControlLaw:
         self._models = {name: model for name, model in self._models.items() if name in models}
 
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
-        """Decide for one pool at `now`; `at` determines the window of the control group."""
+        """Decide for one pool at `now`; `at` determines the windows of its experiments."""
         pool = self._pool((context.model, context.pool))
-        pool.begin(context.arm or Arm.PRESENT)
+        pool.begin(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def forecast(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Return what `decide` would return, and change nothing."""
         pool = copy.deepcopy(self._pool((context.model, context.pool)))
-        pool.begin(context.arm or Arm.PRESENT)
+        pool.begin(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
@@ -96,10 +94,6 @@ class ControlLaw:
         """Begin to lead: keep the estimates, and drop the decisions that this controller made in stand-by."""
         for pool in self._pools.values():
             pool.take_over()
-
-    def snapshot(self, model: str, pool: str) -> Snapshot | None:
-        """Return the newest snapshot of a pool; `None` before the first."""
-        return self._pool((model, pool)).newest
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

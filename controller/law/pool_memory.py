@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
+from specpilot.controller.estimation.switchback import Switchback
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.estimate import Mix
 from specpilot.controller.tuning import Tuning
@@ -15,7 +16,7 @@ from specpilot.policy.schedule import Ranges
 
 @dataclass(slots=True)
 class PoolMemory:
-    """The state of one pool: its control group, the newest snapshots, and each engine's mix of requests.
+    """The state of one pool: its experiments, the newest snapshots, and each engine's mix of requests.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of a series of snapshots in which requests ran and no counter changed. `engines`, `mixes`: the
@@ -26,6 +27,7 @@ class PoolMemory:
 
     tuning: Tuning
     control_group: ControlGroup
+    canary: Switchback
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
     mixes: dict[str, Mix] = field(default_factory=dict)
@@ -38,7 +40,7 @@ class PoolMemory:
     @classmethod
     def new(cls, tuning: Tuning) -> "PoolMemory":
         """Return the memory of an unknown pool."""
-        return cls(tuning, ControlGroup(tuning))
+        return cls(tuning, ControlGroup(tuning), Switchback(tuning))
 
     def begin(self, arm: Arm) -> None:
         """Begin a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""

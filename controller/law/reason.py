@@ -10,15 +10,15 @@
 | `idle`          | no request has run lately                                          | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
 | `static_better` | the pool has fallen back: the static K was found to be better      | guidance (static K)  |
-| `control_group`      | all engines are in a window of the control group                   | guidance (static K)  |
+| `control_group` | all engines are in a window of the control group                   | guidance (static K)  |
 | `adaptive`      | otherwise                                                          | guidance             |
 
 - With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as an
   `unpriced` one, runs the static K, which the same schedule contains.
-- The schedule also names the engines in a window of the control group (`drawn`), and states whether the pool has fallen
-  back (`is_fallen_back`). Normally drawn engines run the static K and the others choose. In a pool that has fallen back
-  drawn engines choose and the others run the static K, also while the pool is `stale`, `idle` or `unpriced`. Without
-  fresh evidence no window is drawn.
+- The schedule also names the engines in a window of an experiment (`drawn`), with a guidance of their own. In a window
+  of the control group they run the static K and the others choose. In a pool that has fallen back drawn engines choose
+  and the others run the static K, also while the pool is `stale`, `idle` or `unpriced`. Without fresh evidence no
+  window of the control group is drawn.
 - The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps. Nor
   does the pool then fall back to the static K.
 - During a freeze of the current K, guidance is published until the controller has an estimate of K.

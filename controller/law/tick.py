@@ -2,7 +2,7 @@
 
 Engines choose K themselves, by the guidance that the controller publishes. The controller estimates this choice from
 the prices and counts that engines export (`estimate`): for `explain`, for forecasts, and for a freeze of the current K.
-It decides which engines run the static K as control group, and whether the pool falls back to it.
+It decides which engines are drawn for the control group or a canary, and whether the pool falls back to the static K.
 
 Bounds and pins apply to the guidance and to the static K of the control group. They do not apply to K that an operator
 sets directly: the static K of mode `off` and of the withdrawal in `advise`, and the schedule of a freeze.
@@ -10,23 +10,24 @@ sets directly: the static K of mode `off` and of the withdrawal in `advise`, and
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
-from specpilot.controller.estimation.observation import Evidence
+from specpilot.controller.estimation.observation import Evidence, Snapshot
+from specpilot.controller.estimation.switchback import BlockGain, Draw, Seen
 from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_group import Comparison, Seen
+from specpilot.controller.law.control_group import Comparison
 from specpilot.controller.law.estimate import Estimate, mean_running, representative, shares
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.law.rows import bounds_of, one_k, requirements, static_rows, within
-from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import Ranges, Schedule
+from specpilot.policy.schedule import Guidance, Ranges, Schedule
 
 _SIGNIFICANT_DIGITS = 6
 
@@ -42,10 +43,17 @@ class Tick:
         self._now = now
         self._at = at
         self._weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
-        self._static = static_rows(context)
+        self._static = static_rows(self._present)
         self._mixes = pool.fresh_mixes(now)
         self._log_gains: list[LogGain] = []
+        self._canary_gains: list[BlockGain] = []
         self._evidence: dict[str, Any] = pool.ages(now)
+
+    @property
+    def _present(self) -> PoolContext:
+        """The context with the present policy, also in a canary's window."""
+        context = self._context
+        return context if context.window is None else replace(context, policy=context.window.present)
 
     def result(self) -> TickResult:
         """Return the decision and its reason."""
@@ -55,7 +63,7 @@ class Tick:
             self._set_baseline(None)
             is_steered = mode is not Mode.ADVISE or context.hold is not None
             return self._answer(Reason.NO_DRAFTER, operator_rows, operator_rows if is_steered else None)
-        self._measure_control_group()
+        self._measure_experiments()
         reason = self._unknown_reason()
         self._describe(is_known=reason not in (Reason.STALE, Reason.IDLE))
         estimate = None if reason is not None else self._estimate()
@@ -89,23 +97,41 @@ class Tick:
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
         is_back = self._has_lost and not breaks_slo
-        may_draw = unknown is None and context.arm is None and not breaks_slo
-        drawn = pool.control_group.drawn(pool.engines, self._at, policy.control_group_ratio) if may_draw else ()
-        all_are_drawn = 0 < len(drawn) == len(pool.engines)
-        is_static = is_back != all_are_drawn  # drawn engines choose if the others do not
+        usual, alternative = self._arms(is_back=is_back)
+        draw = Draw()
+        if context.window is not None:
+            draw = self._canary_draw()
+        elif unknown is None and not breaks_slo:
+            draw = pool.control_group.draw(pool.engines, self._at, policy.control_group_ratio)
+        all_are_drawn = 0 < len(draw.engines) == len(pool.engines)
+        is_static = (alternative if all_are_drawn else usual) is None
         known = (Reason.STATIC_BETTER if is_back else Reason.CONTROL_GROUP) if is_static else Reason.ADAPTIVE
         is_known = is_back or pool.chosen is not None
         pool.baseline = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
         return self._answer(
             unknown or known, chosen, self._static, gain,
-            probe_ratio=policy.probe_ratio,
-            guidance=context.guidance(),
+            probe_ratio=self._present.policy.probe_ratio,
+            guidance=usual,
+            drawn_guidance=alternative,
+            draw=draw,
             fleet=self._model.shared(),
-            drawn=drawn,
-            drawn_until=pool.control_group.window_end(self._at) if drawn else None,
-            is_fallen_back=is_back,
             is_own_choice=not is_static and unknown is not Reason.UNPRICED and pool.chosen is not None,
         )  # fmt: skip
+
+    def _arms(self, *, is_back: bool) -> tuple[Guidance | None, Guidance | None]:
+        """Return the guidance of the experiment's usual and alternative way; `None` is the static K."""
+        window, adaptive = self._context.window, self._present.guidance()
+        usual = None if is_back else adaptive
+        if window is not None:
+            return usual, replace(self._context, policy=window.canary).guidance()
+        return usual, adaptive if is_back else None
+
+    def _canary_draw(self) -> Draw:
+        """Return all engines of the pool in a window of the canary."""
+        window = self._context.window
+        if window is None or not window.is_drawn or not self._pool.engines:
+            return Draw()
+        return Draw(tuple(sorted(self._pool.engines)), window.plan.window_end(self._at))
 
     @property
     def _followed(self) -> Schedule | None:
@@ -118,7 +144,8 @@ class Tick:
         followed, context = self._followed, self._context
         if followed is None:
             return one_k((DEFAULT_CLASS,), context.max_num_seqs, context.unsteered_k)
-        return chosen if any(map(followed.is_guided, self._pool.engines)) else followed.classes
+        chooses = any(followed.guidance_of(engine) is not None for engine in self._pool.engines)
+        return chosen if chooses else followed.classes
 
     def _set_baseline(self, chosen: Ranges | None) -> None:
         """Set the baseline of a freeze of the current K: rows with their probe ratio. Without such a freeze, drop it.
@@ -132,16 +159,13 @@ class Tick:
         elif pool.baseline is None and in_force is not None:
             if in_force.guidance is None:
                 pool.baseline = in_force.classes, in_force.probe_ratio
-            elif self._has_lost:  # the schedule in force may be of a canary's window
-                pool.baseline = self._static, self._policy.probe_ratio
             elif chosen is not None:
                 pool.baseline = chosen, self._policy.probe_ratio
 
     @property
     def _has_lost(self) -> bool:
         """Return whether the control group shows a loss, so that engines choose K only in drawn windows."""
-        is_judged = self._context.arm is not Arm.CANARY and self._policy.control_group_ratio > 0
-        return is_judged and self._pool.control_group.has_lost
+        return self._present.policy.control_group_ratio > 0 and self._pool.control_group.has_lost
 
     def _withdrawal(self, static: Ranges) -> Ranges | None:
         """Return the rows that replace a schedule from before mode `advise`; `None` if there is none.
@@ -154,33 +178,39 @@ class Tick:
             return None
         if in_force is None:
             return static if context.engines_version else None
-        return None if in_force.guidance is None and in_force.classes == static else static
+        is_fixed = in_force.guidance is None and in_force.drawn_guidance is None
+        return None if is_fixed and in_force.classes == static else static
 
-    def _measure_control_group(self) -> None:
-        pool, context, policy = self._pool, self._context, self._policy
-        if context.arm is Arm.CANARY:  # its policy is not the compared one
-            pool.control_group.pause()
+    def _measure_experiments(self) -> None:
+        """Add this tick to the running experiment: a canary, or else the control group."""
+        pool, present, window = self._pool, self._present, self._context.window
+        policy, group, in_force = present.policy, pool.control_group, self._context.in_force
+        required = tuple(requirements(present, name) for name in policy.class_names)
+        weights = {name: policy.of_class(name).weight for name in policy.class_names}
+        group.set_comparison(Comparison(present.fallback_k, policy.objective, weights, required))
+        if window is None and policy.control_group_ratio <= 0:
+            group.reset()
+        if window is not None or policy.mode is not Mode.ACT:
+            group.pause()
+        if in_force is None or policy.mode is not Mode.ACT:
             return
-        required = tuple(requirements(context, name) for name in policy.class_names)
-        pool.control_group.set_comparison(Comparison(context.fallback_k, policy.objective, self._weights, required))
-        if context.arm is not None:  # a canary's alternating policies do not reset the count
-            pool.control_group.pause()
-        elif policy.control_group_ratio <= 0:
-            pool.control_group.reset()
-        elif policy.mode is not Mode.ACT:
-            pool.control_group.pause()
-        elif context.in_force is not None:
-            self._log_gains = pool.control_group.take(self._units(context.in_force), self._at)
+        if window is not None:
+            name = self._context.pool
+            seen = self._seen(pool.newest, in_force, in_force.drawn[0] if in_force.drawn else "")
+            self._canary_gains = pool.canary.take(window.plan, {name: seen} if seen else {}, self._at)
+        elif policy.control_group_ratio > 0:
+            engines = {name: self._seen(newest, in_force, name) for name, newest in pool.engines.items()}
+            found = {name: seen for name, seen in engines.items() if seen is not None}
+            self._log_gains = group.take(found, self._at, policy.control_group_ratio)
 
-    def _units(self, in_force: Schedule) -> dict[str, Seen]:
-        """Return the engines, each with its newest snapshot and whether it ran the static K."""
-        ahead_s, is_static = self._at - self._now, in_force.classes == self._static
-        return {
-            name: Seen(
-                seen, seen.at + ahead_s, is_static if in_force.guidance is None else not in_force.is_guided(name)
-            )
-            for name, seen in self._pool.engines.items()
-        }
+    def _seen(self, newest: Snapshot | None, in_force: Schedule, engine: str) -> Seen | None:
+        """Return the state of a unit with the newest snapshot and the schedule in force, which `engine` follows."""
+        if newest is None:
+            return None
+        is_drawn, arms = engine in in_force.drawn, self._arms(is_back=self._has_lost)
+        guidance = in_force.guidance_of(engine)
+        is_arm = guidance == arms[is_drawn] and (guidance is not None or in_force.classes == self._static)
+        return Seen(newest, newest.at + self._at - self._now, is_drawn if is_arm else None)
 
     def _describe(self, *, is_known: bool) -> None:
         """Put the load and the acceptance into the evidence; nothing if the load is not known."""
@@ -232,9 +262,9 @@ class Tick:
         self, reason: Reason, proposed: Ranges, publish: Ranges | None, gain: float | None = None, **guiding: Any
     ) -> TickResult:
         """Return the result; `guiding` are the further fields of a result with guidance."""
-        if self._policy.control_group_ratio > 0 or self._context.arm is not None:
+        if self._policy.control_group_ratio > 0 or self._context.window is not None:
             found = self._pool.control_group.described()
-            is_paused = self._policy.mode is not Mode.ACT or self._context.arm is not None
+            is_paused = self._policy.mode is not Mode.ACT or self._context.window is not None
             self._evidence["control_group"] = {**found, "is_paused": is_paused}
         return TickResult(
             reason=reason,
@@ -243,6 +273,7 @@ class Tick:
             gain_ratio=gain,
             evidence=_rounded(self._evidence),
             log_gains=tuple(self._log_gains),
+            canary_gains=tuple(self._canary_gains),
             baseline=self._pool.baseline if self._context.hold is Hold.CURRENT else None,
             **{"probe_ratio": 0.0, **guiding},
         )

@@ -3,8 +3,8 @@
 Runs in the exporter's thread. The scheduler's thread only counts and reads K. It receives single references: the prices
 of probes, and the tables in which the law chooses K.
 
-The requirements are those of the schedule's guidance while a schedule with guidance is valid or held, otherwise the
-engine's own flags. A change of requirements reaches the law with the next call, and the fleet's acceptance with the
+The requirements are those of the schedule's guidance for this engine while such a schedule is valid or held, otherwise
+the engine's own flags. A change of requirements reaches the law with the next call, and the fleet's acceptance with the
 next refresh.
 """
 
@@ -52,13 +52,12 @@ class Learning:
             law.refresh()
             scheduler.planner.prices = law.probe_prices
         if is_due or is_changed:
-            self._replace_tables(now)
+            self._replace_tables()
 
     def _follow(self, now: float) -> bool:
         """Pass the requirements in force to the law; return whether they changed."""
-        schedule = self._scheduler.control.guiding(now)
-        guidance = None if schedule is None else schedule.guidance
-        if schedule is not None and schedule.fleet is not None and schedule.fleet is not self._fleet:
+        schedule, guidance = self._scheduler.control.schedule, self._scheduler.control.guidance(now)
+        if guidance is not None and schedule.fleet is not None and schedule.fleet is not self._fleet:
             self._fleet = schedule.fleet
             self._scheduler.law.acceptance.begin_with(schedule.fleet)
         if guidance == self._guidance:
@@ -70,11 +69,11 @@ class Learning:
             self._scheduler.law.wish(wishes_of(guidance), guidance.objective)
         return True
 
-    def _replace_tables(self, now: float) -> None:
-        control, law = self._scheduler.control, self._scheduler.law
-        schedule = control.guiding(now)
-        is_guided = schedule is not None and law.state is not None
-        control.guided = law_table(law, schedule.probe_ratio, Source.GUIDANCE) if is_guided else None
+    def _replace_tables(self) -> None:
+        control, law, guidance = self._scheduler.control, self._scheduler.law, self._guidance
+        control.guided = None
+        if guidance is not None and law.state is not None:
+            control.guided = law_table(law, guidance.probe_ratio, Source.GUIDANCE)
         control.adapting = law_table(law, self._probe_ratio) if self._adapts else None
 
 

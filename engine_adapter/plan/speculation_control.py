@@ -7,10 +7,10 @@ one, never a mixture.
 The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
-2. guidance: the schedule has guidance, and the engine's law has enough evidence (measured steps, and traffic or the
-   fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. Until the
-   window of the control group ends (`Schedule.drawn_for_s`), engines in `drawn` run rows if the others choose, and
-   choose if the others run rows (`Schedule.is_guided`). Afterwards all do the same, also if no controller says so;
+2. guidance: the schedule has guidance for this engine, and the engine's law has enough evidence (measured steps, and
+   traffic or the fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. Engines in
+   `drawn` have a guidance of their own, or none, until the window of the experiment ends (`Schedule.drawn_for_s`).
+   Afterwards all do the same, also if no controller says so;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
 5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
@@ -29,7 +29,7 @@ from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleE
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.policy.bands import BANDS, classes_in, row_name, row_of
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, KRange, Schedule
 
 
 class Source(StrEnum):
@@ -120,7 +120,12 @@ class _Applied:
     table: KTable
     held: KTable
     received_at: float
-    is_guided: bool
+    drawn_guidance: Guidance | None  # of this engine while its window lasts
+
+    def guidance(self, now: float) -> Guidance | None:
+        """Return the guidance of this engine at monotonic time `now`, whether or not the schedule is still valid."""
+        is_in_window = now - self.received_at <= self.schedule.drawn_for_s  # if it is drawn
+        return self.drawn_guidance if is_in_window else self.schedule.guidance
 
 
 class SpeculationControl:
@@ -181,8 +186,8 @@ class SpeculationControl:
                     "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
                 )
             table = table_of(schedule, self.max_running)
-            held, is_guided = replace(table, source=Source.HELD), schedule.is_guided(self._engine_id)
-            self._applied = _Applied(schedule, table, held, now, is_guided)
+            held = replace(table, source=Source.HELD)
+            self._applied = _Applied(schedule, table, held, now, schedule.guidance_of(self._engine_id))
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
@@ -194,9 +199,7 @@ class SpeculationControl:
             return adapting or self._static  # 4, 6
         age_s, schedule = now - applied.received_at, applied.schedule
         is_valid, is_held = age_s <= schedule.valid_for_s, age_s <= schedule.valid_for_s + self.hold_s
-        is_in_window = age_s <= schedule.drawn_for_s  # where it is not drawn, this changes nothing
-        chooses = applied.is_guided if is_in_window else schedule.guidance is not None and not schedule.is_fallen_back
-        if guided is not None and is_held and chooses:
+        if guided is not None and is_held and applied.guidance(now) is not None:
             return guided  # 2
         if is_valid:
             return applied.table  # 3
@@ -204,13 +207,15 @@ class SpeculationControl:
             return adapting  # 4
         return applied.held if is_held else self._expired  # 5, 6
 
-    def guiding(self, now: float) -> Schedule | None:
-        """Return the schedule whose guidance the engine's law follows at monotonic time `now`; `None`: none."""
+    def guidance(self, now: float) -> Guidance | None:
+        """Return the guidance that the engine's law follows at monotonic time `now`; `None`: none.
+
+        While the engine follows the rows of an experiment, its law keeps the guidance of the other arm.
+        """
         applied = self._applied
-        if applied is None or applied.schedule.guidance is None:
+        if applied is None or now - applied.received_at > applied.schedule.valid_for_s + self.hold_s:
             return None
-        is_held = now - applied.received_at <= applied.schedule.valid_for_s + self.hold_s
-        return applied.schedule if is_held else None
+        return applied.guidance(now) or applied.schedule.guidance or applied.schedule.drawn_guidance
 
     @property
     def version(self) -> int:

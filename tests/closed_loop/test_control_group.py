@@ -7,7 +7,7 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL, Engine, uniform
 from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
-from specpilot.controller.law.control_group import is_drawn
+from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.tuning import Tuning
 from specpilot.policy.model_policy import ClassPolicy, Policy
@@ -36,10 +36,8 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
 def test_the_static_k_runs_in_the_windows_that_are_drawn_and_in_no_other_second() -> None:
     """How many are drawn is tested by itself."""
     run = simulate([Phase(200, [Source("json", 8)])], policy=OFTEN)
-    window_s = Tuning().control_window_s
-    drawn = [
-        is_drawn("engine-0", math.floor(second.at / window_s), OFTEN.control_group_ratio) for second in run.seconds
-    ]
+    plan = ControlGroup(Tuning())
+    drawn = [bool(plan.draw(("engine-0",), second.at, OFTEN.control_group_ratio).engines) for second in run.seconds]
     assert [second.result.reason is Reason.CONTROL_GROUP for second in run.seconds] == drawn
     assert any(drawn)
 
@@ -76,7 +74,7 @@ def test_none_is_held_out_where_the_policy_says_so() -> None:
 
 
 def lie(_: int, fleet: list[Engine]) -> None:
-    """Let the engines' counters claim that all is accepted: the law goes deep, and tokens per second tell otherwise."""
+    """Let the engines' evidence claim that all is accepted: the law goes deep, and tokens per second show the loss."""
     for engine in fleet:
         engine.claims = dict.fromkeys(range(1, 8), 0.99)
 

@@ -61,7 +61,7 @@ def test_a_series_that_vanishes_for_a_while_is_no_restart() -> None:
         lost = max(full.values, key=lambda series: full.values[series])
         values = {series: value for series, value in full.values.items() if series != lost or second not in (5, 6)}
         law.observe([type(full)(full.engine_id, MODEL, POOL, full.at, 0.0, values)])
-        look = law.snapshot(MODEL, POOL)
+        look = law._pools[MODEL, POOL].newest
         assert look is not None
         seen.append(sum(look.evidence.trials.values()))
     usual = float(np.median(seen[1:5]))

@@ -127,5 +127,5 @@ async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run
         await rig.tick()
         schedule = rig.store.published[MODEL, POOL]
         assert schedule.is_fallen_back
-        found.add((rig.store.log[-1].reason, schedule.is_guided("one")))
+        found.add((rig.store.log[-1].reason, schedule.guidance_of("one") is not None))
     assert found == {("static_better", False), ("adaptive", True)}

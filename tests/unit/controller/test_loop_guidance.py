@@ -18,6 +18,7 @@ async def test_where_engines_choose_they_get_the_policys_wishes_and_the_static_k
     assert schedule.guidance == Guidance(
         Objective.THROUGHPUT,
         {"default": ClassGuidance(k_max=5), "batch": ClassGuidance(1.0, 6, 6), "code": ClassGuidance(2.0, 0, 5, 900.0)},
+        ENGINES_CHOOSE.probe_ratio,
     )
     assert {name: k_of(schedule.classes, name=name) for name in ("default", "code", "batch")} == {
         "default": 1, "code": 1, "batch": 6,

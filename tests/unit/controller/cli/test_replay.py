@@ -11,7 +11,7 @@ from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.cli.replay import main, replay
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.pools import FORGET_S, pool_contexts
+from specpilot.controller.pools import FORGET_S, pool_contexts, schedule_of
 from specpilot.controller.recording.record import Recorded, from_line, to_line
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError
@@ -37,8 +37,7 @@ def record(seconds: int = 12) -> tuple[list[Recorded], list[Reason]]:
         result = law.decide(context, tick.now, tick.at)
         reasons.append(result.reason)
         assert result.publish is not None
-        schedule = Schedule(MODEL, POOL, second + 1, 0.0, 15.0, result.probe_ratio, result.publish)
-        schedule = replace(schedule, guidance=result.guidance, fleet=result.fleet, drawn=result.drawn)
+        schedule = schedule_of(context, result.publish, result, second + 1, tick.at)
     return ticks, reasons
 
 

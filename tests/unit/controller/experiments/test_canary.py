@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from specpilot.controller.experiments.canary import checkpoints, described, ended, intervals, judge, window_at
+from specpilot.controller.experiments.canary import checkpoints, described, ended, intervals, judge, plan_of
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.pools import in_window
 from specpilot.policy.canary import BLOCKS_LIMIT, Arm, Block, Canary, Experiment, Gain, Lost, Outcome
-from specpilot.policy.model_policy import Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 
 CANARY = Canary(Policy("m"), window_s=20.0, min_duration_s=240.0, max_duration_s=1600.0)
 
@@ -26,36 +26,33 @@ def with_gains(*gains: float, itl: float | None = None) -> Experiment:
     return replace(experiment(), blocks=blocks)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 20), st.sampled_from([0.5, 0.33, 0.25, 0.1]))
-def test_every_block_gives_the_canary_one_window(seed: int, block: int, share: float) -> None:
-    canary = replace(CANARY, share_ratio=share, max_duration_s=7200.0)
-    subject = experiment(canary, seed)
-    turns = [
-        window_at(subject, "p", 1000.0 + block * canary.block_s + (slot + 0.5) * canary.window_s)
-        for slot in range(canary.windows)
-    ]
-    assert [item.slot for item in turns if item] == list(range(canary.windows))
-    assert {item.block for item in turns if item} == {block}
-    assert Counter(item.arm for item in turns if item)[Arm.CANARY] == 1
+def test_the_canary_has_windows_from_its_start_to_the_end_of_its_last_block() -> None:
+    context, tried = PoolContext("m", "p", Policy("m"), 7, 3, 64, None), replace(experiment(), started_at=1000.0)
+    ends = 1000.0 + CANARY.max_blocks * CANARY.block_s
+    arms = {
+        at: in_window(context, tried, at).window
+        for at in (999.9, 1000.0, *(ends + 20.0 * number for number in range(9)))
+    }
+    assert arms.pop(999.9) is None
+    assert arms.pop(1000.0) is not None
+    assert {window and window.arm for window in arms.values()} == {Arm.PRESENT}
+    assert in_window(context, replace(tried, outcome=Outcome.ABORTED), 1010.0) is context
 
 
-def test_the_window_is_drawn_anew_for_every_block_and_pool() -> None:
-    canary = replace(CANARY, share_ratio=0.25, max_duration_s=40_000.0)
-    counts = Counter(
-        item.slot
-        for block in range(400)
-        for pool in ("a", "b")
-        for slot in range(4)
-        if (item := window_at(experiment(canary), pool, 1000.0 + block * canary.block_s + slot * 20 + 1))
-        and item.arm is Arm.CANARY
+def test_policies_that_do_not_let_engines_choose_are_tried_as_their_static_k() -> None:
+    """A canary of mode act against a present policy of mode off, and the reverse."""
+    context = PoolContext(
+        "m", "p", Policy("m", mode=Mode.OFF, static_k=2, classes={"code": ClassPolicy()}), 7, 3, 64, None
     )
-    assert all(150 < counts[slot] < 250 for slot in range(4))
-
-
-def test_no_turn_before_the_beginning_and_after_the_end() -> None:
-    assert window_at(experiment(), "p", 999.9) is None
-    assert window_at(experiment(), "p", 1000.0 + 40 * CANARY.block_s) is None
-    assert window_at(replace(experiment(), outcome=Outcome.ABORTED), "p", 1010.0) is None
+    tried = experiment(replace(CANARY, policy=Policy("m", mode=Mode.ADVISE, k_max=1, static_k=9)))
+    windows = [in_window(context, tried, 1000.0 + at * CANARY.window_s) for at in range(4)]
+    bounds = {
+        found.window.arm: {one[:2] for one in map(found.bounds, found.policy.class_names)}
+        for found in windows
+        if found.window
+    }
+    assert bounds == {Arm.PRESENT: {(2, 2)}, Arm.CANARY: {(7, 7)}}  # without bounds, at most K_max
+    assert {found.policy.mode for found in windows} == {Mode.ACT}
 
 
 def test_checkpoints_double_and_end_with_the_end() -> None:
@@ -84,13 +81,13 @@ def play(seed: int, gain: float, canary: Canary = CANARY, make: Callable[..., np
     logs = make(rng, canary.max_blocks * canary.windows).reshape(canary.max_blocks, canary.windows)
     for block in range(canary.max_blocks):
         at = 1000.0 + block * canary.block_s
-        arms = [window_at(subject, "p", at + (slot + 0.5) * canary.window_s) for slot in range(canary.windows)]
-        chosen = next(item.slot for item in arms if item and item.arm is Arm.CANARY)
+        slots = range(canary.windows)
+        chosen = next(slot for slot in slots if plan_of(subject).is_drawn("p", at + (slot + 0.5) * canary.window_s))
         found = gain + logs[block, chosen] - np.delete(logs[block], chosen).mean()
         subject = replace(
             subject, blocks=(*subject.blocks, Block(block, {"p": Gain(10.0, float(found), float(found))}))
         )
-        outcome = judge(subject, 0, at + canary.block_s)
+        outcome = judge(subject, 0)
         if outcome is not None:
             return ended(subject, outcome, at + canary.block_s)
     raise AssertionError("it never ended")
@@ -140,10 +137,10 @@ def test_one_measure_may_gain_if_the_other_does_not_lose() -> None:
             blocks=tuple(Block(at, {"p": Gain(1.0, throughput + wobble[at], itl + wobble[at])}) for at in range(6)),
         )
 
-    assert judge(gains(0.0, 0.1), 0, 1241.0) is Outcome.BETTER
-    assert judge(gains(0.1, 0.0), 0, 1241.0) is Outcome.BETTER
-    assert judge(gains(0.1, -0.1), 0, 1241.0) is Outcome.WORSE
-    assert judge(gains(0.1, -0.019), 0, 1241.0) is None
+    assert judge(gains(0.0, 0.1), 0) is Outcome.BETTER
+    assert judge(gains(0.1, 0.0), 0) is Outcome.BETTER
+    assert judge(gains(0.1, -0.1), 0) is Outcome.WORSE
+    assert judge(gains(0.1, -0.019), 0) is None
 
 
 def test_pools_weigh_by_their_busy_time() -> None:
@@ -154,17 +151,19 @@ def test_pools_weigh_by_their_busy_time() -> None:
 
 
 def test_another_version_of_the_policy_ends_it() -> None:
-    assert judge(with_gains(0.1), 1, 1001.0) is Outcome.POLICY_CHANGED
-    assert judge(with_gains(0.1), 0, 1001.0) is None
+    assert judge(with_gains(0.1), 1) is Outcome.POLICY_CHANGED
+    assert judge(with_gains(0.1), 0) is None
 
 
 def test_the_end_names_its_cause() -> None:
-    end = 1000.0 + CANARY.max_duration_s
-    assert judge(experiment(), 0, end) is Outcome.NO_TRAFFIC
-    assert judge(replace(experiment(), lost={Lost.NO_TRAFFIC: 40}), 0, end) is Outcome.NO_TRAFFIC
-    assert judge(replace(experiment(), lost={Lost.INTERRUPTED: 40}), 0, end) is Outcome.INCONCLUSIVE
-    assert judge(with_gains(0.1, 0.1), 0, end) is Outcome.INCONCLUSIVE
-    assert judge(with_gains(0.3, -0.3, 0.3, -0.3), 0, end) is Outcome.INCONCLUSIVE
+    def after(*gains: float, **lost: int) -> Outcome | None:
+        return judge(replace(with_gains(*gains), lost={Lost(name): count for name, count in lost.items()}), 0)
+
+    assert after(no_traffic=40) is Outcome.NO_TRAFFIC
+    assert after(no_traffic=39, interrupted=1) is Outcome.INCONCLUSIVE
+    assert after(0.1, 0.1, no_traffic=38) is Outcome.INCONCLUSIVE
+    assert after(0.3, -0.3, 0.3, -0.3, no_traffic=36) is Outcome.INCONCLUSIVE
+    assert after(0.1, no_traffic=38) is None
 
 
 def test_the_numbers_are_told_as_ratios() -> None:

@@ -66,7 +66,7 @@ def test_an_engine_that_cannot_speculate_adapts_nothing() -> None:
 def guided(version: int, weight: float, objective: Objective = Objective.THROUGHPUT) -> Schedule:
     asked = {"default": ClassGuidance(), "chat": ClassGuidance(weight, 1, 64, 25.0), "code": ClassGuidance(1.0, 4, 4)}
     rows = {"default": (KRange(1, 8, 2),)}
-    return Schedule("m", "p", version, 0.0, 10.0, 0.02, rows, guidance=Guidance(objective, asked))
+    return Schedule("m", "p", version, 0.0, 10.0, 0.0, rows, guidance=Guidance(objective, asked, 0.02))
 
 
 def test_guidance_is_followed_as_soon_as_traffic_was_seen_and_changes_with_the_next_export() -> None:
@@ -84,6 +84,18 @@ def test_guidance_is_followed_as_soon_as_traffic_was_seen_and_changes_with_the_n
     learning.learn(engine.meter.take(), 3.0 + REFRESH_S / 4)
     wishes = engine.law.wishes
     assert (wishes.each[wishes.of_class["chat"]].weight, wishes.objective) == (3.0, Objective.LATENCY)
+
+
+def test_a_drawn_engine_follows_the_canarys_guidance_with_the_next_export() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=False, probe_ratio=0.01)
+    canary = replace(guided(1, 5.0).guidance, probe_ratio=0.04)
+    engine.control.offer(replace(guided(1, 2.0), drawn=("",), drawn_guidance=canary, drawn_until=3.5), 0.0)
+    for at, weight, probe_ratio in ((3.0, 5.0, 0.04), (3.6, 2.0, 0.02)):
+        run(engine, learning, at)
+        learning.learn(engine.meter.take(), at)
+        wishes, table = engine.law.wishes, engine.control.table(at)
+        assert (wishes.each[wishes.of_class["chat"]].weight, table.probe_ratio) == (weight, probe_ratio)
 
 
 def test_when_guidance_is_over_the_flags_of_the_engine_hold_again() -> None:

@@ -60,7 +60,7 @@ def test_under_guidance_the_engines_law_chooses_as_soon_as_it_can_and_while_the_
     assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
     engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
     assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.EXPIRED]
-    assert [engine.guiding(at) for at in (5.0, 11.0, 111.0)] == [guided, guided, None]
+    assert [engine.guidance(at) for at in (5.0, 11.0, 111.0)] == [GUIDANCE, GUIDANCE, None]
     engine.adapting = law_table(EngineLaw(7, 3, 32), 0.005)
     assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.ENGINE]
 
@@ -71,7 +71,7 @@ def test_a_newer_schedule_of_rows_ends_guidance_at_once() -> None:
     engine.offer(replace(schedule(1), guidance=GUIDANCE), 0.0)
     assert engine.table(3.0).source is Source.GUIDANCE
     engine.offer(schedule(2), 4.0)
-    assert (engine.table(4.0).source, engine.guiding(4.0)) == (Source.SCHEDULE, None)
+    assert (engine.table(4.0).source, engine.guidance(4.0)) == (Source.SCHEDULE, None)
 
 
 def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_schedule_is_valid() -> None:
@@ -80,22 +80,36 @@ def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_sched
     guided = replace(schedule(valid_for_s=10.0), guidance=GUIDANCE, drawn=("one", "two"))
     engine.offer(guided, 0.0)
     assert [engine.table(at).source for at in (5.0, 11.0)] == [Source.SCHEDULE, Source.GUIDANCE]
-    assert engine.guiding(5.0) is guided  # the law keeps its wishes
+    assert engine.guidance(5.0) is GUIDANCE  # the law keeps its wishes
     engine.offer(replace(guided, version=2, drawn=("two",)), 20.0)
     assert engine.table(20.0).source is Source.GUIDANCE
+    fallen_back = replace(guided, guidance=None, drawn_guidance=GUIDANCE)
     for version, drawn, source in ((3, ("two",), Source.SCHEDULE), (4, ("one",), Source.GUIDANCE)):
-        engine.offer(replace(guided, version=version, drawn=drawn, is_fallen_back=True), 20.0)
-        assert engine.table(20.0).source is source
+        engine.offer(replace(fallen_back, version=version, drawn=drawn), 20.0)
+        assert (engine.table(20.0).source, engine.guidance(20.0)) == (source, GUIDANCE)
     assert engine.table(31.0).source is Source.HELD  # its window is over, and the pool has fallen back
-    engine.offer(replace(guided, version=5, drawn=(), is_fallen_back=True), 20.0)
+    engine.offer(replace(fallen_back, version=5, drawn=()), 20.0)
     assert engine.table(31.0).source is Source.HELD  # the static K stays, as the law lost
+
+
+def test_in_a_canarys_window_an_engine_follows_the_canarys_guidance_until_the_window_ends() -> None:
+    engine = control(hold_s=100.0)
+    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+    other = replace(GUIDANCE, objective=Objective.LATENCY)
+    window = replace(schedule(valid_for_s=60.0), guidance=GUIDANCE, drawn_guidance=other, drawn=("one",))
+    engine.offer(replace(window, issued_at=1000.0, drawn_until=1003.0), 50.0)
+    assert [engine.guidance(at) for at in (50.0, 53.0, 53.1, 109.0)] == [other, other, GUIDANCE, GUIDANCE]
+    engine.offer(replace(window, version=2, drawn=()), 60.0)
+    assert engine.guidance(60.0) is GUIDANCE
+    assert engine.table(60.0).source is Source.GUIDANCE
 
 
 @pytest.mark.parametrize("is_fallen_back", [False, True])
 def test_a_window_of_the_control_group_ends_by_itself_where_no_controller_ends_it(*, is_fallen_back: bool) -> None:
     engine = control(hold_s=100.0)
     engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    drawn = replace(schedule(valid_for_s=60.0), guidance=GUIDANCE, drawn=("one",), is_fallen_back=is_fallen_back)
+    guidance, drawn_guidance = (None, GUIDANCE) if is_fallen_back else (GUIDANCE, None)
+    drawn = replace(schedule(valid_for_s=60.0), guidance=guidance, drawn_guidance=drawn_guidance, drawn=("one",))
     engine.offer(replace(drawn, issued_at=1000.0, drawn_until=1003.0), 50.0)
     inside, outside = (Source.GUIDANCE, Source.SCHEDULE) if is_fallen_back else (Source.SCHEDULE, Source.GUIDANCE)
     assert [engine.table(at).source for at in (50.0, 53.0, 53.1, 109.0)] == [inside, inside, outside, outside]
