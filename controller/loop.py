@@ -175,7 +175,8 @@ class ControlLoop:
                 self._metrics.count_error()
         if self._shared.is_up:
             frozen = {model for model in shared.experiments if freeze_of(shared.freezes, model, at)}
-            self._runner.end_tick(shared.experiments.values(), frozen, at)
+            with_pool = {pool.model for pool in pools if pool.k_max > 0}
+            self._runner.end_tick(shared.experiments.values(), with_pool, frozen, at)
         self.ticks += 1
         self._progress_at = self._clock.monotonic()
         ages = [(name, self._clock.monotonic() - at) for name, at in self._collector.scraped_at.items()]
@@ -220,7 +221,7 @@ class ControlLoop:
         experiment = experiment if freeze is None else None
         context = in_window(pool, experiment, self._windows_at)
         decided = self._decide(context, freeze, now) if is_readable else undecided(context)
-        self._runner.add(experiment, decided, self._windows_at)
+        self._runner.add(experiment, decided)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)
         self._metrics.show_decision(context.model, context.pool, result)
         is_resumed = self._resume_tries.get((pool.model, pool.pool)) == RESUME_TRIES

@@ -69,6 +69,7 @@ def pool_contexts(
                 k_max=min(member.k_max for member in able),
                 static_k=min(member.static_k for member in able),
                 max_num_seqs=max(member.max_num_seqs for member in members),
+                engines=tuple(member.engine_id for member in members if member.k_max > 0),
                 in_force=in_force.get((model, pool)),
                 graphs=able[0].graphs if all(member.graphs == able[0].graphs for member in able) else None,
                 engines_version=max(member.schedule_version for member in members),

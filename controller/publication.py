@@ -102,7 +102,7 @@ class Publisher:
                 at=self.clock.now(),
                 model=context.model,
                 pool=context.pool,
-                mode=context.policy.mode,
+                mode=context.mode,
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,

@@ -141,6 +141,11 @@ class Guidance:
         )
         raise_faults(faults)
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it leaves no choice: each class has one K."""
+        return all(asked.k_min == asked.k_max for asked in self.classes.values())
+
 
 @dataclass(frozen=True, slots=True)
 class FleetAcceptance:

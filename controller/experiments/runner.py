@@ -24,19 +24,19 @@ from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost
 class _Seen:
     """The record of one experiment: numbers of windows, and gains by block and pool.
 
-    `windows`: those in which this controller ran and the model was not frozen. `steered`: those in which the model had
-    a pool. `until`: that of the last tick.
+    `windows`: those in which this controller ran and the model was not frozen. `with_pool`: those in which the model
+    had a pool that can speculate. `until`: that of the last tick.
     """
 
     windows: set[int] = field(default_factory=set)
-    steered: set[int] = field(default_factory=set)
+    with_pool: set[int] = field(default_factory=set)
     gains: dict[int, dict[str, BlockGain]] = field(default_factory=dict)
     until: int = 0
 
     def lost(self, canary: Canary, block: int) -> Lost:
         """Return the cause for which a block without a gain is lost."""
         windows = set(range(block * canary.windows, (block + 1) * canary.windows))
-        has_no_traffic = block in self.gains or not windows & self.steered
+        has_no_traffic = block in self.gains or not windows & self.with_pool
         return Lost.NO_TRAFFIC if windows <= self.windows and has_no_traffic else Lost.INTERRUPTED
 
 
@@ -55,25 +55,29 @@ class Runner:
         for experiment in experiments:
             if not experiment.is_running:
                 continue
-            measured = self._closed(experiment)
-            outcome = judge(measured, policy_versions.get(experiment.model, 0))
+            measured, version = experiment, policy_versions.get(experiment.model, 0)
+            while (outcome := judge(measured, version)) is None and (closed := self._closed(measured)) is not None:
+                measured = closed  # each block by itself, so that no test of a promotion is left out
             if outcome is not None:
                 measured = ended(measured, outcome, at)
             if measured is not experiment:
                 changed.append(replace(measured, version=experiment.version + 1))
         return changed
 
-    def add(self, experiment: Experiment | None, result: TickResult, at: float) -> None:
-        """Add the gains that the tick of one pool completed; `at` determined its window."""
-        if experiment is None or not experiment.is_running:
-            return
-        seen = self._seen.setdefault(experiment.experiment_id, _Seen())
-        seen.steered.add(plan_of(experiment).window(at))
-        for found in result.canary_gains:
-            seen.gains.setdefault(found.block, {})[found.unit] = found
+    def add(self, experiment: Experiment | None, result: TickResult) -> None:
+        """Add the gains that the tick of one pool completed."""
+        if experiment is not None:
+            gains = self._seen.setdefault(experiment.experiment_id, _Seen()).gains
+            for found in result.canary_gains:
+                gains.setdefault(found.block, {})[found.unit] = found
 
-    def end_tick(self, experiments: Iterable[Experiment], frozen: Container[str], at: float) -> None:
-        """End a tick in which all pools were steered; `frozen` are models, and `at` determined the windows."""
+    def end_tick(
+        self, experiments: Iterable[Experiment], with_pool: Container[str], frozen: Container[str], at: float
+    ) -> None:
+        """End a tick in which all pools were steered.
+
+        `with_pool` are models with a pool that can speculate, `frozen` are models; `at` determined the windows.
+        """
         running = {item.experiment_id: item for item in experiments if item.is_running}
         self._seen = {name: self._seen.get(name, _Seen()) for name in running}
         for name, experiment in running.items():
@@ -81,25 +85,23 @@ class Runner:
             seen.until = window
             if experiment.model not in frozen:
                 seen.windows.add(window)
+            if experiment.model in with_pool:
+                seen.with_pool.add(window)
 
-    def _closed(self, experiment: Experiment) -> Experiment:
-        """Return `experiment` with the blocks that are over and not stored yet; the same object if there are none."""
-        canary, seen = experiment.canary, self._seen.get(experiment.experiment_id, _Seen())
-        while experiment.closed < canary.max_blocks:
-            index = experiment.closed
-            if seen.until < (index + 1) * canary.windows:
-                break
-            gains = {
-                pool: _stored(found.gain, found.busy_s)
-                for pool, found in sorted(seen.gains.get(index, {}).items())
-                if found.gain is not None
-            }
-            if gains:
-                experiment = replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
-            else:
-                lost = seen.lost(canary, index)
-                experiment = replace(experiment, lost={**experiment.lost, lost: experiment.lost.get(lost, 0) + 1})
-        return experiment
+    def _closed(self, experiment: Experiment) -> Experiment | None:
+        """Return `experiment` with one more block, if it is over and not stored yet; otherwise `None`."""
+        canary, seen, index = experiment.canary, self._seen.get(experiment.experiment_id, _Seen()), experiment.closed
+        if index >= canary.max_blocks or seen.until < (index + 1) * canary.windows:
+            return None
+        gains = {
+            pool: _stored(found.gain, found.busy_s)
+            for pool, found in sorted(seen.gains.get(index, {}).items())
+            if found.gain is not None
+        }
+        if gains:
+            return replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
+        lost = seen.lost(canary, index)
+        return replace(experiment, lost={**experiment.lost, lost: experiment.lost.get(lost, 0) + 1})
 
     def reported(self, experiment: Experiment | None, context: PoolContext, result: TickResult) -> TickResult:
         """Return `result` with the canary's numbers; in the first tick after its end, its end is the reason."""

@@ -26,8 +26,13 @@ class CanaryWindow:
 
     @property
     def arm(self) -> Arm:
-        """The policy of the window."""
+        """The policy in force, as a name."""
         return Arm.CANARY if self.is_drawn else Arm.PRESENT
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.canary if self.is_drawn else self.present
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,9 @@ class PoolContext:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
         max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the policy of the present window (`during`).
+        policy: while a canary runs, the policy of the present window, by which engines choose (`during`).
         window: the present window of a canary; `None` without one.
+        engines: the names of its engines that can speculate.
         hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in
             mode `advise`.
         graphs: the CUDA graphs of its engines; `None` if they have none, or do not all have the same.
@@ -54,6 +60,7 @@ class PoolContext:
     max_num_seqs: int
     in_force: Schedule | None
     window: CanaryWindow | None = None
+    engines: tuple[str, ...] = ()
     hold: Hold | None = None
     graphs: Graphs | None = None
     engines_version: int = 0
@@ -70,20 +77,26 @@ class PoolContext:
         return max(0, min(wanted, self.k_max))
 
     def during(self, window: CanaryWindow) -> "PoolContext":
-        """Return the context in the window of a canary.
+        """Return the context in the window of a canary."""
+        return replace(self.choosing(window.policy), window=window)
 
-        Engines choose K in both arms, so that one schedule can contain both. For a policy that does not let engines
+    def choosing(self, policy: Policy) -> "PoolContext":
+        """Return the context with `policy` as it takes part in a canary.
+
+        Engines choose K by both policies, so that one schedule can contain both. For a policy that does not let engines
         choose, with mode `off` or `advise`, its static K is pinned.
         """
-        window = replace(window, present=self._choosing(window.present), canary=self._choosing(window.canary))
-        return replace(self, policy=window.canary if window.is_drawn else window.present, window=window)
-
-    def _choosing(self, policy: Policy) -> Policy:
+        context = replace(self, policy=policy)
         if policy.mode is Mode.ACT:
-            return policy
-        k = replace(self, policy=policy).fallback_k
+            return context
+        k = context.fallback_k
         classes = {name: ClassPolicy(weight=policy.of_class(name).weight, pin=k) for name in policy.class_names}
-        return replace(policy, mode=Mode.ACT, classes=classes)
+        return replace(self, policy=replace(policy, mode=Mode.ACT, classes=classes))
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the policy in force, as the policy states it."""
+        return self.policy.mode if self.window is None else self.window.policy.mode
 
     @property
     def unsteered_k(self) -> int:

@@ -37,6 +37,7 @@ from specpilot.policy.schedule import Objective
 
 _TAIL = 0.025
 _FEWEST_WINDOWS = 2  # of a block
+_LEAST_SHARE = 1e-6  # one window in 46 days
 
 
 def judgements(least: int, memory: int) -> tuple[int, ...]:
@@ -158,8 +159,8 @@ class ControlGroup:
 
     def _plan(self, ratio: float) -> Plan:
         share = self._tuning.fallen_back_ratio if self.has_lost else ratio
-        windows = round(1 / share) if share > 0 else 1
-        return Plan("control group", max(_FEWEST_WINDOWS, windows), self._tuning.control_window_s)
+        windows = max(_FEWEST_WINDOWS, round(1 / max(share, _LEAST_SHARE)))
+        return Plan("control group", windows, self._tuning.control_window_s)
 
     @property
     def _measure(self) -> str:

@@ -11,6 +11,7 @@ sets directly: the static K of mode `off` and of the withdrawal in `advise`, and
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
@@ -53,7 +54,7 @@ class Tick:
     def _present(self) -> PoolContext:
         """The context with the present policy, also in a canary's window."""
         context = self._context
-        return context if context.window is None else replace(context, policy=context.window.present)
+        return context if context.window is None else context.choosing(context.window.present)
 
     def result(self) -> TickResult:
         """Return the decision and its reason."""
@@ -97,15 +98,16 @@ class Tick:
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
         is_back = self._has_lost and not breaks_slo
-        usual, alternative = self._arms(is_back=is_back)
+        usual, alternative = self._ways[is_back]
         draw = Draw()
         if context.window is not None:
             draw = self._canary_draw()
         elif unknown is None and not breaks_slo:
             draw = pool.control_group.draw(pool.engines, self._at, policy.control_group_ratio)
-        all_are_drawn = 0 < len(draw.engines) == len(pool.engines)
+        all_are_drawn = bool(draw.engines) and pool.engines.keys() <= set(draw.engines)
         is_static = (alternative if all_are_drawn else usual) is None
         known = (Reason.STATIC_BETTER if is_back else Reason.CONTROL_GROUP) if is_static else Reason.ADAPTIVE
+        known = Reason.OFF if context.mode is Mode.OFF else known
         is_known = is_back or pool.chosen is not None
         pool.baseline = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
         return self._answer(
@@ -118,20 +120,22 @@ class Tick:
             is_own_choice=not is_static and unknown is not Reason.UNPRICED and pool.chosen is not None,
         )  # fmt: skip
 
-    def _arms(self, *, is_back: bool) -> tuple[Guidance | None, Guidance | None]:
-        """Return the guidance of the experiment's usual and alternative way; `None` is the static K."""
+    @cached_property
+    def _ways(self) -> Mapping[bool, tuple[Guidance | None, Guidance | None]]:
+        """The guidance of the experiment's usual and alternative way, by whether the pool has fallen back.
+
+        `None` is the static K.
+        """
         window, adaptive = self._context.window, self._present.guidance()
-        usual = None if is_back else adaptive
-        if window is not None:
-            return usual, replace(self._context, policy=window.canary).guidance()
-        return usual, adaptive if is_back else None
+        canary = None if window is None else self._context.choosing(window.canary).guidance()
+        return {False: (adaptive, canary), True: (None, canary or adaptive)}
 
     def _canary_draw(self) -> Draw:
         """Return all engines of the pool in a window of the canary."""
-        window = self._context.window
-        if window is None or not window.is_drawn or not self._pool.engines:
+        window, engines = self._context.window, {*self._context.engines, *self._pool.engines}
+        if window is None or not window.is_drawn or not engines:
             return Draw()
-        return Draw(tuple(sorted(self._pool.engines)), window.plan.window_end(self._at))
+        return Draw(tuple(sorted(engines)), window.plan.window_end(self._at))
 
     @property
     def _followed(self) -> Schedule | None:
@@ -157,7 +161,7 @@ class Tick:
         if self._context.hold is not Hold.CURRENT:
             pool.baseline = None
         elif pool.baseline is None and in_force is not None:
-            if in_force.guidance is None:
+            if in_force.guidance is None or in_force.guidance.is_pinned:  # pinned to the rows
                 pool.baseline = in_force.classes, in_force.probe_ratio
             elif chosen is not None:
                 pool.baseline = chosen, self._policy.probe_ratio
@@ -183,33 +187,42 @@ class Tick:
 
     def _measure_experiments(self) -> None:
         """Add this tick to the running experiment: a canary, or else the control group."""
-        pool, present, window = self._pool, self._present, self._context.window
-        policy, group, in_force = present.policy, pool.control_group, self._context.in_force
+        context, pool, group = self._context, self._pool, self._pool.control_group
+        window, in_force = context.window, context.in_force
+        present = context if window is None else replace(context, policy=window.present)
+        policy = present.policy
         required = tuple(requirements(present, name) for name in policy.class_names)
         weights = {name: policy.of_class(name).weight for name in policy.class_names}
         group.set_comparison(Comparison(present.fallback_k, policy.objective, weights, required))
-        if window is None and policy.control_group_ratio <= 0:
-            group.reset()
+        if window is None:
+            pool.canary.pause()
+            if policy.control_group_ratio <= 0:
+                group.reset()
         if window is not None or policy.mode is not Mode.ACT:
             group.pause()
-        if in_force is None or policy.mode is not Mode.ACT:
+        if in_force is None:
             return
         if window is not None:
-            name = self._context.pool
-            seen = self._seen(pool.newest, in_force, in_force.drawn[0] if in_force.drawn else "")
-            self._canary_gains = pool.canary.take(window.plan, {name: seen} if seen else {}, self._at)
-        elif policy.control_group_ratio > 0:
-            engines = {name: self._seen(newest, in_force, name) for name, newest in pool.engines.items()}
-            found = {name: seen for name, seen in engines.items() if seen is not None}
-            self._log_gains = group.take(found, self._at, policy.control_group_ratio)
+            drawn = in_force.drawn[0] if in_force.drawn else ""
+            seen = {context.pool: self._seen(pool.newest, in_force, drawn)} if pool.newest else {}
+            self._canary_gains = pool.canary.take(window.plan, seen, self._at)
+        elif policy.mode is Mode.ACT and policy.control_group_ratio > 0:
+            seen = {name: self._seen(newest, in_force, name) for name, newest in pool.engines.items()}
+            self._log_gains = group.take(seen, self._at, policy.control_group_ratio)
 
-    def _seen(self, newest: Snapshot | None, in_force: Schedule, engine: str) -> Seen | None:
-        """Return the state of a unit with the newest snapshot and the schedule in force, which `engine` follows."""
-        if newest is None:
-            return None
-        is_drawn, arms = engine in in_force.drawn, self._arms(is_back=self._has_lost)
-        guidance = in_force.guidance_of(engine)
-        is_arm = guidance == arms[is_drawn] and (guidance is not None or in_force.classes == self._static)
+    def _seen(self, newest: Snapshot, in_force: Schedule, engine: str) -> Seen:
+        """Return the state of a unit with the newest snapshot and the schedule in force, which `engine` follows.
+
+        An engine ends its window by itself, also if no new schedule was published. A canary's present policy may be a
+        pool that has fallen back, and that leaves the static K while an SLO needs it.
+        """
+        is_drawn = engine in in_force.drawn and (in_force.drawn_until is None or self._at <= in_force.drawn_until)
+        guidance, is_canary = in_force.guidance_of(engine) if is_drawn else in_force.guidance, self._context.window
+        is_back = self._has_lost and not (is_canary and in_force.guidance is not None)
+        is_arm = guidance == self._ways[is_back][is_drawn]
+        is_arm &= guidance is not None or in_force.classes == self._static
+        is_arm &= self._at <= in_force.issued_at + in_force.valid_for_s
+        is_arm &= not (is_canary and self._unknown_reason() is Reason.UNPRICED)  # its engines run rows
         return Seen(newest, newest.at + self._at - self._now, is_drawn if is_arm else None)
 
     def _describe(self, *, is_known: bool) -> None:

@@ -56,7 +56,8 @@ class Learning:
 
     def _follow(self, now: float) -> bool:
         """Pass the requirements in force to the law; return whether they changed."""
-        schedule, guidance = self._scheduler.control.schedule, self._scheduler.control.guidance(now)
+        guidance = self._scheduler.control.guidance(now)
+        schedule = self._scheduler.control.schedule  # read last: with guidance there is one
         if guidance is not None and schedule.fleet is not None and schedule.fleet is not self._fleet:
             self._fleet = schedule.fleet
             self._scheduler.law.acceptance.begin_with(schedule.fleet)

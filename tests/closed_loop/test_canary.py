@@ -14,7 +14,7 @@ from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.records import Decision, Lease
 from tests.support.loop_rig import Rig, registered
@@ -266,6 +266,79 @@ async def test_a_new_policy_of_the_operator_ends_it() -> None:
     assert found.outcome is Outcome.POLICY_CHANGED
     assert rig.store.stored[MODEL].policy.static_k == 2
     assert told(rig).evidence["canary"]["outcome"] == "policy_changed"
+
+
+async def test_windows_that_engines_end_by_themselves_are_not_the_canarys() -> None:
+    """Redis is full from a window of the canary on, so its schedule stays in force and is not renewed."""
+    rig, full_from = await rig_with(SHALLOW, DEEP, share_ratio=0.1, max_duration_s=800.0), None
+    for number in range(330):
+        if full_from is None and number > 100 and rig.store.published[MODEL, POOL].drawn:
+            full_from = number
+        rig.store.is_full = full_from is not None and number < full_from + 30
+        await rig.tick()
+    gains = [block.pools[POOL].throughput for block in experiment(rig).blocks]
+    assert len(gains) >= 2
+    assert min(gains) > 0.8 * max(gains) > 0
+
+
+async def test_the_canary_of_a_pool_that_has_fallen_back_counts_while_an_slo_keeps_it_from_the_static_k() -> None:
+    rig = Rig.new()
+    present = Policy(MODEL, static_k=0, control_group_ratio=0.1, classes={"default": ClassPolicy(itl_slo_ms=2.5)})
+    rig.store.put_policy(present, None, 0.0)
+    await rig.tick(40)
+    rig.loop._law._pools[MODEL, POOL].control_group.has_lost = True
+    await rig.tick(3)
+    start(rig, Canary(replace(present, probe_ratio=0.01), tolerance_ratio=0.5, **TIMES))
+    await rig.tick(85)
+    assert [block.index for block in experiment(rig).blocks] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])
+async def test_the_canary_of_a_policy_that_does_not_choose_keeps_the_control_groups_windows(mode: Mode) -> None:
+    rig, policy = Rig.new(), Policy(MODEL, control_group_ratio=0.4)
+    rig.store.put_policy(policy, None, 0.0)
+    await rig.tick(120)
+    rig.store.put_policy(replace(policy, mode=mode), None, 0.0)
+    await rig.tick(5)
+    before = rig.store.log[-1].evidence["control_group"]
+    assert before["windows"] > 0
+    start(rig, Canary(policy, **TIMES))
+    seen = []
+    for _ in range(25):
+        await rig.tick()
+        seen.append((rig.store.log[-1].evidence["canary"]["arm"], rig.store.log[-1].mode))
+        assert rig.store.log[-1].evidence["control_group"] == before
+    assert set(seen) == {("present", mode), ("canary", Mode.ACT)}
+
+
+async def test_a_law_that_fails_is_an_interruption_and_a_pool_that_cannot_speculate_is_none() -> None:
+    def fails(*_: object) -> TickResult:
+        raise ValueError("a fault of the law")
+
+    rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
+    rig.loop._law.decide = fails  # type: ignore[method-assign]
+    found = await until_it_ends(rig)
+    assert (found.outcome, found.lost) == (Outcome.INCONCLUSIVE, {Lost.INTERRUPTED: 6})
+    rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
+    rig.store.heartbeat(replace(registered("one"), k_max=0, static_k=0), 5.0)
+    found = await until_it_ends(rig)
+    assert (found.outcome, found.lost) == (Outcome.NO_TRAFFIC, {Lost.NO_TRAFFIC: 6})
+
+
+async def test_an_engine_whose_metrics_cannot_be_read_follows_the_canary_too() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    rig.store.heartbeat(registered("two"), 5.0)
+    while not rig.store.published[MODEL, POOL].drawn:
+        await rig.tick()
+    assert rig.store.published[MODEL, POOL].drawn == ("one", "two")
+
+
+async def test_windows_in_which_no_engine_can_choose_yet_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such engines run the rows, which are the present policy's static K in both kinds of windows."""
+    monkeypatch.setattr("specpilot.controller.law.tick.representative", lambda _: None)
+    rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
+    found = await until_it_ends(rig)
+    assert (found.blocks, found.lost) == ((), {Lost.INTERRUPTED: 6})
 
 
 @pytest.mark.parametrize(("outcome", "k"), [(Outcome.PROMOTED, {4}), (Outcome.ABORTED, {1})])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -61,6 +61,8 @@ class Fleet:
     def run(self) -> None:
         seconds, self.ran_until = self.clock.at - self.ran_until, self.clock.at
         schedule = self.store.published.get((MODEL, POOL))
+        if schedule and schedule.drawn_until is not None and self.clock.now() - seconds >= schedule.drawn_until:
+            schedule = replace(schedule, drawn=())  # an engine ends its window by itself
         for engine in self.engines.values():
             if seconds > 0:
                 engine.run(seconds, self.sources, schedule)

@@ -195,6 +195,23 @@ def test_a_freeze_in_a_canarys_window_that_nothing_runs_in_has_the_present_polic
     assert (found.guidance.classes["default"].k_max, found.probe_ratio) == (K_LIMIT, 0.005)
 
 
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])
+def test_a_freeze_in_the_canary_of_a_policy_that_does_not_choose_holds_the_static_k(mode: Mode) -> None:
+    """During the canary both policies are guidance, and the present one's pins its static K."""
+    rig = settled()
+    rig.store.put_policy(Policy(MODEL, mode=mode, static_k=2), None, 0.0)
+    asyncio.run(rig.tick(3))
+    canary = Canary(Policy(MODEL), window_s=5.0)
+    rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
+    for arm in ("canary", "present"):
+        tick_until(rig, lambda decision: decision.evidence["canary"]["arm"] == arm)  # noqa: B023 - called at once
+        rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
+        asyncio.run(rig.tick(3))
+        found = rig.store.published[MODEL, POOL]
+        assert (found.guidance, found.drawn_guidance, k_of(found.classes)) == (None, None, 2)
+        del rig.store.frozen[MODEL]
+
+
 def test_a_freeze_in_advise_publishes_nothing_to_engines_that_run_on_their_own() -> None:
     rig = Rig.new()
     rig.store.heartbeat(registered("one"), 1e9)

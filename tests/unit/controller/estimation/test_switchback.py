@@ -149,6 +149,19 @@ def test_a_snapshot_that_arrives_late_counts_for_the_window_in_which_it_ended() 
         assert block.gain.counted == pytest.approx((math.log(1.2), math.log(1.2)))
 
 
+def test_a_snapshot_that_is_seen_in_several_ticks_counts_once() -> None:
+    """The steady and the Unix clock are read one after the other, so the end of a snapshot wavers."""
+    subject, few = Switchback(Tuning()), replace(evidence(), steps_by={"decode": 15.0}, seconds_by={"decode": 0.15})
+    gains = []
+    for tick in range(42):
+        at = START + 0.5 * tick + 0.25
+        window = START + 10.0 * PLAN.window(at)
+        snapshot = Snapshot(window + 5.0, 1.0, few, 0.15)
+        seen = Seen(snapshot, snapshot.at + 1e-6 * tick, PLAN.is_drawn("p", at))
+        gains += subject.take(PLAN, {"p": seen if at > window + 5.0 else seen._replace(snapshot=None)}, at)
+    assert [block.gain for block in gains] == [None]
+
+
 def test_another_plan_begins_anew() -> None:
     subject = Switchback(Tuning())
     for tick in range(15):

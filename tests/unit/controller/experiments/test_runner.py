@@ -29,8 +29,8 @@ def play(seconds: range, gains: dict[int, BlockGain], frozen: range = range(0), 
         at = START + second + 0.5
         found = next(iter(runner.judge([found], {}, at)), found)
         if has_pool and second not in frozen:
-            runner.add(found, tick_result(*([gains[second]] if second in gains else [])), at)
-        runner.end_tick([found], {"m"} if second in frozen else (), at)
+            runner.add(found, tick_result(*([gains[second]] if second in gains else [])))
+        runner.end_tick([found], {"m"} if has_pool else (), {"m"} if second in frozen else (), at)
     return found
 
 
@@ -64,12 +64,22 @@ def test_it_ends_when_its_last_block_is_over() -> None:
     assert play(range(82), {20 * (block + 1): gain(block, None) for block in range(4)}).outcome is Outcome.NO_TRAFFIC
 
 
+def test_blocks_that_are_closed_together_are_tested_one_by_one() -> None:
+    """After a time without a leader: the promotion at the third block is not left out."""
+    runner, canary = Runner(), replace(CANARY, min_duration_s=0.0, max_duration_s=200.0)
+    found = Experiment(1, "id", canary, 0, START)
+    runner.add(found, tick_result(*(gain(block, GAIN.times(1.0 + 0.01 * block)) for block in range(5))))
+    runner.end_tick([found], {"m"}, (), START + 100.5)
+    (ended,) = runner.judge([found], {}, START + 101.5)
+    assert (ended.outcome, len(ended.blocks)) == (Outcome.BETTER, 3)
+
+
 @pytest.mark.parametrize("stored", [0, 1])
 def test_a_block_is_closed_until_it_is_stored(stored: int) -> None:
     """A write may fail; then the next tick closes the same block again."""
     runner, found = Runner(), Experiment(1, "id", CANARY, 0, START)
-    runner.add(found, tick_result(gain(0)), START + 20.5)
-    runner.end_tick([found], (), START + 20.5)
+    runner.add(found, tick_result(gain(0)))
+    runner.end_tick([found], {"m"}, (), START + 20.5)
     (written,) = runner.judge([found], {}, START + 21.5)
     known = replace(written, version=2) if stored else found
     assert [len(item.blocks) for item in runner.judge([known], {}, START + 22.5)] == ([] if stored else [1])
@@ -81,6 +91,6 @@ def test_the_state_does_not_grow_with_the_number_of_canaries() -> None:
     for number in range(100):  # each ends unseen, while the pool has no engines
         experiment = Experiment(1, str(number), Canary(Policy("m")), 0, 0.0)
         runner.reported(experiment, context, tick_result())
-        runner.add(experiment, tick_result(), 1.0)
-        runner.end_tick([experiment], (), 1.0)
+        runner.add(experiment, tick_result(gain(0)))
+        runner.end_tick([experiment], {"m"}, (), 1.0)
     assert len(runner._seen_running) == len(runner._seen) == 1

@@ -290,7 +290,8 @@ def test_engines_are_drawn_independently() -> None:
         (): pytest.approx(0.5625, abs=0.03), ("a",): pytest.approx(0.1875, abs=0.03),
         ("b",): pytest.approx(0.1875, abs=0.03), ("a", "b"): pytest.approx(0.0625, abs=0.03),
     }  # fmt: skip
-    assert not any(control_group.draw(("a", "b"), index * 4.0, 0.0).engines for index in range(100))
+    for ratio in (0.0, 1e-309):
+        assert not any(control_group.draw(("a", "b"), index * 4.0, ratio).engines for index in range(100))
 
 
 def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
