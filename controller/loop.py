@@ -218,8 +218,9 @@ class ControlLoop:
         if not is_readable and freeze is None:
             return  # the schedule in force stays until the policy can be read or the schedule expires
         experiment = self._shared.state.experiments.get(pool.model)
-        experiment = experiment if freeze is None else None
-        context = in_window(pool, experiment, self._windows_at)
+        if experiment is not None and freeze is not None and not experiment.is_running:
+            experiment = None  # its end is reported after the freeze
+        context = in_window(pool, None if freeze else experiment, self._windows_at)
         decided = self._decide(context, freeze, now) if is_readable else undecided(context)
         self._runner.add(experiment, decided)
         result = held(context, self._runner.reported(experiment, context, decided), freeze)

@@ -25,7 +25,7 @@ from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Change, Difference, differences
-from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.store import Store
 
@@ -106,7 +106,9 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         changes = differences(writer.plain(present, model), to_plain(canary.policy))
         started = await asyncio.to_thread(_started, store, canary, present, clock.now())
         if write.is_dry_run:
-            return answer(model, None, changes, writer.forecast(model, canary.policy))
+            tried = canary.policy  # mode `advise` takes part with its static K, like `off`
+            tried = replace(tried, mode=Mode.OFF) if tried.mode is Mode.ADVISE else tried
+            return answer(model, None, changes, writer.forecast(model, tried))
         write.note.changes = changes
         await asyncio.to_thread(store.put_canary, started, None, clock.now())
         writer.on_change()

@@ -83,5 +83,5 @@ def _list(client: AdminClient) -> None:
 
 def _line(item: dict[str, object]) -> str:
     until = item["until"]
-    held = "the static K" if item["hold"] == "static" else "the K of that time"
+    held = "the static K" if item["hold"] == "static" else "K as it was when the freeze began"
     return f"{held}, until {text.moment(until) if isinstance(until, int | float) else 'it is lifted'}"

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot policy"
@@ -244,7 +245,9 @@ class _Commands:
         elif command == "abort":
             self._show(self._write(_canary_path(name), "DELETE", None, self._only_experiment()))
         else:
-            _print(self._client.ask(_canary_path(name))[0])
+            found = self._client.ask(_canary_path(name))[0]
+            _print(found)
+            sys.stderr.writelines(f"{line}\n" for line in canary_lines(found["evidence"]))
 
 
 def _canary_path(model: str) -> str:

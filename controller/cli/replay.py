@@ -83,12 +83,14 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             is_readable = is_other or recorded.model not in tick.unreadable
             if not is_readable and freeze is None:
                 continue
-            experiment = None if is_other or freeze is not None else tick.experiments.get(recorded.model)
+            experiment = None if is_other else tick.experiments.get(recorded.model)
+            if experiment is not None and freeze is not None and not experiment.is_running:
+                experiment = None
             windows_at = tick.windows_at or tick.at
             context = (
                 replace(recorded, in_force=own.get(key, recorded.in_force))
                 if is_other
-                else in_window(recorded, experiment, windows_at)
+                else in_window(recorded, None if freeze else experiment, windows_at)
             )
             frozen = as_frozen(context, freeze)
             decided = law.decide(frozen, tick.now, windows_at) if is_readable else undecided(context)

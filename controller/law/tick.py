@@ -255,7 +255,7 @@ class Tick:
         Put the predicted throughputs and the predicted step into the evidence, beside the measured ones.
         """
         snapshot, scores = self._pool.newest, None
-        rows = {"in_force": self._in_force(chosen), "best": chosen, "static": self._static}
+        rows = {"in_force": self._in_force(chosen), "best": chosen, "static": static_rows(self._context)}
         predicted = {name: estimate.throughput(table) for name, table in rows.items()}
         if snapshot is not None:
             sums = WindowSums()

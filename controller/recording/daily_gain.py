@@ -46,7 +46,12 @@ def lines(days: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _text(day: Mapping[str, Any]) -> str:
     windows, gains = day["windows"], "; ".join(f"{measure} {gain}" for measure, gain in gain_texts(day))
-    return f"{gains} (95 %, {windows} windows)" if gains else f"{windows} windows, too few for an interval"
+    return f"{gains} (95 %, {windows} windows)" if gains else f"{counted(windows)}, too few for an interval"
+
+
+def counted(windows: int) -> str:
+    """Return the number of windows in words."""
+    return "1 window" if windows == 1 else f"{windows} windows"
 
 
 def gain_texts(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:

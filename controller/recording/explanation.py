@@ -82,14 +82,15 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"the engines' choice would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
     if found["predicted_gain_over_static_ratio"] is not None:
         lines.append(f"the K in force gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
-    return "\n".join(lines + _control_group_lines(found) + _canary_lines(found["canary"])) + "\n"
+    return "\n".join(lines + _control_group_lines(found) + canary_lines(found["canary"])) + "\n"
 
 
-def _canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
+def canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
+    """Return the numbers of a canary, as in the evidence of a decision, as lines for a person."""
     if canary is None:
         return []
     end = canary["outcome"]
-    window = f"window of the {canary['arm']} policy" if canary["arm"] else "between two windows"
+    window = f"window of the {canary['arm']} policy" if canary["arm"] else "runs"
     state = f"ended, {end}" if end else window
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(canary["lost_blocks"].items()))
     lines = [f"canary: {state}; {canary['blocks']} of {canary['blocks_at_most']} blocks, lost: {lost or 'none'}"]
@@ -148,8 +149,9 @@ def _latest_gain_lines(found: Mapping[str, Any] | None, *, is_static: bool) -> l
     gain, state = found["gain_ratio"], ""
     if found["has_lost"]:
         state = "; the static K is in force" if is_static else "; the static K was found to be better"
+    state += "; paused" if found.get("is_paused") else ""
     if gain is None:
-        return [f"control group: {found['windows']} windows, too few for an interval{state}"]
+        return [f"control group: {daily_gain.counted(found['windows'])}, too few for an interval{state}"]
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
     head = f"control group: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"
     return [head, *_gain_lines(found)]

@@ -14,6 +14,7 @@ from specpilot.controller.recording.explanation import explain, text
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Arm, Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.records import Decision, Lease
@@ -291,6 +292,23 @@ async def test_the_canary_of_a_pool_that_has_fallen_back_counts_while_an_slo_kee
     start(rig, Canary(replace(present, probe_ratio=0.01), tolerance_ratio=0.5, **TIMES))
     await rig.tick(85)
     assert [block.index for block in experiment(rig).blocks] == [0, 1, 2, 3]
+
+
+async def test_a_window_of_a_static_k_is_explained_as_such_and_a_freeze_does_not_hide_the_canary() -> None:
+    rig = await rig_with(SHALLOW, DEEP)
+    await rig.tick(25)
+    for arm, k in (("present", 1), ("canary", 4)):
+        while rig.store.log[-1].evidence["canary"]["arm"] != arm:
+            await rig.tick()
+        await rig.tick()
+        found = rig.store.log[-1]
+        assert (found.mode, found.reason, found.is_estimate, set(found.k.values())) == (Mode.OFF, "off", False, {k})
+        throughput = found.evidence["throughput"]
+        assert throughput["predicted_static"] == pytest.approx(throughput["predicted_in_force"])
+    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
+    await rig.tick(2)
+    assert rig.store.log[-1].reason == "frozen"
+    assert "\ncanary: runs; " in text(explain(rig.store.log[-1]))
 
 
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])

@@ -22,6 +22,9 @@ def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controll
     assert [item["canary"]["policy"]["model"] for item in controller.call("/admin/canaries")[1]["canaries"]] == [
         "org/tried"
     ]
+    shown = controller.command("policy", "canary", "show", "org/tried")
+    assert json.loads(shown.stdout)["canary"]["share_ratio"] == 0.25
+    assert "canary: runs; 0 of 45 blocks, lost: none" in shown.stderr
     status, body, _ = controller.call(path, "DELETE")
     assert (status, body["outcome"]) == (200, "aborted")
     assert controller.call(path, "DELETE")[1]["error"]["code"] == "canary_not_running"

@@ -240,9 +240,11 @@ def test_a_freeze_from_the_command_line(controller: Controller) -> None:
     begun = controller.command("freeze", "demo", "--hold", "static", "--for", "2h", "--comment", "launch")
     assert begun.stdout.startswith("demo is frozen: the static K, until 20"), begun.stderr
     assert "no engine of demo runs" in begun.stderr
-    assert controller.command("freeze", "--all").stdout.startswith("everything is frozen: the K of that time")
+    assert controller.command("freeze", "--all").stdout.startswith(
+        "everything is frozen: K as it was when the freeze began"
+    )
     listed = controller.command("freeze", "--list").stdout
-    assert "everything: the K of that time, until it is lifted, by --admin-token" in listed
+    assert "everything: K as it was when the freeze began, until it is lifted, by --admin-token" in listed
     assert "demo: the static K" in listed
     assert listed.rstrip().endswith("# launch")
     assert controller.command("freeze", "--all", "--lift").returncode == 0

@@ -81,6 +81,9 @@ def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_the
     assert (said["pool"], said["unknown"]) == (POOL, "")
     assert set(said["then"]["k"].values()) == {0}
     assert said["gain_ratio"] < 0
+    tried = {"policy": {"mode": "advise", "static_k": 2}}  # takes part in a canary as its static K
+    status, answer, _ = controller.call(f"/admin/canaries/{MODEL}?validate_only=true", "PUT", tried)
+    assert (status, set(answer["forecast"][0]["then"]["k"].values())) == (200, {2})
     printed = controller.command("policy", "rollback", MODEL, "1", "--dry-run").stdout
     assert f"pool {POOL}:" in printed
     assert "tokens/s and engine" in printed

@@ -67,7 +67,7 @@ async function lift(model) {
 
 async function showFreezes() {
   const { freezes } = await call("freezes");
-  show(by("freezes"), freezes.map((item) => h("p", {}, h("b", {}, item.model === "*" ? "Everything" : item.model), ` is frozen on ${item.hold === "static" ? "the static K" : "the K of that time"}, by ${item.author}, until ${item.until === null ? "it is lifted" : moment(item.until)}${item.comment ? ` (${item.comment})` : ""}`,
+  show(by("freezes"), freezes.map((item) => h("p", {}, h("b", {}, item.model === "*" ? "Everything" : item.model), ` is frozen on ${item.hold === "static" ? "the static K" : "K as it was when the freeze began"}, by ${item.author}, until ${item.until === null ? "it is lifted" : moment(item.until)}${item.comment ? ` (${item.comment})` : ""}`,
     me.role !== "viewer" && h("button", { type: "button", onclick: () => lift(item.model).catch(tellState) }, "Lift"))));
 }
 

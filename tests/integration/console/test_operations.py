@@ -36,7 +36,7 @@ def test_what_is_frozen_is_shown_on_every_page_and_lifted(
     browser.press("Do it")
     for page in PAGES:
         show(browser, controller, page)
-        browser.sees(f"{MODEL} is frozen on the K of that time, by --admin-token")
+        browser.sees(f"{MODEL} is frozen on K as it was when the freeze began, by --admin-token")
     show(browser, controller, "fleet")
     browser.sees("an operator froze the model")
     browser.press("Lift")

@@ -50,7 +50,7 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
     [
         (
             {"windows": 1, "has_lost": False, "gain_ratio": None},
-            "control group: 1 windows, too few for an interval\n",
+            "control group: 1 window, too few for an interval\n",
         ),
         (
             {"windows": 0, "has_lost": True, "gain_ratio": None},
