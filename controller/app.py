@@ -27,7 +27,6 @@ from specpilot.controller.recording.record import Recorded, to_line
 from specpilot.controller.settings import ControllerSettings
 from specpilot.controller.telemetry.prometheus_source import SCRAPED_EVERY_S, PrometheusSource
 from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
@@ -65,7 +64,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(Tuning().for_snapshots(scrape_s)),
+                law=ControlLaw(scrape_s),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,

@@ -14,7 +14,6 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
-from specpilot.controller.tuning import Tuning
 from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Policy
@@ -71,7 +70,6 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     step_s: StepTime = cpu_step_s,
     catch_up_s: CatchUpTime = cpu_catch_up_s,
     engines: int = 1,
-    tuning: Tuning | None = None,
     disturb: Callable[[int, list[Engine]], None] | None = None,
     law: ControlLaw | None = None,
     start: Schedule | None = None,
@@ -109,7 +107,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
         )
         for index in range(engines)
     ]  # fmt: skip
-    law = law or ControlLaw(tuning)
+    law = law or ControlLaw()
     schedule, run = start, Run(fleet=fleet)
     second, log_slowdown, weather = 0, 0.0, np.random.default_rng([seed, 99])
     law.observe(engine.observe(0.0) for engine in fleet)

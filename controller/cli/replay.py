@@ -23,7 +23,6 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.pools import Sightings, in_window, of_steerable, pool_contexts, schedule_of
 from specpilot.controller.recording.record import Recorded, from_line
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import freeze_of
@@ -63,7 +62,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
     fence: int | None = None
     sightings, runner = Sightings(), Runner()
     for tick in ticks:
-        law = law or ControlLaw(Tuning().for_snapshots(tick.scrape_s))
+        law = law or ControlLaw(tick.scrape_s)
         if tick.fence not in (None, fence):
             fence = tick.fence
             law.take_over()

@@ -7,7 +7,7 @@ engines. A window is measured in throughput and in latency, by counters alone (`
 
     d = (log measure of the drawn window) - (mean log measure of the other windows nearby)
 
-Nearby are the windows of the same block, up to `near_windows` on either side of the drawn one. Because the window is
+Nearby are the windows of the same block, up to `NEAR_WINDOWS` on either side of the drawn one. Because the window is
 drawn at random, the mean of d is 0 if both ways are equally good; slow drift and slow changes of traffic cancel. (In
 blocks of more than four windows the first and last ones are neighbours of fewer windows. Traffic with exactly the
 period of a block would show there, with up to 5 % of its deviation.) Blocks share no window and are drawn
@@ -20,7 +20,7 @@ this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojino
 Analysis of Switchback Experiments, 2023.
 
 The schedule in force, not the draw, determines the K in force. A window in which this changed, or was neither way, does
-not count. Only snapshots from `delivered_s` after a window's first tick until its end count, because the schedule may
+not count. Only snapshots from `DELIVERED_S` after a window's first tick until its end count, because the schedule may
 not have arrived before. Snapshots may come late, and less often than ticks.
 
 Limit: if an open load of short requests keeps an engine busy all the time, tokens per second equal the arrival rate at
@@ -36,7 +36,16 @@ from typing import NamedTuple
 
 from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
-from specpilot.controller.tuning import Tuning
+
+NEAR_WINDOWS = 3
+"""Largest number of windows on either side with which a drawn one is compared."""
+
+DELIVERED_S = 1.0
+"""Seconds after a change of the K in force in which evidence does not count, because the schedule may not have
+arrived."""
+
+WINDOW_STEPS = 20.0
+"""Least number of steps of a window that counts."""
 
 
 class Plan(NamedTuple):
@@ -127,9 +136,7 @@ class _Unit:
 class Switchback:
     """The running blocks of one experiment's units. Times are Unix seconds."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
-        self._near = tuning.near_windows
+    def __init__(self) -> None:
         self._units: dict[str, _Unit] = {}
         self._plan: Plan | None = None
         self._ticked_at = -math.inf
@@ -158,7 +165,7 @@ class Switchback:
     def _take(
         self, plan: Plan, name: str, seen: Seen, at: float, weights: Mapping[str, float] | None
     ) -> list[BlockGain]:
-        unit = self._units.setdefault(name, _Unit(deque(maxlen=2 * self._near + 2)))
+        unit = self._units.setdefault(name, _Unit(deque(maxlen=2 * NEAR_WINDOWS + 2)))
         windows, index = unit.windows, plan.window(at)
         gains: list[BlockGain] = []
         if windows and index < windows[-1].index:  # the clock was set back
@@ -173,7 +180,7 @@ class Switchback:
             return gains
         unit.newest = seen.snapshot.at
         for window in windows:
-            late_by_s = seen.seen_at - seen.snapshot.elapsed_s - window.begun_at - self._tuning.delivered_s
+            late_by_s = seen.seen_at - seen.snapshot.elapsed_s - window.begun_at - DELIVERED_S
             if window.index == plan.window(seen.seen_at) and late_by_s >= -ROUNDING_S:
                 window.sums.take(seen.snapshot)
         return gains
@@ -185,7 +192,7 @@ class Switchback:
         newest, found = windows[-1].index, []
         for drawn in windows:
             block = drawn.index // plan.windows
-            is_over = newest - drawn.index > self._near or newest // plan.windows != block
+            is_over = newest - drawn.index > NEAR_WINDOWS or newest // plan.windows != block
             if drawn.is_compared or not is_over or not drawn.ran(is_drawn=True):
                 continue
             drawn.is_compared = True
@@ -193,7 +200,7 @@ class Switchback:
                 window
                 for window in windows
                 if window.index // plan.windows == block
-                and abs(window.index - drawn.index) <= self._near
+                and abs(window.index - drawn.index) <= NEAR_WINDOWS
                 and window.ran(is_drawn=False)
             ]
             if others:
@@ -203,9 +210,8 @@ class Switchback:
     def _gain(
         self, name: str, block: int, drawn: _Window, others: list[_Window], weights: Mapping[str, float] | None
     ) -> BlockGain:
-        fewest = self._tuning.window_steps
-        alternative = drawn.sums.log_scores(fewest, weights)
-        usual = [scores for window in others if (scores := window.sums.log_scores(fewest, weights))]
+        alternative = drawn.sums.log_scores(WINDOW_STEPS, weights)
+        usual = [scores for window in others if (scores := window.sums.log_scores(WINDOW_STEPS, weights))]
         busy_s = drawn.sums.busy_s + math.fsum(window.sums.busy_s for window in others)
         gain = alternative.minus(mean(usual)) if alternative is not None and usual else None
         return BlockGain(name, block, gain, busy_s)

@@ -1,17 +1,17 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-It is a switchback experiment (`switchback`) without an end. Its units are engines. In a window of `control_window_s`
+It is a switchback experiment (`switchback`) without an end. Its units are engines. In a window of `window_s`
 drawn in each block, an engine runs the static K; `control_group_ratio` of the policy is the share of these windows. The
 gain of adaptive K is reported in throughput and in latency, with a 95 % interval (Student's t over the newest blocks of
 all engines). The measure of the policy's objective decides (`Comparison.measure`). The corrected throughput is reported
 too, and decides nothing.
 
-Fall back. Adaptive K is tested after `control_least` drawn windows, then each time there are 40 % more, and from
-`control_memory` on after every fifth of `control_memory` new ones. The pool falls back to the static K when a
-confidence interval with error e / L lies entirely below 0, where L is the number of tests within `control_memory`
-windows. By the union bound the error over so many windows is at most e = `fall_back_error`. The interval does not widen
+Fall back. Adaptive K is tested after `LEAST_WINDOWS` drawn windows, then each time there are 40 % more, and from
+`MEMORY_WINDOWS` on after every fifth of `MEMORY_WINDOWS` new ones. The pool falls back to the static K when a
+confidence interval with error e / L lies entirely below 0, where L is the number of tests within `MEMORY_WINDOWS`
+windows. By the union bound the error over so many windows is at most e = `FALL_BACK_ERROR`. The interval does not widen
 with the age of the control group. A test after every window would cost most of the power. After a fall back the static
-K is in force. Drawn windows, now with the share `fallen_back_ratio`, run the adaptive K. The adaptive K returns when
+K is in force. Drawn windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when
 the same test shows a gain. Each change of state resets the count, and so does a change of the comparison: of the static
 K, or of the policy's objective and bounds (`set_comparison`).
 
@@ -31,9 +31,25 @@ from typing import Any
 from specpilot.controller.estimation.switchback import Draw, Plan, Seen, Switchback
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.controller.estimation.window_sums import Scores
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.gain import MEASURES, LogGain
 from specpilot.policy.schedule import Objective
+
+WINDOW_S = 4.0
+"""Length of a window in seconds. Longer ones lose less to `DELIVERED_S`, shorter ones average over more traffic."""
+
+MEMORY_WINDOWS = 100
+"""Number of the newest drawn windows that count. At 1 % these are the last 11 hours of a pool of one engine, the last
+hour of a pool of eleven."""
+
+LEAST_WINDOWS = 5
+"""Least number of drawn windows for an interval."""
+
+FALL_BACK_ERROR = 0.05
+"""Probability that an adaptive K without a loss falls back within the first `MEMORY_WINDOWS` drawn windows. Each later
+test, after every fifth of that number, adds to it."""
+
+FALLEN_BACK_RATIO = 0.05
+"""Share of the time that a pool which has fallen back runs the adaptive K, to detect that it has become better."""
 
 _TAIL = 0.025
 _FEWEST_WINDOWS = 2  # of a block
@@ -73,13 +89,14 @@ class Comparison:
 
 
 class ControlGroup:
-    """The control group of one pool. Times are Unix seconds."""
+    """The control group of one pool, whose engines are scraped each `scrape_s` seconds. Times are Unix seconds."""
 
-    def __init__(self, tuning: Tuning) -> None:
-        self._tuning = tuning
-        self._switchback = Switchback(tuning)
-        self._gains: deque[Scores] = deque(maxlen=tuning.control_memory)
-        self._judgements = judgements(tuning.control_least, tuning.control_memory)
+    def __init__(self, scrape_s: float = 0.5) -> None:
+        # Room for two snapshots: the first tick comes up to `scrape_s` late, and the first snapshot DELIVERED_S later.
+        self.window_s = max(WINDOW_S, 4 * scrape_s)
+        self._switchback = Switchback()
+        self._gains: deque[Scores] = deque(maxlen=MEMORY_WINDOWS)
+        self._judgements = judgements(LEAST_WINDOWS, MEMORY_WINDOWS)
         self._taken = 0  # compared windows since the last reset
         self._comparison: Comparison | None = None
         self._lost_comparison = ""  # digest of the comparison by which the pool fell back under the last leader
@@ -144,7 +161,7 @@ class ControlGroup:
 
         `measure` is the measure that decides, `gain_ratio` the gain in it.
         """
-        is_told = len(self._gains) >= self._tuning.control_least
+        is_told = len(self._gains) >= LEAST_WINDOWS
         gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
         corrected = interval([gain.corrected for gain in self._gains], _TAIL).ratios() if is_told else None
         return {
@@ -158,9 +175,9 @@ class ControlGroup:
         }
 
     def _plan(self, ratio: float) -> Plan:
-        share = self._tuning.fallen_back_ratio if self.has_lost else ratio
+        share = FALLEN_BACK_RATIO if self.has_lost else ratio
         windows = max(_FEWEST_WINDOWS, round(1 / max(share, _LEAST_SHARE)))
-        return Plan("control group", windows, self._tuning.control_window_s)
+        return Plan("control group", windows, self.window_s)
 
     @property
     def _measure(self) -> str:
@@ -171,14 +188,14 @@ class ControlGroup:
 
     def _bounds(self) -> Interval:
         """Return the interval of a test; needs at least two windows."""
-        return interval(self._gains_in(self._measure), self._tuning.fall_back_error / len(self._judgements))
+        return interval(self._gains_in(self._measure), FALL_BACK_ERROR / len(self._judgements))
 
     def _is_found_to_gain(self) -> bool:
-        return len(self._gains) >= self._tuning.control_least and self._bounds().low > 0
+        return len(self._gains) >= LEAST_WINDOWS and self._bounds().low > 0
 
     def _judge(self) -> bool:
         """Test adaptive K if it is time; return whether the state changed."""
-        memory = self._tuning.control_memory
+        memory = MEMORY_WINDOWS
         is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
         if not is_due:
             return False

@@ -20,16 +20,15 @@ from specpilot.controller.estimation.observation import (
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
-from specpilot.controller.tuning import Tuning
 
 PoolKey = tuple[str, str]
 
 
 class ControlLaw:
-    """The learned state of every model and pool."""
+    """The learned state of every model and pool; `scrape_s` are the seconds between two scrapes."""
 
-    def __init__(self, tuning: Tuning | None = None) -> None:
-        self._tuning = tuning or Tuning()
+    def __init__(self, scrape_s: float = 0.5) -> None:
+        self._scrape_s = scrape_s
         self._models: dict[str, ModelAcceptance] = {}
         self._pools: dict[PoolKey, PoolMemory] = {}
         self._last: dict[str, Observation] = {}
@@ -97,7 +96,7 @@ class ControlLaw:
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:
-            self._pools[key] = PoolMemory.new(self._tuning)
+            self._pools[key] = PoolMemory(self._scrape_s)
         return self._pools[key]
 
     def _model(self, model: str) -> ModelAcceptance:

@@ -8,15 +8,21 @@ from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.estimation.switchback import Switchback
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.estimate import Mix
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
 from specpilot.policy.prices import PriceList
 from specpilot.policy.schedule import Ranges
 
+STALE_S = 5.0
+"""Age in seconds from which on the newest evidence is no evidence of the present load."""
+
+IDLE_S = 2.0
+"""Seconds without a decode, up to the newest snapshot, after which a pool counts as idle. At least two snapshots,
+because one may have only the sample of an idle engine if a server scrapes each engine at its own time."""
+
 
 @dataclass(slots=True)
 class PoolMemory:
-    """The state of one pool: its experiments, the newest snapshots, and each engine's mix of requests.
+    """The state of one pool, scraped each `scrape_s` seconds: experiments, newest snapshots, each engine's requests.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of a series of snapshots in which requests ran and no counter changed. `engines`, `mixes`: the
@@ -25,9 +31,9 @@ class PoolMemory:
     `chosen` and `baseline` are for the policy of this arm.
     """
 
-    tuning: Tuning
-    control_group: ControlGroup
-    canary: Switchback
+    scrape_s: float = 0.5
+    control_group: ControlGroup = field(init=False)
+    canary: Switchback = field(default_factory=Switchback)
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
     mixes: dict[str, Mix] = field(default_factory=dict)
@@ -37,10 +43,8 @@ class PoolMemory:
     baseline: tuple[Ranges, float] | None = None
     arm: Arm = Arm.PRESENT
 
-    @classmethod
-    def new(cls, tuning: Tuning) -> "PoolMemory":
-        """Return the memory of an unknown pool."""
-        return cls(tuning, ControlGroup(tuning), Switchback(tuning))
+    def __post_init__(self) -> None:
+        self.control_group = ControlGroup(self.scrape_s)
 
     def begin(self, arm: Arm) -> None:
         """Begin a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
@@ -64,8 +68,8 @@ class PoolMemory:
         return corrected_s
 
     def fresh_mixes(self, now: float) -> dict[str, Mix]:
-        """Return the mix of each engine whose newest scrape is not older than `stale_s`."""
-        return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= self.tuning.stale_s}
+        """Return the mix of each engine whose newest scrape is not older than `STALE_S`."""
+        return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= STALE_S}
 
     def forget_all_but(self, engines: Container[str]) -> None:
         """Drop the snapshots of engines that are gone."""
@@ -87,16 +91,16 @@ class PoolMemory:
 
     def is_stale(self, now: float) -> bool:
         """Return whether the evidence is too old: no scrape, or no counter changes while requests run."""
-        if self.seen_at is None or now - self.seen_at > self.tuning.stale_s:
+        if self.seen_at is None or now - self.seen_at > STALE_S:
             return True
-        return self.stalled_since is not None and now - self.stalled_since >= self.tuning.stale_s
+        return self.stalled_since is not None and now - self.stalled_since >= STALE_S
 
     @property
     def is_idle(self) -> bool:
         """Return whether the last snapshots had no decode. An old scrape does not mean that the pool is idle."""
         if self.busy_at is None or self.seen_at is None:
             return True
-        return self.seen_at - self.busy_at > self.tuning.idle_s
+        return self.seen_at - self.busy_at > max(IDLE_S, 2 * self.scrape_s)
 
     def ages(self, now: float) -> dict[str, Any]:
         """Return the age of the evidence in seconds."""

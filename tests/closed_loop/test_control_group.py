@@ -9,7 +9,6 @@ from specpilot.bench.simulation.loop import Run, simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.closed_loop.single_k import of_single_k
 
@@ -36,7 +35,7 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
 def test_the_static_k_runs_in_the_windows_that_are_drawn_and_in_no_other_second() -> None:
     """How many are drawn is tested by itself."""
     run = simulate([Phase(200, [Source("json", 8)])], policy=OFTEN)
-    plan = ControlGroup(Tuning())
+    plan = ControlGroup()
     drawn = [bool(plan.draw(("engine-0",), second.at, OFTEN.control_group_ratio).engines) for second in run.seconds]
     assert [second.result.reason is Reason.CONTROL_GROUP for second in run.seconds] == drawn
     assert any(drawn)

@@ -1,7 +1,6 @@
 """Each of the controller's own actions is in the audit, once."""
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -32,13 +31,12 @@ def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None
 @pytest.fixture
 def _is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
+    monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.5)
 
 
 def fall_back(rig: Rig) -> None:
     """Set the control group's state to a loss; the law runs in every other window."""
-    control_group = rig.loop.view().law._pools[MODEL, POOL].control_group
-    control_group._tuning = replace(control_group._tuning, fallen_back_ratio=0.5)
-    control_group.has_lost = True
+    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
 
 
 def returns_to_static(rig: Rig) -> int:

@@ -107,10 +107,9 @@ def test_a_pool_that_fell_back_holds_the_static_k_though_the_law_had_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
+    monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.5)
     rig = settled()
-    control_group = rig.loop.view().law._pools[MODEL, POOL].control_group
-    control_group._tuning = replace(control_group._tuning, fallen_back_ratio=0.5)
-    control_group.has_lost = True
+    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
     tick_until(rig, lambda decision: decision.reason == "static_better")
     tick_until(rig, lambda decision: decision.reason == "adaptive")
     assert rig.k() == 7

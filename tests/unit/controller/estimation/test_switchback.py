@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.estimation.switchback import BlockGain, Plan, Seen, Switchback
-from specpilot.controller.tuning import Tuning
+from specpilot.controller.estimation.switchback import NEAR_WINDOWS, WINDOW_STEPS, BlockGain, Plan, Seen, Switchback
 
 START = 1000.0
 PLAN = Plan("id", 2, 10.0, START)
@@ -51,7 +50,7 @@ def play(
     `left_s`: seconds of later catching up in each snapshot of the alternative. `in_force` returns the arm in force at a
     tick, from the planned one.
     """
-    subject, gains = Switchback(Tuning()), []
+    subject, gains = Switchback(), []
     for tick in ticks:
         at = START + tick + 0.5
         seen = plan.is_drawn("p", at - delay_s)
@@ -94,9 +93,8 @@ def test_a_block_yields_the_ratio_of_throughput_and_latency() -> None:
 def test_a_drawn_window_is_compared_with_those_nearby_in_its_block() -> None:
     plan, rates = Plan("id", 20, 10.0, START), {USUAL: evidence(), ALTERNATIVE: evidence(1.2)}
     (block,) = play(range(201), rates, plan)
-    near = Tuning().near_windows
     drawn = next(slot for slot in range(20) if plan.is_drawn("p", START + slot * 10.0))
-    others = len([slot for slot in range(20) if slot != drawn and abs(slot - drawn) <= near])
+    others = len([slot for slot in range(20) if slot != drawn and abs(slot - drawn) <= NEAR_WINDOWS])
     assert block.busy_s == pytest.approx(8.0 * (1 + others))
 
 
@@ -117,7 +115,7 @@ def test_later_catching_up_counts_in_the_corrected_throughput_alone() -> None:
 
 
 def test_a_block_with_too_little_traffic_has_no_gain() -> None:
-    few = replace(evidence(), steps_by={"decode": Tuning().window_steps / 10}, seconds_by={"decode": 0.1})
+    few = replace(evidence(), steps_by={"decode": WINDOW_STEPS / 10}, seconds_by={"decode": 0.1})
     for by_arm in ({**PLAIN, ALTERNATIVE: few}, {**PLAIN, USUAL: Evidence()}):
         (block,) = play(range(21), by_arm)
         assert (block.block, block.gain) == (0, None)
@@ -133,7 +131,7 @@ def test_a_window_in_which_the_planned_way_was_not_in_force_loses_its_block(wron
 
 def test_a_pause_loses_the_block_in_which_a_window_is_missing() -> None:
     ticks = [tick for tick in range(61) if not 28 <= tick < 40]
-    subject, gains = Switchback(Tuning()), []
+    subject, gains = Switchback(), []
     for tick in ticks:
         at = START + tick + 0.5
         arm = PLAN.is_drawn("p", at)
@@ -151,7 +149,7 @@ def test_a_snapshot_that_arrives_late_counts_for_the_window_in_which_it_ended() 
 
 def test_a_snapshot_that_is_seen_in_several_ticks_counts_once() -> None:
     """The steady and the Unix clock are read one after the other, so the end of a snapshot wavers."""
-    subject, few = Switchback(Tuning()), replace(evidence(), steps_by={"decode": 15.0}, seconds_by={"decode": 0.15})
+    subject, few = Switchback(), replace(evidence(), steps_by={"decode": 15.0}, seconds_by={"decode": 0.15})
     gains = []
     for tick in range(42):
         at = START + 0.5 * tick + 0.25
@@ -163,7 +161,7 @@ def test_a_snapshot_that_is_seen_in_several_ticks_counts_once() -> None:
 
 
 def test_another_plan_begins_anew() -> None:
-    subject = Switchback(Tuning())
+    subject = Switchback()
     for tick in range(15):
         at = START + tick + 0.5
         subject.take(PLAN, {"p": Seen(None, at, PLAN.is_drawn("p", at))}, at)

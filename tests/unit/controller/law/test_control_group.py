@@ -8,12 +8,10 @@ import pytest
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.estimation.switchback import Seen
-from specpilot.controller.law.control_group import Comparison, ControlGroup, judgements
-from specpilot.controller.tuning import Tuning
+from specpilot.controller.law.control_group import LEAST_WINDOWS, WINDOW_S, Comparison, ControlGroup, judgements
 from specpilot.policy.gain import LogGain
 from specpilot.policy.schedule import Objective
 
-TUNING = Tuning()
 EIGHTH = 1 / 8
 NOISE, MUCH_NOISE = 0.1, 0.15
 """Standard deviations of the logarithm of a window's throughput."""
@@ -38,7 +36,7 @@ class Traffic:
 
     def __init__(self, seed: int, noise: float = NOISE) -> None:
         self._noise = noise
-        self.control_group = ControlGroup(TUNING)
+        self.control_group = ControlGroup()
         self.control_group.set_comparison(Comparison(7))
         self._rng = random.Random(seed)
         self._index = 0
@@ -50,7 +48,7 @@ class Traffic:
             is_drawn = self._index % 8 == 4
             is_static = is_drawn is not self.control_group.has_lost
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
-            begun_at = self._index * TUNING.control_window_s
+            begun_at = self._index * WINDOW_S
             window = snapshot(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
             self.control_group.take({"p": Seen(None, begun_at, is_drawn)}, begun_at, EIGHTH)
             self.control_group.take({"p": Seen(window, window.at, is_drawn)}, window.at, EIGHTH)
@@ -61,7 +59,6 @@ class Traffic:
 
 def measured(
     control_group: ControlGroup,
-    tuning: Tuning,
     rates: Callable[[bool], dict[str, float]],
     *,
     tick_s: float = 0.5,
@@ -78,7 +75,7 @@ def measured(
     gains, in_force, index, at, is_static = [], False, -1, 0.2, False
     looks: list[tuple[float, dict[str, float], float]] = []
     shown = look_end = 0.0
-    while at < windows * tuning.control_window_s:
+    while at < windows * control_group.window_s:
         while look_end + scrape_s <= at - late_s:
             look_end += scrape_s
             looks.append((look_end, rates(in_force), corrected(in_force)))
@@ -87,8 +84,8 @@ def measured(
             newest = snapshot(looks[-1][0], scrape_s, looks[-1][1])._replace(corrected_s=scrape_s * looks[-1][2])
         shown = newest.at if newest else shown
         gains += control_group.take({"p": Seen(newest, shown, in_force is not control_group.has_lost)}, at, EIGHTH)
-        if math.floor(at / tuning.control_window_s) != index:
-            index = math.floor(at / tuning.control_window_s)
+        if math.floor(at / control_group.window_s) != index:
+            index = math.floor(at / control_group.window_s)
             is_static = index % 8 == 4
         in_force = is_static
         at += tick_s
@@ -97,13 +94,13 @@ def measured(
 
 @pytest.mark.parametrize(("ratio", "windows"), [(0.01, 100), (0.05, 20), (0.3, 3), (0.5, 2), (0.45, 2)])
 def test_one_window_of_each_block_is_drawn(ratio: float, windows: int) -> None:
-    control_group = ControlGroup(TUNING)
+    control_group = ControlGroup()
     for block in range(20):
         indices = range(block * windows, (block + 1) * windows)
-        draws = [control_group.draw(("demo",), index * TUNING.control_window_s + 1.0, ratio) for index in indices]
+        draws = [control_group.draw(("demo",), index * WINDOW_S + 1.0, ratio) for index in indices]
         assert [draw.engines for draw in draws].count(("demo",)) == 1
         for index, draw in zip(indices, draws, strict=True):
-            assert draw.until == ((index + 1) * TUNING.control_window_s if draw.engines else None)
+            assert draw.until == ((index + 1) * WINDOW_S if draw.engines else None)
 
 
 def test_the_law_is_judged_less_often_the_more_windows_there_are() -> None:
@@ -154,12 +151,10 @@ def test_windows_from_before_a_fall_back_are_not_compared_after_it() -> None:
 def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
     tick_s: float, scrape_s: float, late_s: float
 ) -> None:
-    tuning = Tuning().for_snapshots(scrape_s)
-    control_group = ControlGroup(tuning)
+    control_group = ControlGroup(scrape_s)
     control_group.set_comparison(Comparison(7))
     gains = measured(
         control_group,
-        tuning,
         lambda is_static: {"default": 1000.0 if is_static else 1300.0},
         tick_s=tick_s,
         scrape_s=scrape_s,
@@ -171,15 +166,15 @@ def test_the_gain_is_measured_whatever_the_interval_of_ticks_and_looks(
 
 def test_what_changes_steadily_cancels() -> None:
     """Throughput grows by a tenth each window at any K: equally many windows before and after count."""
-    control_group, index = ControlGroup(TUNING), [0]
+    control_group, index = ControlGroup(), [0]
     control_group.set_comparison(Comparison(7))
 
     def growing(is_static: bool) -> dict[str, float]:
         del is_static
         index[0] += 1
-        return {"default": 1000.0 * 1.1 ** ((index[0] - 1) * 0.5 // TUNING.control_window_s)}
+        return {"default": 1000.0 * 1.1 ** ((index[0] - 1) * 0.5 // WINDOW_S)}
 
-    gains = measured(control_group, TUNING, growing)
+    gains = measured(control_group, growing)
     assert len(gains) >= 8
     assert all(gain == pytest.approx((0.0, 0.0), abs=0.01) for gain in gains)
 
@@ -204,9 +199,9 @@ def one_gains_what_the_other_loses(is_static: bool) -> dict[str, float]:
 def test_throughput_and_latency_are_measured_with_the_policys_weights(
     objective: Objective, weights: dict[str, float], gain: LogGain
 ) -> None:
-    control_group = ControlGroup(TUNING)
+    control_group = ControlGroup()
     control_group.set_comparison(Comparison(7, objective, weights))
-    gains = measured(control_group, TUNING, one_gains_what_the_other_loses, windows=48)
+    gains = measured(control_group, one_gains_what_the_other_loses, windows=48)
     assert gains
     assert all(found == pytest.approx(gain) for found in gains)
 
@@ -215,9 +210,9 @@ def test_throughput_and_latency_are_measured_with_the_policys_weights(
     ("objective", "measure", "loses"), [(Objective.THROUGHPUT, "throughput", True), (Objective.LATENCY, "itl", False)]
 )
 def test_both_measures_are_told_and_the_objectives_decides(objective: Objective, measure: str, loses: bool) -> None:
-    control_group = ControlGroup(TUNING)
+    control_group = ControlGroup()
     control_group.set_comparison(Comparison(7, objective))
-    measured(control_group, TUNING, one_gains_what_the_other_loses)
+    measured(control_group, one_gains_what_the_other_loses)
     found = control_group.described()
     assert (found["has_lost"], found["measure"]) == (loses, measure)
     assert found["gain_ratio"] == found[f"{measure}_gain_ratio"]
@@ -225,14 +220,14 @@ def test_both_measures_are_told_and_the_objectives_decides(objective: Objective,
 
 
 def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
-    control_group = ControlGroup(TUNING)
+    control_group = ControlGroup()
     control_group.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
 
     control_group.take({"p": Seen(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9, EIGHTH)
-    assert len(measured(control_group, TUNING, rates)) >= 8
+    assert len(measured(control_group, rates)) >= 8
 
 
 def test_a_new_controller_goes_on_fell_back_where_the_same_is_compared() -> None:
@@ -240,33 +235,33 @@ def test_a_new_controller_goes_on_fell_back_where_the_same_is_compared() -> None
     assert traffic.pass_by(20, math.log(0.7))
     digest = traffic.control_group.described()["compared"]
     for compared, expected in ((Comparison(7), True), (Comparison(3), False)):
-        fresh = ControlGroup(TUNING)
+        fresh = ControlGroup()
         fresh.resume(digest)
         fresh.set_comparison(compared)
         assert fresh.has_lost is expected
         fresh.set_comparison(Comparison(1))
         assert not fresh.has_lost
-    in_stand_by = ControlGroup(TUNING)
+    in_stand_by = ControlGroup()
     in_stand_by.set_comparison(Comparison(7))
     in_stand_by.resume(digest)
     assert in_stand_by.has_lost
-    again = ControlGroup(TUNING)  # a canary runs since it began, and it is replaced, too
+    again = ControlGroup()  # a canary runs since it began, and it is replaced, too
     again.resume(digest)
     found = again.described()
     assert (found["has_lost"], found["compared"]) == (True, digest)
     gained = Traffic(1)
-    gained.pass_by(TUNING.control_least + 3, math.log(1.3))
+    gained.pass_by(LEAST_WINDOWS + 3, math.log(1.3))
     gained.control_group.resume(digest)
     assert not gained.control_group.has_lost
 
 
 def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
     """Two engines of unlike speed: a window is compared with those of its own engine alone."""
-    control_group, drawn = ControlGroup(TUNING), {"one": 4, "two": 6}
+    control_group, drawn = ControlGroup(), {"one": 4, "two": 6}
     control_group.set_comparison(Comparison(7))
     gains = []
     for index in range(40):
-        begun_at = index * TUNING.control_window_s
+        begun_at = index * WINDOW_S
         for at, has_snapshot in ((begun_at, False), (begun_at + 3.0, True)):
             seen = {}
             for name, speed in (("one", 1.0), ("two", 3.0)):
@@ -283,8 +278,8 @@ def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
 
 
 def test_engines_are_drawn_independently() -> None:
-    control_group, count = ControlGroup(TUNING), 4000
-    both = [control_group.draw(("b", "a"), index * TUNING.control_window_s, 0.25).engines for index in range(count)]
+    control_group, count = ControlGroup(), 4000
+    both = [control_group.draw(("b", "a"), index * WINDOW_S, 0.25).engines for index in range(count)]
     share = {drawn: both.count(drawn) / count for drawn in set(both)}
     assert share == {
         (): pytest.approx(0.5625, abs=0.03), ("a",): pytest.approx(0.1875, abs=0.03),
@@ -296,13 +291,13 @@ def test_engines_are_drawn_independently() -> None:
 
 def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
     """Half of the time of each step is a prompt's: without it adaptive K gains more."""
-    control_group = ControlGroup(TUNING)
+    control_group = ControlGroup()
     control_group.set_comparison(Comparison(7))
 
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1200.0}
 
-    measured(control_group, TUNING, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
+    measured(control_group, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
     found = control_group.described()
     assert found["gain_ratio"]["mean"] == pytest.approx(0.2)
     assert found["corrected_gain_ratio"]["mean"] == pytest.approx(1.2 * 0.5 / 0.4 - 1)
@@ -312,11 +307,11 @@ def test_while_the_time_of_windows_stands_still_nothing_is_added_to_them() -> No
     """Redis does not answer: an engine has ended its window by itself, and the schedule in force still draws it."""
     found = []
     for is_redis_up in (True, False):
-        control_group, gains = ControlGroup(TUNING), []
+        control_group, gains = ControlGroup(), []
         control_group.set_comparison(Comparison(7))
         for index in range(9):
             is_static = index == 4
-            begun_at = index * TUNING.control_window_s
+            begun_at = index * WINDOW_S
             at = begun_at + 3.0
             own = snapshot(at, 0.5, {"default": 1000.0 if is_static else 1300.0})
             gains += control_group.take({"p": Seen(None, begun_at, is_static)}, begun_at, EIGHTH)

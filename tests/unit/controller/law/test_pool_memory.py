@@ -4,7 +4,6 @@ import pytest
 
 from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.law.pool_memory import PoolMemory
-from specpilot.controller.tuning import Tuning
 from specpilot.policy.canary import Arm
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
 from specpilot.policy.schedule import KRange
@@ -14,7 +13,7 @@ BUSY = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, step
 
 @pytest.mark.parametrize("every_s", [0.5, 2.0, 4.5])
 def test_a_busy_pool_is_not_idle_however_rarely_it_is_looked_at(every_s: float) -> None:
-    pool = PoolMemory.new(Tuning())
+    pool = PoolMemory()
     for look in range(3):
         pool.take(BUSY, every_s, look * every_s, 0.1)
         assert not pool.is_idle
@@ -26,7 +25,7 @@ def test_a_busy_pool_is_not_idle_however_rarely_it_is_looked_at(every_s: float) 
 @pytest.mark.parametrize("every_s", [0.5, 2.0, 4.0])
 def test_one_look_at_idle_engines_alone_makes_no_pool_idle(every_s: float) -> None:
     """A server scrapes each engine at its own time, sometimes late: a snapshot may hold one engine's sample alone."""
-    pool = PoolMemory.new(Tuning().for_snapshots(every_s))
+    pool = PoolMemory(every_s)
     pool.take(BUSY, every_s, 0.0, 0.1)
     pool.take(Evidence(), every_s, 1.4 * every_s, 0.0)
     assert not pool.is_idle
@@ -36,7 +35,7 @@ def test_one_look_at_idle_engines_alone_makes_no_pool_idle(every_s: float) -> No
 
 @pytest.mark.parametrize("arm", Arm)
 def test_what_was_estimated_under_one_arms_policy_does_not_hold_under_the_others(arm: Arm) -> None:
-    pool = PoolMemory.new(Tuning())
+    pool = PoolMemory()
     rows = {"default": (KRange(1, 64, 3),)}
     pool.begin(arm)
     pool.chosen, pool.baseline = rows, (rows, 0.005)
@@ -47,7 +46,7 @@ def test_what_was_estimated_under_one_arms_policy_does_not_hold_under_the_others
 
 
 def test_an_engine_that_is_no_longer_scraped_leaves_the_estimate() -> None:
-    pool = PoolMemory.new(Tuning())
+    pool = PoolMemory()
     for at in range(20):
         for name in ("gone", "here"):
             if name == "here" or at < 8:
@@ -57,7 +56,7 @@ def test_an_engine_that_is_no_longer_scraped_leaves_the_estimate() -> None:
 
 
 def test_steps_that_only_prefill_lower_no_mean() -> None:
-    pool = PoolMemory.new(Tuning())
+    pool = PoolMemory()
     evidence = replace(BUSY, steps_by={"decode": 10.0, "prompt": 30.0}, decode_s=0.1)
     pool.take_engine("one", evidence, 1.0, 1.0, None)
     assert pool.mixes["one"].running == pytest.approx(4.0)
@@ -65,6 +64,6 @@ def test_steps_that_only_prefill_lower_no_mean() -> None:
 
 
 def test_an_engine_that_does_not_report_the_time_of_decoding_has_no_corrected_one() -> None:
-    pool = PoolMemory.new(Tuning())
+    pool = PoolMemory()
     left = PriceList(Coefficients((0.0,) * len(PARTS), (0.0,) * len(KNOTS)), left_s=1e-4)
     assert pool.take_engine("one", replace(BUSY, drafts={("a", 3, 0): 20.0, ("a", 3, 3): 20.0}), 1.0, 1.0, left) == 0.0
