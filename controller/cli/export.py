@@ -75,10 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if table["num_speculative_tokens"] == 0:
             client.refuse("the schedule has K = 0 at every load: start the engine without speculation")
     else:
-        steps = sorted({k for _, _, k in row if k > 0})
-        if not steps:
+        table = sglang_table(row)
+        if not table["candidate_steps"]:
             client.refuse("the schedule has K = 0 at every load: start the engine without speculation")
-        table = {"candidate_steps": steps}
         notes += sglang_notes(row)
     sys.stdout.write(json.dumps(table) + "\n")
     sys.stderr.writelines(f"{PROGRAM}: {note}\n" for note in notes)
@@ -150,18 +149,24 @@ def vllm_table(row: Sequence[KRange]) -> dict[str, Any]:
     }
 
 
+def sglang_table(row: Sequence[KRange]) -> dict[str, Any]:
+    """Return SGLang's adaptive configuration that states `row`: one K from each batch size on.
+
+    Versions that know no batch sizes read `candidate_steps` alone, which has every K above 0.
+    """
+    steps = sorted({k for _, _, k in row if k > 0})
+    return {"candidate_steps": steps, **{str(lo): {"candidate_steps": [k]} for lo, _, k in row}}
+
+
 def sglang_notes(row: Sequence[KRange]) -> list[str]:
-    """Return the other flags that SGLang needs, and the parts of `row` that its configuration cannot express."""
+    """Return the other flags that SGLang needs, and what older versions leave out."""
     first = next(k for _, _, k in row if k > 0)
     deepest = max(k for _, _, k in row)
     flags = f"--speculative-eagle-topk 1 --speculative-num-steps {first} --speculative-num-draft-tokens {deepest + 1}"
-    notes = [
+    return [
         f"save it as a file and start SGLang with --speculative-adaptive --speculative-adaptive-config FILE {flags}",
-        "SGLang chooses among these steps by acceptance; its configuration cannot state the load of each",
+        "an SGLang that knows no batch sizes in this file chooses among its steps by acceptance, without K = 0",
     ]
-    if any(k == 0 for _, _, k in row):
-        notes.append("K = 0, which the schedule has at some loads, is left out: SGLang drafts at least one step")
-    return notes
 
 
 def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, Any]:

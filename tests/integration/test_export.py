@@ -51,7 +51,7 @@ def test_the_table_is_the_mean_by_traffic_and_says_so(admin_url: str) -> None:
     assert json.loads(done.stdout) == table
     assert "chat 25%, code 75%" in done.stderr
     done = export(admin_url, "--model", "m", "--pool", "b", "--format", "sglang", "--drafter", "eagle")
-    assert json.loads(done.stdout) == {"candidate_steps": [3]}
+    assert json.loads(done.stdout) == {"candidate_steps": [3], "1": {"candidate_steps": [3]}}
     assert "the row 'default' alone" in done.stderr
 
 

@@ -10,6 +10,7 @@ from specpilot.controller.cli.export import (
     refusal_of,
     row_shares,
     sglang_notes,
+    sglang_table,
     vllm_table,
 )
 from specpilot.policy.schedule import KRange, range_faults
@@ -86,8 +87,12 @@ def test_it_is_refused_where_the_drafter_cannot_use_it(form: Format, drafter: Dr
     assert refusal is None or "specpilot engine" in refusal
 
 
-def test_what_sglang_cannot_be_told_is_said() -> None:
-    notes = sglang_notes([KRange(1, 4, 5), KRange(5, 8, 2), KRange(9, 9, 0)])
-    assert "--speculative-num-steps 5 --speculative-num-draft-tokens 6" in notes[0]
-    assert any("K = 0" in note for note in notes)
-    assert not any("K = 0" in note for note in sglang_notes([KRange(1, 4, 5)]))
+def test_the_table_for_sglang_has_one_k_from_each_batch_size_on_and_a_list_for_older_versions() -> None:
+    row = [KRange(1, 4, 5), KRange(5, 8, 2), KRange(9, 9, 0)]
+    assert sglang_table(row) == {
+        "candidate_steps": [2, 5],
+        "1": {"candidate_steps": [5]},
+        "5": {"candidate_steps": [2]},
+        "9": {"candidate_steps": [0]},
+    }
+    assert "--speculative-num-steps 5 --speculative-num-draft-tokens 6" in sglang_notes(row)[0]
