@@ -1,7 +1,13 @@
 """Time as an argument, so that decisions can be replayed and tests need not sleep."""
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
+
+
+def utc(at: float) -> str:
+    """Return Unix seconds as a time for people, `2026-01-31 12:00:00Z`."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 class Clock(Protocol):

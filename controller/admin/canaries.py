@@ -22,6 +22,7 @@ from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended
 from specpilot.policy.canary import Canary, Experiment, Outcome
+from specpilot.policy.clock import utc
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
 from specpilot.policy.history import Cause, Change, Difference, differences
@@ -146,7 +147,7 @@ def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now:
     model = canary.policy.model
     latest = store.canary(model)
     if latest is not None and latest.is_running:
-        message = f"a canary of {model!r} runs since {latest.started_at:.0f}; abort or promote it first"
+        message = f"a canary of {model!r} runs since {utc(latest.started_at)}; abort or promote it first"
         raise ApiError(409, "canary_running", message, param="model")
     faults = _gateway_faults(canary.policy, present.policy if present else Policy(model))
     if faults:
@@ -176,7 +177,7 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
 
 def _another(running: Experiment) -> ApiError:
     """Return the error for a caller that meant another canary than `running`."""
-    message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {running.started_at:.0f}"
+    message = f"the canary {running.experiment_id} of {running.model!r} runs now, since {utc(running.started_at)}"
     return ApiError(412, "version_conflict", f"{message}; GET it again, then repeat the call", param="If-Match")
 
 

@@ -17,7 +17,7 @@ from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import expiry_faults, expiry_in
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import FreezeList, refusals
-from specpilot.policy.clock import Clock
+from specpilot.policy.clock import Clock, utc
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
@@ -129,7 +129,7 @@ def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Free
 
 def _anothers(found: Freeze) -> ApiError:
     """Return the error for a call that would replace another caller's freeze, which may have a stricter purpose."""
-    until = "it is lifted" if found.until is None else f"{found.until:.0f} (Unix seconds)"
+    until = "it is lifted" if found.until is None else utc(found.until)
     why = f" ({found.comment})" if found.comment else ""
     message = f"{_name(found.model)} is frozen by {found.author or 'somebody'} until {until}{why}"
     return ApiError(

@@ -6,10 +6,10 @@ caller, because the audit has rejected calls.
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from specpilot.policy.bands import row_parts, serving_rows
+from specpilot.policy.clock import utc
 from specpilot.policy.history import shown
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -29,7 +29,7 @@ def printable(value: Any) -> Any:
 
 def moment(at: float | None) -> str:
     """Return Unix seconds as a time in UTC; `never` for none."""
-    return "never" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "never" if at is None else utc(at)
 
 
 def duration_s(given: str) -> float | None:

@@ -18,6 +18,7 @@ def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controll
     assert (status, body["base_version"], body["outcome"]) == (201, 1, None)
     status, body, _ = controller.call(path, "PUT", {"policy": {}})
     assert (status, body["error"]["code"]) == (409, "canary_running")
+    assert "runs since 20" in body["error"]["message"]  # a date
     assert controller.call(path)[1]["evidence"]["blocks_at_most"] == 45
     assert [item["canary"]["policy"]["model"] for item in controller.call("/admin/canaries")[1]["canaries"]] == [
         "org/tried"
