@@ -29,7 +29,9 @@ def drawn(speculates: bool) -> list[list[Counter[int]]]:
                 "parallel_drafting": True,
             },
         }
-    worker = EngineWorker("speculating" if speculates else "plain", options, {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    one_thread = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", **one_thread}
+    worker = EngineWorker("speculating" if speculates else "plain", options, variables)
     try:
         found = []
         for number, text in enumerate(prompt_texts(DEMO_MODEL / "prompts", PREFIXES)):
