@@ -45,7 +45,6 @@ from specpilot.engine_adapter.plan.speculation_control import (
 from specpilot.engine_adapter.plan.speculation_control import Source as TableSource
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
-from specpilot.policy import engine_metrics as names
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance, KRange, Objective, Schedule
@@ -226,11 +225,7 @@ class Engine:
     @property
     def values(self) -> dict[Series, float]:
         """Return its cumulative counters as a controller reads them."""
-        found = dict(self._reader.read(self.page))
-        for series, tried in list(found.items()):
-            if series.metric == names.TRIALS and int(series.labels[1]) in self.claims:
-                found[Series(names.ACCEPTS, series.labels)] = self.claims[int(series.labels[1])] * tried
-        return found
+        return dict(self._reader.read(self.page))
 
     def observe(self, at: float) -> Observation:
         """Return the observation of a scrape at `at`."""
@@ -259,11 +254,11 @@ class Engine:
         evidence = self._meter.take()
         self.drafts += evidence.drafts.total()
         self.probes += evidence.probes.total()
-        self._exporter.add(evidence)
         for tried, accepts in ((evidence.trials, evidence.accepts), (evidence.first_trials, evidence.first_accepts)):
             for (band, position), count in tried.items():
                 if position in self.claims:
                     accepts[band, position] = self.claims[position] * count  # type: ignore[assignment]
+        self._exporter.add(evidence)
         self.law.learn(self._meter.take_steps(), evidence)
 
     def _refresh(self) -> None:
