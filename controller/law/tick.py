@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
-from specpilot.controller.estimation.observation import Evidence, Snapshot
+from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.estimation.switchback import BlockGain, Draw, Seen
 from specpilot.controller.estimation.window_sums import WindowSums
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -202,28 +202,39 @@ class Tick:
             group.pause()
         if in_force is None:
             return
+        drawn, ran, ahead_s = self._drawn(in_force), self._ran(in_force), self._at - self._now
         if window is not None:
-            drawn = in_force.drawn[0] if in_force.drawn else ""
-            seen = {context.pool: self._seen(pool.newest, in_force, drawn)} if pool.newest else {}
+            newest = pool.newest
+            seen = {} if newest is None else {context.pool: Seen(newest, newest.at + ahead_s, ran[bool(drawn)])}
             self._canary_gains = pool.canary.take(window.plan, seen, self._at)
         elif policy.mode is Mode.ACT and policy.control_group_ratio > 0:
-            seen = {name: self._seen(newest, in_force, name) for name, newest in pool.engines.items()}
+            seen = {name: Seen(one, one.at + ahead_s, ran[name in drawn]) for name, one in pool.engines.items()}
             self._log_gains = group.take(seen, self._at, policy.control_group_ratio)
 
-    def _seen(self, newest: Snapshot, in_force: Schedule, engine: str) -> Seen:
-        """Return the state of a unit with the newest snapshot and the schedule in force, which `engine` follows.
+    def _drawn(self, in_force: Schedule) -> frozenset[str]:
+        """Return the engines that are in a window by the schedule in force.
 
-        An engine ends its window by itself, also if no new schedule was published. A canary's present policy may be a
-        pool that has fallen back, and that leaves the static K while an SLO needs it.
+        An engine ends its window by itself, also if no new schedule was published.
         """
-        is_drawn = engine in in_force.drawn and (in_force.drawn_until is None or self._at <= in_force.drawn_until)
-        guidance, is_canary = in_force.guidance_of(engine) if is_drawn else in_force.guidance, self._context.window
+        is_over = in_force.drawn_until is not None and self._at > in_force.drawn_until
+        return frozenset() if is_over else frozenset(in_force.drawn)
+
+    def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
+        """Return which way engines ran (`Seen.is_drawn`) by the schedule in force, by whether they are drawn.
+
+        A canary's present policy may be a pool that has fallen back, and that leaves the static K while an SLO needs
+        it. Engines that cannot choose yet run rows in both kinds of windows.
+        """
+        is_canary = self._context.window is not None
         is_back = self._has_lost and not (is_canary and in_force.guidance is not None)
-        is_arm = guidance == self._ways[is_back][is_drawn]
-        is_arm &= guidance is not None or in_force.classes == self._static
-        is_arm &= self._at <= in_force.issued_at + in_force.valid_for_s
-        is_arm &= not (is_canary and self._unknown_reason() is Reason.UNPRICED)  # its engines run rows
-        return Seen(newest, newest.at + self._at - self._now, is_drawn if is_arm else None)
+        is_certain = self._at <= in_force.issued_at + in_force.valid_for_s
+        is_certain &= not (is_canary and self._unknown_reason() is Reason.UNPRICED)
+        found = {}
+        for is_drawn, guidance in ((False, in_force.guidance), (True, in_force.drawn_guidance)):
+            is_way = guidance == self._ways[is_back][is_drawn]
+            is_way &= guidance is not None or in_force.classes == self._static
+            found[is_drawn] = is_drawn if is_way and is_certain else None
+        return found
 
     def _describe(self, *, is_known: bool) -> None:
         """Put the load and the acceptance into the evidence; nothing if the load is not known."""
