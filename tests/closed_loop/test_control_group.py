@@ -109,7 +109,7 @@ def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
     run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)
     back = [second.at for second in run.seconds if second.result.reason is Reason.STATIC_BETTER]
     assert back
-    assert back[0] <= 300
+    assert back[0] <= 150
     after = [second for second in run.seconds if second.at > back[0] + 5]
     share = sum(second.result.reason is Reason.STATIC_BETTER for second in after) / len(after)
     assert share >= 0.8
