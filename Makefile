@@ -7,8 +7,8 @@ ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-adapter bench-alerts bench-control bench-faults bench-gateway bench-gateway-faults bench-gateway-hostile
-.PHONY: bench-gateway-soak bench-sweep bench-soak bench-soak-interpreted check-gpu test test-compiled test-fast fuzz lint docs structure format compiled check-vllm-versions clean
+.PHONY: setup up demo bench-gateway bench-soak-interpreted check-gpu test test-compiled test-fast fuzz lint docs structure
+.PHONY: format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -22,37 +22,13 @@ up: setup  ## Run Redis, engine, controller and gateway on this machine
 demo: setup  ## Drive a shifting load against a running `make up` (or one of its own) and print a table
 	$(BIN)/specpilot bench demo $(ARGS)
 
-bench-adapter: setup  ## What the adapter costs and gains inside the engine
-	$(BIN)/specpilot bench adapter $(ARGS)
-
-bench-control: setup  ## The control law beside static K and a table tuned by hand; report and plot
-	$(BIN)/specpilot bench control $(ARGS)
-
-bench-faults: setup  ## What users notice while a part of the running system fails
-	$(BIN)/specpilot bench faults $(ARGS)
-
-bench-alerts: setup  ## Each alert under its fault on the running system; needs Prometheus
-	$(BIN)/specpilot bench alerts $(ARGS)
+bench-%: setup  ## A measurement by its name; `specpilot bench` lists them
+	$(BIN)/specpilot bench $* $(ARGS)
 
 bench-gateway: compiled  ## What the gateway costs beside other ways to reach an engine
 	$(BIN)/specpilot bench gateway --compiled build/compiled $(ARGS)
 
-bench-gateway-faults: setup  ## What clients notice while engines, Redis, gateways or clients fail
-	$(BIN)/specpilot bench gateway-faults $(ARGS)
-
-bench-gateway-hostile: setup  ## How long clients that mean no good hold the gateway up, and what memory they cost
-	$(BIN)/specpilot bench gateway-hostile $(ARGS)
-
-bench-gateway-soak: setup  ## A gateway under everything at once, watched for wrong answers and leaks
-	$(BIN)/specpilot bench gateway-soak $(ARGS)
-
-bench-sweep: setup  ## Every arm at every load with every data set: does speculation pay here, and at which K
-	$(BIN)/specpilot bench sweep $(ARGS)
-
-bench-soak: setup  ## A real engine under everything at once, watched for errors and leaks
-	$(BIN)/specpilot bench soak $(ARGS)
-
-bench-soak-interpreted: setup  ## The same on model runner V2, its kernels interpreted on a CPU: slow, so with few and short requests
+bench-soak-interpreted: setup  ## `make bench-soak` on model runner V2, its kernels interpreted on a CPU: slow, so with few and short requests
 	PYTHONPATH=tests/support/interpreted:. TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 SPECPILOT_ENGINE_CALIBRATE_S=0 \
 		$(BIN)/specpilot bench soak --clients 4 --longest-tokens 32 $(ARGS)
 
@@ -85,7 +61,7 @@ structure: setup  ## Draw the import graph by folder into docs/architecture/stru
 
 # Engines of these files have one thread each, so the second core is free for tests without an engine.
 ONE_THREAD := $(addprefix tests/e2e/test_, exact.py backlog.py v2_exact.py engine_options.py triton_kernels.py gpu_check.py \
-	distribution.py inflate.py)
+	distribution.py inflate.py unattended.py v2_up.py)
 TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above

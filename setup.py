@@ -38,7 +38,7 @@ HOT_PATH = (
     "specpilot/gateway/wire/heads.py",
     "specpilot/gateway/wire/request_target.py",
     "specpilot/gateway/relay/prepared_request.py",
-    "specpilot/gateway/relay/preparation.py",
+    "specpilot/gateway/relay/request_decisions.py",
     "specpilot/gateway/relay/engine_choice.py",
     "specpilot/gateway/relay/attempt.py",
     "specpilot/gateway/relay/attempts.py",

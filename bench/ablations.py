@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specpilot.controller.law.control_group import ControlGroup
-from specpilot.engine_adapter.evidence import acceptance as request_acceptance
+from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
 from specpilot.engine_adapter.law import batch_choice, cost
 from specpilot.engine_adapter.law.cost import StepCost
@@ -23,7 +23,7 @@ _ONE_BAND = 4
 
 def never_falls_back() -> Any:
     """Keep the control group from judging the law."""
-    return patch.object(ControlGroup, "_judge", lambda _: None)
+    return patch.object(ControlGroup, "_test", lambda _: None)
 
 
 def _learned_once() -> Any:
@@ -51,7 +51,7 @@ IDEAS: Mapping[str, Callable[[], Any]] = {
     "bands": lambda: patch.object(request_acceptance, "band_of", lambda _: _ONE_BAND),
     "first-drafts": _with_first_drafts,
     "cold-start": lambda: patch.object(batch_choice, "UNPROBED_RATIO", math.inf),
-    "left-out": lambda: patch.object(Prices, "left_out_s", lambda *_: 0.0),
+    "left-out": lambda: patch.object(Prices, "catch_up_s", lambda *_: 0.0),
     "cost-learning": _learned_once,
     "slowdown": lambda: patch.object(cost, "SLOWDOWN_SHARE", 0.0),
     "pauses": lambda: patch.object(cost, "PAUSE", math.inf),

@@ -77,11 +77,11 @@ def forecaster(view: Callable[[], LawView | None], default_mode: Mode) -> Foreca
     """Return the forecast over `view`; `default_mode` is the mode of models that have no policy."""
 
     def forecast(model: str, policy: Policy | None) -> list[PoolForecast]:
-        found = view()
-        if found is None:
+        state = view()
+        if state is None:
             return []
-        wanted = policy or Policy(model, mode=default_mode)
-        return [forecast_of(found, context, wanted) for context in found.pools if context.model == model]
+        tried = policy or Policy(model, mode=default_mode)
+        return [forecast_of(state, context, tried) for context in state.pools if context.model == model]
 
     return forecast
 
@@ -128,8 +128,8 @@ def _decided_with(view: LawView, context: PoolContext, rows: Ranges) -> TickResu
 
 
 def _throughput(result: TickResult) -> float | None:
-    found: float | None = result.evidence.get("throughput", {}).get("predicted_in_force")
-    return found
+    throughput: float | None = result.evidence.get("throughput", {}).get("predicted_in_force")
+    return throughput
 
 
 def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
@@ -142,8 +142,8 @@ def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
 def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:
     """Return the mean inter-token latency T / AL(K) in ms; a row without a band averages over the bands that run."""
     _, band = row_parts(row)
-    wanted = bands if band is None else {str(band): bands.get(str(band), {})}
-    known = [(found.get("share", 0.0), found["survival"]) for found in wanted.values() if "survival" in found]
+    row_bands = bands if band is None else {str(band): bands.get(str(band), {})}
+    known = [(facts.get("share", 0.0), facts["survival"]) for facts in row_bands.values() if "survival" in facts]
     if band is not None:
         known = [(1.0, survival) for _, survival in known]
     weight = sum(share for share, _ in known)

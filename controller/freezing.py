@@ -14,8 +14,7 @@ from specpilot.controller.law.rows import static_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.model_policy import Mode
-from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import Guidance, KRange, Ranges
+from specpilot.policy.schedule import Guidance, Ranges
 
 
 def as_frozen(context: PoolContext, freeze: Freeze | None) -> PoolContext:
@@ -37,7 +36,7 @@ def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Fre
 
 def undecided(context: PoolContext) -> TickResult:
     """Return the result of a tick in which the control law failed: no schedule and no evidence."""
-    proposed = _static(context) if context.in_force is None else context.in_force.classes
+    proposed = context.operator_rows if context.in_force is None else context.in_force.classes
     return TickResult(Reason.FROZEN, proposed, publish=None, probe_ratio=0.0, gain_ratio=None, evidence={})
 
 
@@ -66,7 +65,7 @@ def held(context: PoolContext, result: TickResult, freeze: Freeze | None) -> Tic
     elif freeze.hold is Hold.CURRENT and context.policy.mode is Mode.ADVISE and not context.engines_version:
         publish = None
     else:
-        publish = _static(context)
+        publish = context.operator_rows
     return _frozen(result, freeze, publish, probe_ratio=0.0 if baseline is None else baseline[1])
 
 
@@ -85,10 +84,6 @@ def _frozen(
         is_own_choice=guidance is not None,
         evidence={**result.evidence, "freeze": to_plain(freeze)},
     )
-
-
-def _static(context: PoolContext) -> Ranges:
-    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.fallback_k),)}
 
 
 def _is_unestimated(context: PoolContext, result: TickResult) -> bool:

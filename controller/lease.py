@@ -46,11 +46,11 @@ class Leadership:
         """Ask for the lease; blocks for at most the store's time-out. Raises `StoreUnavailableError`."""
         with self._lock:
             asked_at = self._clock.monotonic()
-            found = self._store.acquire_lease(self._holder, TTL_S)
-            if (found is None) != (self._held is None):
-                _log.info("%s: %s", self._holder, "standing by" if found is None else f"leading, fence {found.fence}")
-            self._held = (found, asked_at + TTL_S) if found else None
-            return found
+            lease = self._store.acquire_lease(self._holder, TTL_S)
+            if (lease is None) != (self._held is None):
+                _log.info("%s: %s", self._holder, "standing by" if lease is None else f"leading, fence {lease.fence}")
+            self._held = (lease, asked_at + TTL_S) if lease else None
+            return lease
 
     def keep(self, is_alive: Callable[[], bool] = lambda: True) -> None:
         """Begin to renew the lease in a thread, while `is_alive`, until `release`."""

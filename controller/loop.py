@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from specpilot.controller.daily_gains import DailyGains
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.events import canary_ended
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.forecast import LawView
 from specpilot.controller.freezing import as_frozen, held, undecided
-from specpilot.controller.gains import DailyGains
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import PoolKey, Sightings, in_window, of_steerable, pool_contexts
+from specpilot.controller.pools import Sightings, in_window, of_steerable, pool_contexts
 from specpilot.controller.publication import Publisher
 from specpilot.controller.recording.record import Recorded
 from specpilot.controller.shared_state import SharedReader
@@ -39,6 +39,7 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, freeze_of
 from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import EngineRecord, Lease
 from specpilot.policy.store import Store
 
@@ -161,8 +162,8 @@ class ControlLoop:
                          self._windows_at, lease.fence if lease else None, self._default_mode,
                          self._look_s, tuple(resumed))
             )  # fmt: skip
-        for found in resumed:
-            self._law.resume(*found)
+        for record in resumed:
+            self._law.resume(*record)
         self._law.observe(of_steerable(observations, shared.engines))
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         await self._forget([(pool.model, pool.pool) for pool in pools], lease, now)
@@ -194,7 +195,7 @@ class ControlLoop:
         self._resume_tries.clear()
         self._shared.begin_to_lead()
         self._law.take_over()
-        self._gains.begin()
+        self._gains.begin_to_lead()
         self._publisher.begin_to_lead()
 
     async def _resume(self, resumed: list[tuple[str, str, str]]) -> None:
@@ -240,24 +241,24 @@ class ControlLoop:
             self._metrics.count_error()
             return undecided(context)
 
-    async def _forget(self, pools: Sequence[tuple[str, str]], lease: Lease | None, now: float) -> None:
+    async def _forget(self, pools: Sequence[PoolKey], lease: Lease | None, now: float) -> None:
         """Drop the state of pools that are gone: in memory, and as leader their schedules in Redis."""
         shared = self._shared.state
-        gone = self._sightings.take(pools, shared.schedules, now)
+        expired = self._sightings.expire_pools(pools, shared.schedules, now)
         self._law.forget_all_but((engine.engine_id for engine in shared.engines), self._sightings.seen_at)
-        for key in gone:
+        for key in expired:
             self._publisher.forget(key)
             self._gains.forget(key)
             self._resume_tries.pop(key, None)
             if lease is not None and key in shared.schedules:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
-    def _read_lost(self, key: PoolKey, found: list[tuple[str, str, str]]) -> None:
-        """Add a pool's control group to `found` if the pool fell back under the last leader; runs in a thread."""
+    def _read_lost(self, key: PoolKey, resumed: list[tuple[str, str, str]]) -> None:
+        """Add a pool's control group to `resumed` if the pool fell back under the last leader; runs in a thread."""
         for decision in self._store.decisions(*key, 1):
             state = decision.evidence.get("control_group")
             if isinstance(state, dict) and state.get("has_lost"):
-                found.append((*key, str(state.get("compared"))))
+                resumed.append((*key, str(state.get("compared"))))
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
         """Write the new state of a canary; runs in a thread."""

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.recording.daily_gain import gain_ratio_of
+from specpilot.controller.recording.gain_figures import gain_ratio_of
 from specpilot.policy.gain import MEASURES, DailyGain
+from specpilot.policy.names import PoolKey
 from specpilot.policy.store import StoreMemory
 
 PREFIX = "specpilot_controller_"
@@ -68,9 +69,7 @@ class ControllerMetrics:
         self._gain = gauge(
             "predicted_gain_ratio", "Predicted throughput of the engines' choice over the K in force, minus 1", _POOL
         )
-        self._probe = gauge(
-            "probe_ratio", "Largest share of an engine's time that probes may take, as published", _POOL
-        )
+        self._probe = gauge("probe_ratio", "Share of an engine's time that pays for probes, as published", _POOL)
         gain, measured_by = "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
         self._control_group = (
             gauge("control_group_gain_ratio", gain, measured_by),
@@ -106,7 +105,7 @@ class ControllerMetrics:
         self._errors = Counter(
             PREFIX + "tick_errors_total", "Ticks, or pools in a tick, that failed unexpectedly", registry=self.registry
         )
-        self._versions: dict[tuple[str, str], int] = {}
+        self._versions: dict[PoolKey, int] = {}
         self._ended: dict[str, dict[str, Any]] = {}
         self._series: dict[tuple[Gauge | Counter, tuple[str, ...]], bool] = {}  # whether this tick has set the gauge
 
@@ -181,17 +180,17 @@ class ControllerMetrics:
         for measure in MEASURES:
             for bound, value in (canary.get(f"{measure}_gain_ratio") or {}).items():
                 self._show(self._canary, value, model, measure, bound)
-        for band, found in evidence.get("bands", {}).items():
+        for band, facts in evidence.get("bands", {}).items():
             for metric, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
-                for index, value in enumerate(found.get(key) or ()):
+                for index, value in enumerate(facts.get(key) or ()):
                     self._show(metric, value, model, pool, band, str(index + 1))
 
-    def _show_control_group(self, model: str, pool: str, found: Mapping[str, Any]) -> None:
-        if found.get("is_paused"):
+    def _show_control_group(self, model: str, pool: str, evidence: Mapping[str, Any]) -> None:
+        if evidence.get("is_paused"):
             return  # the numbers in the evidence are from an earlier state
         for measure in MEASURES:
-            decides = "true" if measure == found.get("measure") else "false"
-            for bound, value in (found.get(f"{measure}_gain_ratio") or {}).items():
+            decides = "true" if measure == evidence.get("measure") else "false"
+            for bound, value in (evidence.get(f"{measure}_gain_ratio") or {}).items():
                 for metric in self._control_group:
                     self._show(metric, value, model, pool, measure, decides, bound)
 

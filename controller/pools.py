@@ -9,7 +9,7 @@ from specpilot.controller.law.context import CanaryWindow, PoolContext, TickResu
 from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Experiment
 from specpilot.policy.model_policy import Mode, Policy
-from specpilot.policy.names import CLASS_LIMIT
+from specpilot.policy.names import CLASS_LIMIT, PoolKey
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Ranges, Schedule
 
@@ -19,8 +19,6 @@ FORGET_S = 600.0
 VALID_FOR_S = 60.0
 """The validity of a schedule: longer than a restart of Redis or of the controller, so that K stays during it."""
 
-PoolKey = tuple[str, str]
-
 
 @dataclass(slots=True)
 class Sightings:
@@ -28,17 +26,17 @@ class Sightings:
 
     seen_at: dict[PoolKey, float] = field(default_factory=dict)
 
-    def take(self, pools: Iterable[PoolKey], scheduled: Iterable[PoolKey], now: float) -> list[PoolKey]:
+    def expire_pools(self, pools: Iterable[PoolKey], scheduled: Iterable[PoolKey], now: float) -> list[PoolKey]:
         """Return the pools that have had no engine for `FORGET_S`; each is returned once.
 
         `pools` have engines at `now`. `scheduled` have a schedule; one that was never seen counts as seen at `now`.
         """
         unseen = (key for key in scheduled if key not in self.seen_at)
         self.seen_at |= dict.fromkeys((*pools, *unseen), now)
-        gone = [key for key, seen_at in self.seen_at.items() if now - seen_at > FORGET_S]
-        for key in gone:
+        expired = [key for key, seen_at in self.seen_at.items() if now - seen_at > FORGET_S]
+        for key in expired:
             del self.seen_at[key]
-        return gone
+        return expired
 
 
 def pool_contexts(
@@ -54,14 +52,14 @@ def pool_contexts(
     that cannot speculate (K_max 0) follow no schedule and do not count for K. Steps are priced with the CUDA graphs if
     all engines have the same ones.
     """
-    pools: dict[tuple[str, str], list[EngineRecord]] = {}
+    pools: dict[PoolKey, list[EngineRecord]] = {}
     for engine in engines:
         pools.setdefault((engine.model, engine.pool), []).append(engine)
     in_force = {(schedule.model, schedule.pool): schedule for schedule in schedules}
-    found = []
+    contexts = []
     for (model, pool), members in sorted(pools.items()):
         able = [member for member in members if member.k_max > 0] or members
-        found.append(
+        contexts.append(
             PoolContext(
                 model=model,
                 pool=pool,
@@ -75,13 +73,13 @@ def pool_contexts(
                 engines_version=max(member.schedule_version for member in members),
             )
         )
-    return found
+    return contexts
 
 
 def of_steerable(observations: Iterable[Observation], engines: Iterable[EngineRecord]) -> list[Observation]:
     """Return the observations of engines that can speculate; the steps of other engines do not depend on K."""
-    wanted = {engine.engine_id for engine in engines if engine.k_max > 0}
-    return [seen for seen in observations if seen.engine_id in wanted]
+    steerable = {engine.engine_id for engine in engines if engine.k_max > 0}
+    return [observation for observation in observations if observation.engine_id in steerable]
 
 
 def in_window(context: PoolContext, experiment: Experiment | None, at: float) -> PoolContext:
@@ -104,8 +102,8 @@ def next_version(context: PoolContext) -> int:
 
 def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
     """Return the schedule that has these `rows`, with the probes and the guidance of `result`; `at` is Unix seconds."""
-    own = classes_in(rows)
-    others = [name for name in context.policy.class_names if name not in own]
+    classes = classes_in(rows)
+    others = [name for name in context.policy.class_names if name not in classes]
     return Schedule(
         model=context.model,
         pool=context.pool,
@@ -114,7 +112,7 @@ def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version:
         valid_for_s=VALID_FOR_S,
         probe_ratio=result.probe_ratio,
         classes=rows,
-        like_default=tuple(others[: CLASS_LIMIT - len(own)]),  # a freeze may hold rows of other classes
+        like_default=tuple(others[: CLASS_LIMIT - len(classes)]),  # a freeze may hold rows of other classes
         guidance=result.guidance,
         fleet=result.fleet,
         drawn=result.draw.engines,

@@ -16,10 +16,11 @@ from specpilot.controller.events import fell_back
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.pools import PoolKey, next_version, schedule_of
+from specpilot.controller.pools import next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
 from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import Decision, Lease
 from specpilot.policy.schedule import Ranges, Schedule
 from specpilot.policy.store import Store

@@ -27,6 +27,7 @@ from specpilot.policy.errors import (
 )
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store, StoreMemory
@@ -45,7 +46,7 @@ class SharedState:
 
     engines: tuple[EngineRecord, ...] = ()
     policies: dict[str, Policy] = field(default_factory=dict)
-    schedules: dict[tuple[str, str], Schedule] = field(default_factory=dict)
+    schedules: dict[PoolKey, Schedule] = field(default_factory=dict)
     policy_versions: dict[str, int] = field(default_factory=dict)
     experiments: dict[str, Experiment] = field(default_factory=dict)
     freezes: Mapping[str, Freeze] = field(default_factory=dict)
@@ -112,9 +113,9 @@ class SharedReader:
         self._is_full = False
 
     def _read(self) -> bool:
-        found = self._store.policies_by_model()
-        policies = [item for item in found.values() if not isinstance(item, InvalidDocumentError)]
-        unreadable = {model: item for model, item in found.items() if isinstance(item, InvalidDocumentError)}
+        documents = self._store.policies_by_model()
+        policies = [item for item in documents.values() if not isinstance(item, InvalidDocumentError)]
+        unreadable = {model: item for model, item in documents.items() if isinstance(item, InvalidDocumentError)}
         before = self.state
         for model in unreadable.keys() - self._unreadable:
             _log.error("%s: its policy cannot be read, its pools keep their schedules: %s", model, unreadable[model])

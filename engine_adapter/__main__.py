@@ -35,42 +35,41 @@ ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncSchedul
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     try:
-        ours, passed = _parser().parse_known_args(presets.expanded(arguments, _head_config))
-        own = {
-            "drain_grace_s": ours.drain_grace_s,
-            "drain_timeout_s": ours.drain_timeout_s,
-            "graph_k": ours.graph_k,
-        }
-        settings = AdapterSettings.read(url=_url(ours), **{name: text for name, text in own.items() if text})
-        versions.check_installed(any_version=ours.any_vllm or settings.any_vllm)
+        options, vllm_flags = _parser().parse_known_args(presets.expanded(arguments, _head_config))
+        values = _settings_of(options)
+        settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
+        versions.check_installed(any_version=settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
     except UnsupportedEngineError as error:
         fail(PROGRAM, str(error))
-    _check_model("--model", ours.model)
-    speculative = _speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
+    _check_model("--model", options.model)
+    speculative = _speculative_config(options.speculative_config, options.drafter, options.k_max)
     if presets.has_flag(arguments, presets.FLAG):
-        fault = missing_files_fault([ours.model, *([str(speculative["model"])] if speculative else [])])
+        fault = missing_files_fault([options.model, *([str(speculative["model"])] if speculative else [])])
         if fault is not None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
-        _check_steerable(speculative, passed)
-    _check_redis(ours.redis_url or settings.redis_url)
-    _check_port(ours.host, ours.port)
-    environment = versions.server_environment(speculates=speculative is not None) | os.environ | _environment(ours)
+        _check_steerable(speculative, vllm_flags)
+    _check_redis(options.redis_url or settings.redis_url)
+    _check_port(options.host, options.port)
+    environment = versions.server_environment(speculates=speculative is not None) | os.environ
+    environment |= {PREFIX + field.upper(): value for field, value in values.items()}
+    environment[plugin_names.VARIABLE] = _plugins()
+    environment["PROMETHEUS_MULTIPROC_DIR"] = str(_metrics_folder(options.port))
     command = [
         sys.executable,
         *versions.server_command(),
-        *("--model", ours.model, "--host", ours.host, "--port", str(ours.port)),
-        *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(passed) else SYNC_SCHEDULER),
+        *("--model", options.model, "--host", options.host, "--port", str(options.port)),
+        *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(vllm_flags) else SYNC_SCHEDULER),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
         *("--middleware", CLASS_HEADER),
-        *passed,
+        *vllm_flags,
     ]
     if speculative and _has_cuda():
         k_max = speculative.get("num_speculative_tokens")
-        command += graph_flags.capture_size(passed, k_max if isinstance(k_max, int) else DEFAULT_K_MAX)
-    if speculative and "--per-request-spec-decode-metrics" not in " ".join(passed):
+        command += graph_flags.capture_size(vllm_flags, k_max if isinstance(k_max, int) else DEFAULT_K_MAX)
+    if speculative and "--per-request-spec-decode-metrics" not in " ".join(vllm_flags):
         command += ["--per-request-spec-decode-metrics", "summary"]
     os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
 
@@ -109,30 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _environment(ours: argparse.Namespace) -> dict[str, str]:
-    """Return the variables that the flags add to the environment of the adapter and vLLM."""
-    values = {
-        "REDIS_URL": ours.redis_url,
-        "URL": _url(ours),
-        "ID": ours.engine_id,
-        "POOL": ours.pool,
-        "STATIC_K": ours.static_k,
-        "ADAPT": "1" if ours.adapt else None,
-        "LEAST_K": ours.least_k,
-        "HOLD_SCHEDULE_S": ours.hold_schedule_s,
-        "CALIBRATE_S": ours.calibrate_s,
-        "GRAPH_K": ours.graph_k,
-        "CONTROL_TOKEN": ours.control_token,
-        "TRUST_THIS_MACHINE": "1" if ours.trust_this_machine else None,
-        "DRAIN_GRACE_S": ours.drain_grace_s,
-        "DRAIN_TIMEOUT_S": ours.drain_timeout_s,
-        "ANY_VLLM": "1" if ours.any_vllm else None,
-    }
-    return {
-        **{PREFIX + name: str(value) for name, value in values.items() if value is not None},
-        plugin_names.VARIABLE: _plugins(),
-        "PROMETHEUS_MULTIPROC_DIR": str(_metrics_folder(ours.port)),
-    }
+def _settings_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the adapter's settings that the flags state, by field: for its variables in vLLM's processes."""
+    stated = vars(options) | {"url": _url(options), "id": options.engine_id}
+    values = {field: stated.get(field) for field in AdapterSettings.model_fields}
+    return {field: str(value) for field, value in values.items() if value is not None and value is not False}
 
 
 def _plugins() -> str:
@@ -146,11 +126,11 @@ def _plugins() -> str:
     return value
 
 
-def _url(ours: argparse.Namespace) -> str:
+def _url(options: argparse.Namespace) -> str:
     """Return the address at which the gateway reaches the engine: from flag, environment, or the listening address."""
-    host = "127.0.0.1" if ours.host in ("", "0.0.0.0", "::") else ours.host  # noqa: S104 - compared, not bound
-    listens = f"http://[{host}]:{ours.port}" if ":" in host else f"http://{host}:{ours.port}"
-    return ours.advertise_url or os.environ.get(PREFIX + "URL") or listens
+    host = "127.0.0.1" if options.host in ("", "0.0.0.0", "::") else options.host  # noqa: S104 - compared, not bound
+    listens = f"http://[{host}]:{options.port}" if ":" in host else f"http://{host}:{options.port}"
+    return options.advertise_url or os.environ.get(PREFIX + "URL") or listens
 
 
 def _metrics_folder(port: int) -> Path:
@@ -204,7 +184,7 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
         fail(PROGRAM, *error.faults)
 
 
-def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> None:
+def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str]) -> None:
     """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
@@ -212,7 +192,7 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
     for kind, short in (("decode", "-dcp"), ("prefill", "-pcp")):
         name = f"--{kind}-context-parallel-size"
         parser.add_argument(name, f"--{kind}_context_parallel_size", short, type=int, default=1)
-    flags, _ = parser.parse_known_args(list(passed))
+    flags, _ = parser.parse_known_args(list(vllm_flags))
     method = speculative.get("method")
     faults = compat.drafter_faults(
         method if isinstance(method, str) else engine_facts.STEERABLE_METHODS[0],  # without a method vLLM detects it
@@ -220,7 +200,7 @@ def _check_steerable(speculative: dict[str, object], passed: Sequence[str]) -> N
     )
     context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)
     faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size, context_parallel)
-    faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in passed))
+    faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in vllm_flags))
     if faults:
         fail(PROGRAM, "; ".join(faults))
 
@@ -268,11 +248,11 @@ def _check_port(host: str, port: int) -> None:
             fail(PROGRAM, f"--port: {host}:{port} cannot be used ({error.strerror}); choose another with --port")
 
 
-def _is_async(passed: Sequence[str]) -> bool:
+def _is_async(vllm_flags: Sequence[str]) -> bool:
     """Whether vLLM will schedule asynchronously: by flag, else by its default, which is synchronous on CPUs."""
-    if "--no-async-scheduling" in passed:
+    if "--no-async-scheduling" in vllm_flags:
         return False
-    if "--async-scheduling" in passed:
+    if "--async-scheduling" in vllm_flags:
         return True
     return _has_cuda()
 

@@ -17,16 +17,17 @@ DEFAULT = 512
 _STEP = 16
 """Above 256 tokens vLLM captures multiples of this number, up to the given size."""
 
-_OWN = (CAPTURE_SIZE, "--cudagraph-capture-sizes", "--compilation-config", "-O", "-cc", "--enforce-eager")
+_SIZE_FLAGS = (CAPTURE_SIZE, "--cudagraph-capture-sizes", "--compilation-config", "-O", "-cc", "--enforce-eager")
+"""vLLM's flags that set the capture size or switch graphs off, also with a suffix: `-O3`, `-cc.cudagraph_mode=NONE`."""
 
 
-def capture_size(passed: Sequence[str], k_max: int) -> list[str]:
-    """Return the flag that sets the capture size; none if the flags `passed` to vLLM set it.
+def capture_size(vllm_flags: Sequence[str], k_max: int) -> list[str]:
+    """Return the flag that sets the capture size; none if the `vllm_flags` set it.
 
     A file of flags (`--config`) may set it: vLLM would prefer the flag, or refuse it together with the file's sizes.
     """
-    flags = [argument.replace("_", "-") for argument in passed]
-    if "--config" in flags or any(flag.startswith(_OWN) for flag in flags):  # `-O3`, `-cc.cudagraph_mode=NONE` too
+    flags = [argument.replace("_", "-") for argument in vllm_flags]
+    if "--config" in flags or any(flag.startswith(_SIZE_FLAGS) for flag in flags):
         return []
     running = _max_num_seqs(flags)
     size = LARGEST if running is None else min(LARGEST, -(-running * (1 + k_max) // _STEP) * _STEP)

@@ -10,7 +10,7 @@ downloads.
 from collections.abc import Callable, Iterable
 from importlib import metadata
 
-OWN = "specpilot"
+ADAPTER = "specpilot"
 VARIABLE = "VLLM_PLUGINS"
 GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "platform", "io_processor", "stat_logger"))
 """The groups whose plugins vLLM loads if the variable is unset."""
@@ -28,8 +28,8 @@ def with_adapter(named: str | None, installed: Callable[[str], Iterable[str]] = 
     `named` is its present value, `None` if it is unset; `installed` returns the plugins of a group.
     """
     if named is not None:
-        return ",".join(dict.fromkeys([*filter(None, named.split(",")), OWN])), []
-    found = dict.fromkeys(name for group in GROUPS for name in installed(group))
-    asks = {*installed(_ROUTES)} - {OWN}
-    loaded = [name for name in found if name not in asks and name not in _PERMITTED_BY_NAME]
-    return ",".join(dict.fromkeys([*loaded, OWN])), [name for name in found if name in asks]
+        return ",".join(dict.fromkeys([*filter(None, named.split(",")), ADAPTER])), []
+    plugins = dict.fromkeys(name for group in GROUPS for name in installed(group))
+    with_routes = {*installed(_ROUTES)} - {ADAPTER}
+    loaded = [name for name in plugins if name not in with_routes and name not in _PERMITTED_BY_NAME]
+    return ",".join(dict.fromkeys([*loaded, ADAPTER])), [name for name in plugins if name in with_routes]

@@ -134,14 +134,14 @@ def expanded(
     vLLM. So does a drafter's own configuration: `head_of` returns it, `None` for a head that is no folder on this
     machine. Raises `InvalidSettingsError` for an unknown preset, or one that needs a missing flag.
     """
-    name, rest = _taken(arguments, FLAG)
+    name, rest = _pop_flag(arguments, FLAG)
     if name is None:
         return list(arguments)
     item = preset(name)
     flags: list[str] = [] if has_flag(rest, "--model") else ["--model", item.target]
     if not has_flag(rest, "--speculative-config"):
-        drafter, rest = _taken(rest, "--drafter")
-        stated_k, rest = _taken(rest, "--k-max")
+        drafter, rest = _pop_flag(rest, "--drafter")
+        stated_k, rest = _pop_flag(rest, "--k-max")
         config = head_of(drafter) if drafter is not None else None
         head = drafter or item.head
         k_max = _whole(stated_k) if stated_k is not None else (config.k if config is not None else None) or item.k
@@ -168,7 +168,7 @@ def has_flag(arguments: Sequence[str], flag: str) -> bool:
     return any(argument == flag or argument.startswith(flag + "=") for argument in arguments)
 
 
-def _taken(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
+def _pop_flag(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     """Return the value of `flag`, `None` without it, and the other arguments."""
     rest: list[str] = []
     value = None

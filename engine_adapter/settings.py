@@ -84,8 +84,8 @@ class AdapterSettings(BaseSettings):
         return url
 
     @classmethod
-    def read(cls, **given: str) -> Self:
-        """Return the settings; `given` ones replace those of the environment.
+    def read(cls, **values: str) -> Self:
+        """Return the settings; `values` replace those of the environment.
 
         Raises `InvalidSettingsError`, which names the variable of each invalid or unknown setting.
         """
@@ -93,7 +93,7 @@ class AdapterSettings(BaseSettings):
         if unknown:
             raise InvalidSettingsError(unknown)
         try:
-            return cls(**given)  # type: ignore[arg-type] # pydantic checks them
+            return cls(**values)  # type: ignore[arg-type] # pydantic checks them
         except ValidationError as error:
             raise InvalidSettingsError(
                 f"{PREFIX}{fault.field.upper()}: {fault.problem}" for fault in faults_of(error)

@@ -302,16 +302,16 @@ def _exposition(
     settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
 ) -> Callable[[], Awaitable[bytes]]:
     """Return the function behind `/metrics`: counts of this gateway or of all workers, and the engines' counters."""
-    own = context.exposition if worker is None else partial(worker.exposition, context)
+    gateway_metrics = context.exposition if worker is None else partial(worker.exposition, context)
     if not settings.engine_counters_s:
-        return Scrape(own, clock.monotonic).read
+        return Scrape(gateway_metrics, clock.monotonic).read
     keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
     ask = partial(read_counters, context.fleet, clock.monotonic)
     counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
 
     async def show() -> bytes:
         totals = await counters.read()
-        return await own() + await asyncio.to_thread(exposition, totals)
+        return await gateway_metrics() + await asyncio.to_thread(exposition, totals)
 
     return Scrape(show, clock.monotonic).read
 

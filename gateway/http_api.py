@@ -109,8 +109,8 @@ def create_routes(  # noqa: C901 - one small function a route
         """The configuration in force at this replica: settings, engines, policies and key ids, without secrets."""
         if admin_token is None:
             raise InvalidApiKeyError("this route is closed; start the gateway with --admin-token to open it")
-        sent = _bearer(request)
-        if sent is None or not secrets.compare_digest(sent, admin_token.encode()):
+        token = _bearer(request)
+        if token is None or not secrets.compare_digest(token, admin_token.encode()):
             raise InvalidApiKeyError("send `Authorization: Bearer <token>` with the token of --admin-token")
         return _config_of(context, shown_settings)
 

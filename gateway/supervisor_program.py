@@ -9,8 +9,8 @@ from pathlib import Path
 
 from specpilot.gateway.process.listening import reserve
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.supervision import Supervision
 from specpilot.gateway.process.supervisor import Supervisor
+from specpilot.gateway.process.worker_rules import WorkerRules
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy import json_log
@@ -43,12 +43,12 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
         remedy = "point TMPDIR at a directory that can be written"
         fail(PROGRAM, f"--workers: the workers need a temporary directory: {error}; {remedy}")
     with folder as name, reserved, admin or nullcontext():
-        supervision = Supervision(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
+        rules = WorkerRules(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
         try:
             ledger = Ledger(Path(name))
         except OSError as error:
             remedy = "make room there, or point TMPDIR at another directory"
             fail(PROGRAM, f"--workers: the workers' counts cannot be written to {name}: {error.strerror}; {remedy}")
-        parts = (supervision, reserved, Path(name), ledger, flags, SystemClock())
+        parts = (rules, reserved, Path(name), ledger, flags, SystemClock())
         status = Supervisor(*parts, is_tls=settings.tls_cert_file is not None).run()
     sys.exit(status)

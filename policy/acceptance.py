@@ -52,15 +52,15 @@ class BandCounts:
         if prior is not None:
             trials, accepts = trials + prior.trials, accepts + prior.accepts
         mean = (accepts.sum(axis=1) + PRIOR_TRIALS * MIDDLES) / (trials.sum(axis=1) + PRIOR_TRIALS)
-        found: Vector = (accepts + PRIOR_TRIALS * mean[:, None]) / (trials + PRIOR_TRIALS)
-        return found
+        acceptance: Vector = (accepts + PRIOR_TRIALS * mean[:, None]) / (trials + PRIOR_TRIALS)
+        return acceptance
 
 
 def lengths(conditional: Vector) -> Vector:
     """Return AL(K) [bands, k_max + 1] for K from 0 on, in tokens, from a_i [bands, k_max]."""
-    found: Vector = np.ones((len(conditional), conditional.shape[1] + 1))
-    found[:, 1:] += np.cumsum(np.cumprod(conditional, axis=1), axis=1)
-    return found
+    tokens: Vector = np.ones((len(conditional), conditional.shape[1] + 1))
+    tokens[:, 1:] += np.cumsum(np.cumprod(conditional, axis=1), axis=1)
+    return tokens
 
 
 def _table(counts: Mapping[tuple[int, int], float], shape: tuple[int, ...]) -> Vector:

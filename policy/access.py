@@ -67,7 +67,7 @@ def roles_in(text: str) -> dict[str, Role]:
 
 
 def sha256_of(text: str) -> str:
-    """Return the hash under which a token is stored."""
+    """Return the hash under which a token or a client key is stored."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

@@ -13,14 +13,13 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import STRICT, raise_faults
 
 BLOCKS_LIMIT = 500
 """Blocks of one experiment at most; it bounds the stored document."""
 
 FEWEST_BLOCKS = 3
 """Blocks of one experiment at least: from fewer the noise cannot be estimated."""
-
-_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Arm(StrEnum):
@@ -65,7 +64,7 @@ class Canary:
     the probability that a policy which is not better is promoted.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     policy: Policy
     share_ratio: float = 0.5
     window_s: float = 20.0
@@ -99,8 +98,7 @@ class Canary:
                 )
         if not 0 <= self.min_duration_s <= self.max_duration_s:
             faults.append(f"min_duration_s is {self.min_duration_s}; it must be between 0 and max_duration_s")
-        if faults:
-            raise ValueError("; ".join(faults))
+        raise_faults(faults)
 
     @property
     def windows(self) -> int:
@@ -122,14 +120,12 @@ class Gain(NamedTuple):
     """The canary's gain in one block of one pool, as logarithms of ratios: positive is better.
 
     `busy_s`: the engines' seconds of steps in the block. `throughput`: canary over present, in tokens per such second.
-    `itl`: present over canary, in mean inter-token latency. `corrected`: as `throughput`, for decodes alone, by the
-    fitted cost; it is only reported.
+    `itl`: present over canary, in mean inter-token latency.
     """
 
     busy_s: float
     throughput: float
     itl: float
-    corrected: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +145,7 @@ class Experiment:
     runs; `evidence` has the numbers of the decision.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     version: int
     experiment_id: str
     canary: Canary

@@ -40,10 +40,10 @@ class VersionConflictError(PolicyError):
 
     code = "version_conflict"
 
-    def __init__(self, key: str, expected: int, found: int) -> None:
+    def __init__(self, key: str, expected: int, stored: int) -> None:
         self.expected = expected
-        self.found = found
-        super().__init__(f"{key} is at version {found}, not {expected}: read it again and repeat the change")
+        self.stored = stored
+        super().__init__(f"{key} is at version {stored}, not {expected}: read it again and repeat the change")
 
 
 class FencedError(PolicyError):

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from specpilot.policy.names import STRICT
 
 EVERYTHING = "*"
 """The name for all models. A model of this name cannot be frozen by itself."""
@@ -20,7 +22,7 @@ class Hold(StrEnum):
 class Freeze:
     """One freeze. `since` and `until` are Unix seconds; `until` is `None` if it never expires."""
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = STRICT
     model: str
     hold: Hold
     since: float

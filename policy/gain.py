@@ -17,6 +17,14 @@ class LogGain(NamedTuple):
     throughput: float
     itl: float
 
+    def minus(self, other: "LogGain") -> "LogGain":
+        """Return the logarithms of the ratios to `other`."""
+        return LogGain(*(one - two for one, two in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> "LogGain":
+        """Return the logarithms times `factor`; with -1 those of the inverse ratios."""
+        return LogGain(*(factor * one for one in self))
+
 
 MEASURES = LogGain._fields
 
@@ -32,10 +40,7 @@ class GainSums:
 
 @dataclass(frozen=True, slots=True)
 class DailyGain:
-    """The compared windows of the control group in one day, by measure. `day` is a date in UTC, `2026-01-31`.
-
-    `itl` has fewer windows than `throughput` if a controller that did not count it led for a part of the day.
-    """
+    """The compared windows of the control group in one day, by measure. `day` is a date in UTC, `2026-01-31`."""
 
     day: str
     throughput: GainSums = GainSums()

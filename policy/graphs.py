@@ -5,7 +5,9 @@ A step is padded to the next captured size of its kind; above the largest size i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from specpilot.policy.names import STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Graphs:
     drafter: tuple[int, ...] = ()
     varlen: tuple[int, ...] = ()
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar = STRICT
 
     @property
     def fit_any_mix(self) -> bool:

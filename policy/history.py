@@ -81,7 +81,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[Difference]:
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return [Difference(path, before, after)]
     return [
-        found
+        difference
         for name in sorted({*before, *after})
-        for found in differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+        for difference in differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
     ]

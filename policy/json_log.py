@@ -16,8 +16,6 @@ from typing import Any
 
 from typing_extensions import override
 
-FORMATS = ("text", "json")
-
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a record; `more` is added to each."""
@@ -67,13 +65,13 @@ def is_asked_for(arguments: Sequence[str], variable: str | None) -> bool:
 
     Needed before the settings are read, because their faults are logged in the same format.
     """
-    asked = (variable or "").lower()
+    log_format = (variable or "").lower()
     for at, argument in enumerate(arguments):
         if argument == "--log-format" and at + 1 < len(arguments):
-            asked = arguments[at + 1]
+            log_format = arguments[at + 1]
         elif argument.startswith("--log-format="):
-            asked = argument.partition("=")[2]
-    return asked == "json"
+            log_format = argument.partition("=")[2]
+    return log_format == "json"
 
 
 def _message_of(record: logging.LogRecord) -> str:
@@ -102,7 +100,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
         _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def _log_unraisable(found: "sys.UnraisableHookArgs") -> None:
-    message = f"{found.err_msg or 'an exception was ignored in'}: {_repr_of(found.object)}"
-    error = found.exc_value
-    logging.getLogger().error(message, exc_info=None if error is None else (found.exc_type, error, found.exc_traceback))
+def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    message = f"{unraisable.err_msg or 'an exception was ignored in'}: {_repr_of(unraisable.object)}"
+    error, trace = unraisable.exc_value, unraisable.exc_traceback
+    logging.getLogger().error(message, exc_info=None if error is None else (unraisable.exc_type, error, trace))

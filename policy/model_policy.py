@@ -8,9 +8,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from specpilot.policy.names import CLASS_LIMIT, DEFAULT_CLASS, K_LIMIT, is_class_name, model_name_faults, raise_faults
+from specpilot.policy.names import (
+    CLASS_LIMIT,
+    DEFAULT_CLASS,
+    K_LIMIT,
+    STRICT,
+    class_name_faults,
+    model_name_faults,
+    raise_faults,
+)
 from specpilot.policy.schedule import WEIGHT_LIMIT, Objective
 
 PRIORITY_LIMIT = 1000
@@ -21,8 +29,6 @@ RULE_LIMIT = 256
 
 PATH_LIMIT = 256
 """Characters of a match rule's path at most."""
-
-_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Mode(StrEnum):
@@ -43,7 +49,7 @@ class ClassPolicy:
     inter-token latency, in milliseconds, that may be predicted for the class.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     weight: float = 1.0
     k_min: int | None = None
     k_max: int | None = None
@@ -80,7 +86,7 @@ class MatchRule:
     body names tools or a response format; `max_tokens_at_most` and `prompt_chars_at_least` bound the sizes.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     traffic_class: str
     path: str | None = None
     stream: bool | None = None
@@ -90,10 +96,10 @@ class MatchRule:
     prompt_chars_at_least: int | None = None
 
     def __post_init__(self) -> None:
-        if not is_class_name(self.traffic_class):
-            raise ValueError(f"traffic_class {self.traffic_class!r} is not a class name")
+        faults = class_name_faults(f"traffic_class {self.traffic_class!r}", self.traffic_class)
         if self.path is not None and len(self.path) > PATH_LIMIT:
-            raise ValueError(f"path has {len(self.path)} characters; at most {PATH_LIMIT}")
+            faults.append(f"path has {len(self.path)} characters; at most {PATH_LIMIT}")
+        raise_faults(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +108,12 @@ class Policy:
 
     `static_k` is the K that the controller publishes for mode `off`, for windows of the control group, and for engines
     that cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
-    `probe_ratio` (0..1) bounds the share of an engine's time for probes. `control_group_ratio` (0..1) is the share of
-    time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no control group.
+    `probe_ratio` (0..0.5) is the share of an engine's time that pays for probes. `control_group_ratio` (0..1) is the
+    share of time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no
+    control group.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     model: str
     mode: Mode = Mode.ACT
     objective: Objective = Objective.THROUGHPUT
@@ -132,11 +139,7 @@ class Policy:
         named = set(self.classes) | {DEFAULT_CLASS}
         if len(named) > CLASS_LIMIT:
             faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")
-        faults.extend(
-            f"classes.{name} is not a class name (lower case, at most 32 characters)"
-            for name in self.classes
-            if not is_class_name(name)
-        )
+        faults.extend(fault for name in self.classes for fault in class_name_faults(f"classes.{name}", name))
         if len(self.match) > RULE_LIMIT:
             faults.append(f"match has {len(self.match)} rules; at most {RULE_LIMIT}")
         faults.extend(

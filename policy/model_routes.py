@@ -6,9 +6,9 @@ engines serve and never another route, so routes cannot form a chain or a cycle.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from specpilot.policy.names import model_name_faults
+from specpilot.policy.names import STRICT, model_name_faults, raise_faults
 
 ROUTES_LIMIT = 256
 """Names with a route at most; with `TARGETS_LIMIT` it bounds the document and the labels of metrics."""
@@ -16,14 +16,12 @@ ROUTES_LIMIT = 256
 TARGETS_LIMIT = 16
 """Models in a route's split at most, and in its fall-back."""
 
-_STRICT: Mapping[str, Any] = {"extra": "forbid"}
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A model of a split; its share is `weight` divided by the sum of all weights."""
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     model: str
     weight: float = 1.0
 
@@ -32,7 +30,7 @@ class Target:
         if not 0 < self.weight <= 1_000_000:  # noqa: PLR2004 - a bound that only catches nonsense
             limits = "it must be above 0 and at most 1000000; leave a model out to give it nothing"
             faults.append(f"weight is {self.weight}; {limits}")
-        _raise(faults)
+        raise_faults(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class ModelRoute:
     order of preference while the chosen one has no engine; the first that has one serves.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     split: tuple[Target, ...] = ()
     fallback: tuple[str, ...] = ()
 
@@ -56,7 +54,7 @@ class ModelRoute:
                 faults.append(f"{label} names {len(names)} models; at most {TARGETS_LIMIT}")
             faults.extend(f"{label} names {name!r} twice" for name in sorted({n for n in names if names.count(n) > 1}))
         faults.extend(fault for name in self.fallback for fault in model_name_faults("fallback", name))
-        _raise(faults)
+        raise_faults(faults)
 
     def models(self, name: str) -> frozenset[str]:
         """Return every model that may serve requests for `name`, the name of this route."""
@@ -68,14 +66,14 @@ class ModelRoute:
 class ModelRoutes:
     """Every route, by the name that clients ask for. Operators write them through the admin API."""
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     routes: Mapping[str, ModelRoute] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = [fault for name in self.routes for fault in model_name_faults(f"routes.{name}", name)]
         if len(self.routes) > ROUTES_LIMIT:
             faults.append(f"routes has {len(self.routes)} names; at most {ROUTES_LIMIT}")
-        _raise(faults)
+        raise_faults(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,3 @@ class VersionedModelRoutes:
     version: int = 0
     updated_at: float = 0.0
     routes: Mapping[str, ModelRoute] = field(default_factory=dict)
-
-
-def _raise(faults: list[str]) -> None:
-    if faults:
-        raise ValueError("; ".join(faults))

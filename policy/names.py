@@ -1,6 +1,14 @@
-"""Names of models, classes, pools and engines: the valid ones, and bounds that all parts share."""
+"""Names of models, classes, pools and engines: the valid ones, bounds that all parts share, and faults of documents."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+PoolKey = tuple[str, str]
+"""A model, and one of its pools."""
+
+STRICT: Mapping[str, Any] = {"extra": "forbid"}
+"""The `__pydantic_config__` of documents that people write: an unknown field is a fault (`policy.codec`)."""
 
 DEFAULT_CLASS = "default"
 """The traffic class of a request that no rule matches, and of a request whose class is unknown to an engine."""
@@ -38,6 +46,11 @@ def model_name_faults(label: str, name: str) -> list[str]:
     """Return why `name` cannot name a model."""
     fault = f"{label} {name!r} must be 1 to {_MODEL_NAME_CHARS} printable characters without a space at its ends"
     return [] if is_model_name(name) else [fault]
+
+
+def class_name_faults(label: str, name: str) -> list[str]:
+    """Return why `name` cannot name a traffic class."""
+    return [] if is_class_name(name) else [f"{label} is not a class name (lower case, at most 32 characters)"]
 
 
 def name_faults(**names: str) -> list[str]:

@@ -1,11 +1,13 @@
 """The time of a step of one engine as a sum of priced parts, for the choice of K and for its estimate.
 
-    T = c0 + c1 n + g(m + P) + [D > 0] (c2 + c3 n) + c4 D + c5 P + c6 X + [R > 0] c7 + c8 R + c9 W + c10 G + c11 H
+    T = base + decode n + g(m + P) + [D > 0] (drafter + drafting_decode n) + slot D + prefill P + context X
+        + [R > 0] reads + read R + piecewise W + graphless G + drafter_graphless H
 
-seconds. n: running decodes; m: tokens to verify, one for each decode and one for each draft token; P: prefilled tokens;
-D: slots of the drafter; X: tokens of context; R: positions that the drafter reads to catch up; g: piecewise linear and
-not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the target's pass runs
-piecewise graphs, G is 1 if it has no graph, and H is 1 if the drafter's pass has no graph; otherwise they are 0.
+in seconds, with the prices of `PARTS`. n: running decodes; m: tokens to verify, one for each decode and one for each
+draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; R: positions that the drafter reads to
+catch up; g: piecewise linear and not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is
+1 if the target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the drafter's pass has no graph;
+otherwise they are 0.
 
 In a *uniform* step all decodes have the same number of tokens. Such a step may have a FULL graph. Any other step is
 *mixed* and is padded to the sizes of mixed graphs.
@@ -32,11 +34,11 @@ PARTS = (
     "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "reads", "read",
     "piecewise", "graphless", "drafter_graphless",
 )  # fmt: skip
-"""The names of the parts whose prices are c0 to c11, in this order."""
+"""The names of the parts, in the order of `Coefficients.parts`."""
 
 
 class StepExtras(NamedTuple):
-    """The share of steps that prefill, the mean number of prefilled tokens in such a step, and the context.
+    """The share of steps that prefill, their mean number of prefilled tokens, and the mean context.
 
     `context_tokens` is the mean length of a running request's sequence.
     """
@@ -47,7 +49,7 @@ class StepExtras(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The padded size of a step. The flags (0 or 1) name the kind of graph of its passes, or a missing one."""
+    """The padded size of a step. A flag is 1 if a pass has this kind of graph, or none."""
 
     tokens: float
     slots: float
@@ -58,7 +60,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """`parts` are c0 to c11, `slopes` the slopes of g, each from one of `KNOTS` to the next: seconds, not negative."""
+    """Not negative: `parts`, the prices of `PARTS` (s), and `slopes`, those of g between `KNOTS` (s per token)."""
 
     parts: tuple[float, ...]
     slopes: tuple[float, ...]
@@ -66,27 +68,27 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """The prices that an engine exports. `Prices` also needs its graphs and limits, which are in its record in Redis.
+    """The prices that an engine exports. `Prices` also needs the graphs and limits of the engine's record in Redis.
 
-    `slowdown` is the present time of a step divided by its usual time. `left_s` is as in `Prices`.
+    `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in `Prices`.
     """
 
     coefficients: Coefficients
     extras: StepExtras = StepExtras()  # noqa: RUF009 - frozen
-    left_s: float = 0.0
+    left_out_s: float = 0.0
     slowdown: float = 1.0
 
     def prices(self, most: int, graphs: Graphs | None) -> "Prices":
         """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
-        return Prices(self.coefficients, most, graphs, self.extras, self.left_s)
+        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s)
 
 
 class Prices:
     """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
-    The time of prefilling alone is left out, because K does not change it. `left_s` is the measured time of later
-    catching up per decode that a drafting step leaves out, if the step drafts for nearly all others; it is proportional
-    to their share.
+    The time of prefilling alone is left out, because K does not change it. `left_out_s` is the measured time of later
+    catching up for each decode that a step leaves out while it drafts for all others. If it drafts for fewer, the time
+    falls in proportion.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Prices:
         most: int,
         graphs: Graphs | None = None,
         extras: StepExtras = StepExtras(),  # noqa: B008 - frozen
-        left_s: float = 0.0,
+        left_out_s: float = 0.0,
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
@@ -103,7 +105,7 @@ class Prices:
         self._extras = extras
         self._most = most
         self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
-        self.left_s = left_s
+        self.left_out_s = left_out_s
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
         tokens = np.arange(most + 1)
         prefilled = round(extras.prefill_tokens)
@@ -125,10 +127,10 @@ class Prices:
 
     def plain_s(self, n: int) -> float:
         """Return the seconds of a step of `n` decodes that drafts nothing and verifies nothing."""
-        found = self._plain_s.get(n)
-        if found is None:
-            found = self._plain_s[n] = self.step_s(n, n, 0, is_uniform=True)
-        return found
+        seconds = self._plain_s.get(n)
+        if seconds is None:
+            seconds = self._plain_s[n] = self.step_s(n, n, 0, is_uniform=True)
+        return seconds
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
         """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots; the slots must not be 0."""
@@ -140,22 +142,22 @@ class Prices:
         return seconds
 
     def token_s(self, n: int, k_max: int) -> Vector:
-        """Return the mean seconds of a further token to verify at K = 1, 2, ... `k_max` of `n` decodes."""
-        found = self._token_s.get(n)
-        if found is None:
+        """Return the mean seconds per token to verify for `n` decodes, by K from 1 to `k_max`."""
+        seconds = self._token_s.get(n)
+        if seconds is None:
             k = np.arange(1, k_max + 1)
-            found = np.maximum((self.mixed[n * (1 + k)] - self.mixed[n]) / (n * k), _LEAST_TOKEN_S)
-            self._token_s[n] = found
-        return found
+            seconds = np.maximum((self.mixed[n * (1 + k)] - self.mixed[n]) / (n * k), _LEAST_TOKEN_S)
+            self._token_s[n] = seconds
+        return seconds
 
     def uniform_extra_s(self, n: int, k_max: int) -> Vector:
         """Return the target's seconds in a uniform step minus those in a mixed one, for K from 0 to `k_max`."""
-        found = self._uniform_extra.get(n)
-        if found is None:
+        extra_s = self._uniform_extra.get(n)
+        if extra_s is None:
             lengths = range(1, k_max + 2)
-            found = np.array([self.uniform_s(n, length) - float(self.mixed[n * length]) for length in lengths])
-            self._uniform_extra[n] = found
-        return found
+            extra_s = np.array([self.uniform_s(n, length) - float(self.mixed[n * length]) for length in lengths])
+            self._uniform_extra[n] = extra_s
+        return extra_s
 
     def uniform_s(self, n: int, length: int) -> float:
         """Return the seconds of the target's pass if all `n` decodes have `length` tokens in it."""
@@ -168,10 +170,10 @@ class Prices:
         ratio = self._extras.prefill_ratio
         return (1 - ratio) * full + ratio * float(self._with_prefill[m])
 
-    def left_out_s(self, n: int) -> float:
-        """Return the seconds of later catching up of `n` decodes left out, at most the seconds of drafting for them."""
+    def catch_up_s(self, n: int) -> float:
+        """Return the seconds in which `n` decodes left out catch up later, at most those of drafting for them."""
         c = self._c
-        return min(n * self.left_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
+        return min(n * self.left_out_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
 
     def _fixed_s(self, n: int) -> float:
         return self._c["base"] + (self._c["decode"] + self._c["context"] * self._extras.context_tokens) * n
@@ -182,8 +184,8 @@ class Prices:
         if self._graphs is None or not self._graphs.varlen:
             return other
         laid_out, has_graph = _up(self._graphs.varlen, tokens)
-        found: Vector = np.where(has_graph, np.interp(laid_out, EDGES, self._heights), other)
-        return found
+        seconds: Vector = np.where(has_graph, np.interp(laid_out, EDGES, self._heights), other)
+        return seconds
 
     def _pass_s(self, tokens: Ints) -> Vector:
         """Return the seconds of the target's pass over so many tokens of a step of any kind, prompts included."""
@@ -192,21 +194,21 @@ class Prices:
             return plain
         laid_out, has_graph = _up(self._graphs.mixed, tokens)
         missing = np.where(has_graph, self._c["piecewise"] * (self._graphs.mode != FULL_MODE), self._c["graphless"])
-        found: Vector = np.interp(laid_out, EDGES, self._heights) + missing
-        return found
+        seconds: Vector = np.interp(laid_out, EDGES, self._heights) + missing
+        return seconds
 
     def _drafter_s(self, tokens: Ints) -> Vector:
         """Return the seconds that padding or a missing graph adds to a pass of the drafter over so many tokens."""
         assert self._graphs is not None
         laid_out, has_graph = _up(self._graphs.drafter, tokens)
-        found: Vector = np.where(has_graph, self._c["slot"] * (laid_out - tokens), self._c["drafter_graphless"])
-        return found
+        seconds: Vector = np.where(has_graph, self._c["slot"] * (laid_out - tokens), self._c["drafter_graphless"])
+        return seconds
 
 
 def padded(  # noqa: PLR0913 - the parts of a step
     graphs: Graphs | None, n: int, m: int, slots: int, prefill: int, *, is_uniform: bool
 ) -> Shape:
-    """Return the padded size of a step of `n` decodes, and the graphs that it lacks."""
+    """Return the `Shape` of a step of `n` decodes."""
     if graphs is None:
         return Shape(m + prefill, slots)
     tokens, piecewise, graphless = float(m + prefill), 0.0, 0.0

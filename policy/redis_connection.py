@@ -66,8 +66,8 @@ class _LazyCluster:
     def register_script(self, text: str) -> Callable[..., Any]:
         """Return a function that runs the script; the client registers it at the first run."""
 
-        def run(**given: Any) -> Any:
-            return self._client().register_script(text)(**given)
+        def run(**arguments: Any) -> Any:
+            return self._client().register_script(text)(**arguments)
 
         return run
 
@@ -83,11 +83,11 @@ class _LazyCluster:
             return self._made
 
 
-def info_of_each(client: Any, section: str) -> list[Mapping[str, Any]]:
-    """Return the INFO `section` of each server that accepts writes: the only one, or a cluster's primaries."""
+def memory_of_each(client: Any) -> list[Mapping[str, Any]]:
+    """Return INFO's section `memory` of each server that accepts writes: the only one, or a cluster's primaries."""
     if isinstance(client, _LazyCluster):
-        return [client.info(section, target_nodes=node) for node in client.get_primaries()]
-    return [client.info(section)]
+        return [client.info("memory", target_nodes=node) for node in client.get_primaries()]
+    return [client.info("memory")]
 
 
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:
@@ -103,18 +103,18 @@ def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -
         )
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     login = {"username": address.username, "password": address.password}
-    given: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
+    options: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
     if address.topology is Topology.CLUSTER:
         nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
-        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **given))
+        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **options))
     if address.topology is Topology.SENTINEL:
         named = {name: address.options.get(f"sentinel_{name}") for name in login}
         sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
-        client = sentinels.master_for(str(address.service), db=address.db, **given)
+        client = sentinels.master_for(str(address.service), db=address.db, **options)
     elif address.socket_path is not None:
-        client = redis.Redis(unix_socket_path=address.socket_path, db=address.db, **given)
+        client = redis.Redis(unix_socket_path=address.socket_path, db=address.db, **options)
     else:
         ((host, port),) = address.hosts
-        client = redis.Redis(host=host, port=port, db=address.db, **given)
+        client = redis.Redis(host=host, port=port, db=address.db, **options)
     redis_dials.watch(client.connection_pool, dials)
     return client

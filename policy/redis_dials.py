@@ -39,10 +39,10 @@ class Dials:
 class _Redialled:
     """A mixin for each kind of redis-py's connections."""
 
-    def __init__(self, *, dials: Dials, **given: Any) -> None:
+    def __init__(self, *, dials: Dials, **options: Any) -> None:
         self._dials = dials
         self._epoch = dials.epoch
-        super().__init__(**given)
+        super().__init__(**options)
         self.register_connect_callback(self._on_dialled)  # type: ignore[attr-defined]
 
     def _on_dialled(self, _: Any) -> None:

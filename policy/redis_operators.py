@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from specpilot.policy import audit, keys
+from specpilot.policy import audit, redis_keys
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.codec import decode, decode_each, encode
@@ -24,15 +24,15 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _PUT_IF_SAME = """
-local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if found ~= ARGV[2] then return 0 end
+local stored = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if stored ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 
 _PUT_VERSIONED = """
-local found = redis.call('GET', KEYS[1])
-local version = found and cjson.decode(found).version or 0
+local stored = redis.call('GET', KEYS[1])
+local version = stored and cjson.decode(stored).version or 0
 if version ~= tonumber(ARGV[1]) then return version end
 redis.call('SET', KEYS[1], ARGV[2])
 redis.call('PUBLISH', KEYS[2], KEYS[1])
@@ -47,23 +47,23 @@ return number
 
 _ADD_GAIN = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
-local day, found = ARGV[2], {}
+local day, sums = ARGV[2], {}
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if string.sub(field, 1, #day) <= ARGV[3] then redis.call('HDEL', KEYS[1], field) end
 end
 for index = 5, #ARGV, 2 do
   local prefix, log_gain = day .. ARGV[index], tonumber(ARGV[index + 1])
   local square = string.format('%.17g', log_gain * log_gain)
-  table.insert(found, redis.call('HINCRBY', KEYS[1], prefix .. 'windows', 1))
-  table.insert(found, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
-  table.insert(found, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
+  table.insert(sums, redis.call('HINCRBY', KEYS[1], prefix .. 'windows', 1))
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
 end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
-return found
+return sums
 """
 _DAY_S = 86_400
 _THROUGHPUT, _ITL = ":", ":itl_"
-"""Separators between a day and the name of a sum, by measure. Older versions have only the first, for throughput."""
+"""Separators between a day and the name of a sum, by measure."""
 
 
 class OperatorRecords(OperatorStore):
@@ -77,23 +77,23 @@ class OperatorRecords(OperatorStore):
         self._append_audit = connection.register_script(_APPEND_AUDIT)
         self._add_gain = connection.register_script(_ADD_GAIN)
 
-    def _readable(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[T]:
+    def _readable(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[T]:
         """Return the documents that can be read, in order of their names; log each other one once."""
-        documents = self._each(kind, what, texts, "is left out; repair or delete it")
+        documents = self._each(kind, label, texts, "is left out; repair or delete it")
         return [document for document in documents.values() if not isinstance(document, InvalidDocumentError)]
 
     def _each(
-        self, kind: type[T], what: str, texts: Mapping[bytes, bytes], then: str
+        self, kind: type[T], label: str, texts: Mapping[bytes, bytes], then: str
     ) -> Mapping[str, T | InvalidDocumentError]:
         """Return each document by its name; log each one that cannot be read once, and the consequence `then`."""
         documents = decode_each(kind, texts)
         for (name, document), (_, text) in zip(documents.items(), sorted(texts.items()), strict=True):
             if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
                 self._unreadable = {*list(self._unreadable)[-100:], text}
-                _log.error("%s %s cannot be read and %s: %s", what, name, then, document)
+                _log.error("%s %s cannot be read and %s: %s", label, name, then, document)
         return documents
 
-    def _in_order(self, kind: type[T], what: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
+    def _in_order(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
         """Return the documents that can be read with their names, in the order of `texts`.
 
         One line is logged for all others: their number, and the fault of the first. They may be a whole history from
@@ -111,17 +111,17 @@ class OperatorRecords(OperatorStore):
         if faults and texts[faults[0][0]] not in self._unreadable:
             name, fault = faults[0]
             self._unreadable = {*list(self._unreadable)[-100:], texts[name]}
-            _log.error("%d of %s cannot be read and are left out; %s: %s", len(faults), what, name.decode(), fault)
+            _log.error("%d of %s cannot be read and are left out; %s: %s", len(faults), label, name.decode(), fault)
         return read
 
     @override
     @guarded
     def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
-        key = keys.policy_versions(model)
+        key = redis_keys.policy_versions(model)
         numbers = sorted((int(name) for name in self._redis.hkeys(key)), reverse=True)
-        wanted = [number for number in numbers if before is None or number < before][:limit]
-        texts = self._redis.hmget(key, wanted) if wanted else []
-        stored = {str(name).encode(): text for name, text in zip(wanted, texts, strict=True) if text is not None}
+        page = [number for number in numbers if before is None or number < before][:limit]
+        texts = self._redis.hmget(key, page) if page else []
+        stored = {str(name).encode(): text for name, text in zip(page, texts, strict=True) if text is not None}
         return [
             version for _, version in self._in_order(PolicyVersion, f"the versions of the policy of {model!r}", stored)
         ]
@@ -129,13 +129,13 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
-        text = self._redis.hget(keys.policy_versions(model), version)
+        text = self._redis.hget(redis_keys.policy_versions(model), version)
         return None if text is None else decode(PolicyVersion, text)
 
     @override
     @guarded
     def model_routes(self) -> VersionedModelRoutes:
-        text = self._redis.get(keys.MODEL_ROUTES)
+        text = self._redis.get(redis_keys.MODEL_ROUTES)
         return VersionedModelRoutes() if text is None else decode(VersionedModelRoutes, text)
 
     @override
@@ -143,7 +143,7 @@ class OperatorRecords(OperatorStore):
     def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
         written = VersionedModelRoutes(expected_version + 1, now, routes.routes)
         stored_version = self._put_model_routes(
-            keys=[keys.MODEL_ROUTES, keys.CHANGES], args=[expected_version, encode(written)]
+            keys=[redis_keys.MODEL_ROUTES, redis_keys.CHANGES], args=[expected_version, encode(written)]
         )
         if stored_version != expected_version:
             raise VersionConflictError("the document of model routes", expected_version, int(stored_version))
@@ -152,32 +152,32 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def admin_tokens(self) -> Sequence[AdminToken]:
-        return self._readable(AdminToken, "the admin token", self._redis.hgetall(keys.ADMIN_TOKENS))
+        return self._readable(AdminToken, "the admin token", self._redis.hgetall(redis_keys.ADMIN_TOKENS))
 
     @override
     @guarded
     def admin_token(self, token_id: str) -> AdminToken | None:
-        text = self._redis.hget(keys.ADMIN_TOKENS, token_id)
+        text = self._redis.hget(redis_keys.ADMIN_TOKENS, token_id)
         texts = {} if text is None else {token_id.encode(): text}
         return next(iter(self._readable(AdminToken, "the admin token", texts)), None)
 
     @override
     @guarded
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
-        stored = self._redis.hget(keys.ADMIN_TOKENS, token.token_id)
+        stored = self._redis.hget(redis_keys.ADMIN_TOKENS, token.token_id)
         if (None if stored is None else decode(AdminToken, stored)) != before:
             return False
-        return bool(self._put_token(keys=[keys.ADMIN_TOKENS], args=[token.token_id, stored or "", encode(token)]))
+        return bool(self._put_token(keys=[redis_keys.ADMIN_TOKENS], args=[token.token_id, stored or "", encode(token)]))
 
     @override
     @guarded
     def delete_admin_token(self, token_id: str) -> bool:
-        return bool(self._redis.hdel(keys.ADMIN_TOKENS, token_id))
+        return bool(self._redis.hdel(redis_keys.ADMIN_TOKENS, token_id))
 
     @override
     @guarded
     def freezes(self) -> Mapping[str, Freeze]:
-        texts = self._redis.hgetall(keys.FREEZES)
+        texts = self._redis.hgetall(redis_keys.FREEZES)
         freezes = self._each(Freeze, "the freeze of", texts, "holds the current K; lift or replace it")
         return {
             model: _unreadable_freeze(model) if isinstance(item, InvalidDocumentError) else item
@@ -187,22 +187,23 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def put_freeze(self, freeze: Freeze) -> None:
-        self._redis.hset(keys.FREEZES, freeze.model, encode(freeze))
-        self._redis.publish(keys.CHANGES, keys.FREEZES)
+        self._redis.hset(redis_keys.FREEZES, freeze.model, encode(freeze))
+        self._redis.publish(redis_keys.CHANGES, redis_keys.FREEZES)
 
     @override
     @guarded
     def delete_freeze(self, model: str) -> bool:
-        removed = bool(self._redis.hdel(keys.FREEZES, model))
-        self._redis.publish(keys.CHANGES, keys.FREEZES)
+        removed = bool(self._redis.hdel(redis_keys.FREEZES, model))
+        self._redis.publish(redis_keys.CHANGES, redis_keys.FREEZES)
         return removed
 
     @override
     @guarded
     def append_audit(self, entry: AuditEntry) -> int:
-        is_refused = entry.result is Result.REFUSED
-        key, kept = (keys.AUDIT_REFUSED, audit.REFUSED_KEPT) if is_refused else (keys.AUDIT, audit.DONE_KEPT)
-        return int(self._append_audit(keys=[key, keys.AUDIT_NUMBER], args=[kept, encode(entry)]))
+        key, limit = redis_keys.AUDIT, audit.DONE_KEPT
+        if entry.result is Result.REFUSED:
+            key, limit = redis_keys.AUDIT_REFUSED, audit.REFUSED_KEPT
+        return int(self._append_audit(keys=[key, redis_keys.AUDIT_NUMBER], args=[limit, encode(entry)]))
 
     @override
     @guarded
@@ -210,7 +211,7 @@ class OperatorRecords(OperatorStore):
         newest = "+" if before is None else f"{max(0, before - 1)}-0"
         oldest = "-" if after is None else f"{after + 1}-0"
         merged: list[AuditEntry] = []
-        for key in (keys.AUDIT, keys.AUDIT_REFUSED):
+        for key in (redis_keys.AUDIT, redis_keys.AUDIT_REFUSED):
             if after is None:
                 rows = self._redis.xrevrange(key, max=newest, min=oldest, count=limit)
             else:
@@ -226,8 +227,8 @@ class OperatorRecords(OperatorStore):
         day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
         gains = (_THROUGHPUT, repr(log_gain.throughput), _ITL, repr(log_gain.itl))
         sums = self._add_gain(
-            keys=[keys.gains(model, pool), keys.FENCE],
-            args=[lease.fence, day, last_dropped, keys.GAINS_EXPIRE_S, *gains],
+            keys=[redis_keys.gains(model, pool), redis_keys.FENCE],
+            args=[lease.fence, day, last_dropped, redis_keys.GAINS_EXPIRE_S, *gains],
         )
         if not sums:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
@@ -236,7 +237,7 @@ class OperatorRecords(OperatorStore):
     @override
     @guarded
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
-        stored = {name.decode(): text for name, text in self._redis.hgetall(keys.gains(model, pool)).items()}
+        stored = {name.decode(): text for name, text in self._redis.hgetall(redis_keys.gains(model, pool)).items()}
 
         def sums(prefix: str) -> GainSums:
             return _sums([stored.get(prefix + name, b"0") for name in ("windows", "log_sum", "log_square_sum")])

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from specpilot.policy import keys, redis_scripts
+from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.audit import CONTROLLER
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, decode_each, encode
@@ -31,17 +31,17 @@ class PolicyRecords(OperatorRecords, Store):
     @override
     @guarded
     def policy(self, model: str) -> VersionedPolicy | None:
-        return decoded(VersionedPolicy, self._redis.hget(keys.POLICIES, model))
+        return decoded(VersionedPolicy, self._redis.hget(redis_keys.POLICIES, model))
 
     @override
     @guarded
     def policies(self) -> Sequence[VersionedPolicy]:
-        return self._readable(VersionedPolicy, "the policy of", self._redis.hgetall(keys.POLICIES))
+        return self._readable(VersionedPolicy, "the policy of", self._redis.hgetall(redis_keys.POLICIES))
 
     @override
     @guarded
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        return decode_each(VersionedPolicy, self._redis.hgetall(keys.POLICIES))
+        return decode_each(VersionedPolicy, self._redis.hgetall(redis_keys.POLICIES))
 
     @override
     @guarded
@@ -59,7 +59,12 @@ class PolicyRecords(OperatorRecords, Store):
     def _write_policy(self, model: str, expected_version: int | None, text: bytes, now: float, change: Change) -> int:
         expected = "" if expected_version is None else str(expected_version)
         outcome, version = self._put_if_version(
-            keys=[keys.POLICIES, keys.CHANGES, keys.DELETED_POLICIES, keys.policy_versions(model)],
+            keys=[
+                redis_keys.POLICIES,
+                redis_keys.CHANGES,
+                redis_keys.DELETED_POLICIES,
+                redis_keys.policy_versions(model),
+            ],
             args=[model, expected, text, repr(now), _ending(change), VERSIONS_KEPT],
         )
         if outcome == 0:
@@ -69,12 +74,12 @@ class PolicyRecords(OperatorRecords, Store):
     @override
     @guarded
     def canary(self, model: str) -> Experiment | None:
-        return decoded(Experiment, self._redis.hget(keys.CANARIES, model))
+        return decoded(Experiment, self._redis.hget(redis_keys.CANARIES, model))
 
     @override
     @guarded
     def canaries(self) -> Sequence[Experiment]:
-        return self._readable(Experiment, "the canary of", self._redis.hgetall(keys.CANARIES))
+        return self._readable(Experiment, "the canary of", self._redis.hgetall(redis_keys.CANARIES))
 
     @override
     @guarded
@@ -85,8 +90,12 @@ class PolicyRecords(OperatorRecords, Store):
         fence = "" if lease is None else lease.fence
         outcome, stored = self._put_canary(
             keys=[
-                *(keys.CANARIES, keys.POLICIES, keys.FENCE, keys.CHANGES, keys.DELETED_POLICIES),
-                keys.policy_versions(model),
+                redis_keys.CANARIES,
+                redis_keys.POLICIES,
+                redis_keys.FENCE,
+                redis_keys.CHANGES,
+                redis_keys.DELETED_POLICIES,
+                redis_keys.policy_versions(model),
             ],
             args=[
                 *(model, expected, encode(experiment), fence, policy, base, repr(now)),

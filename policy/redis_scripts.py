@@ -4,16 +4,15 @@ Each script first checks a fence or a version. If the check fails, it returns th
 """
 
 PUT_IF_VERSION = """
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-local version = found and cjson.decode(found).version or 0
+local stored = redis.call('HGET', KEYS[1], ARGV[1])
+local version = stored and cjson.decode(stored).version or 0
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
-if found then redis.call('HSETNX', KEYS[4], string.format('%d', version), found) end
 if ARGV[3] == '' then
-  if not found then return {2, 0} end
+  if not stored then return {2, 0} end
   redis.call('HDEL', KEYS[1], ARGV[1])
   redis.call('HSET', KEYS[3], ARGV[1], string.format('%d', version + 1))
 else
-  if not found then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
+  if not stored then version = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0) end
   redis.call('HSET', KEYS[1], ARGV[1],
     '{"version":' .. string.format('%d', version + 1) .. ',"updated_at":' .. ARGV[4] .. ',"policy":' .. ARGV[3] .. '}')
 end
@@ -28,8 +27,8 @@ return {1, version + 1}
 PUBLISH_SCHEDULE = """
 local fence = redis.call('GET', KEYS[2])
 if fence ~= ARGV[1] then return {-1, tonumber(fence or 0)} end
-local found = redis.call('HGET', KEYS[1], ARGV[2])
-local is_read, document = pcall(cjson.decode, found or '')
+local stored = redis.call('HGET', KEYS[1], ARGV[2])
+local is_read, document = pcall(cjson.decode, stored or '')
 local version = is_read and type(document) == 'table' and document.version or -1
 if version >= tonumber(ARGV[3]) then return {0, version} end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
@@ -54,8 +53,8 @@ if ARGV[4] ~= '' then
   local fence = redis.call('GET', KEYS[3])
   if fence ~= ARGV[4] then return {-1, tonumber(fence or 0)} end
 end
-local found = redis.call('HGET', KEYS[1], ARGV[1])
-local version = found and cjson.decode(found).version or 0
+local stored = redis.call('HGET', KEYS[1], ARGV[1])
+local version = stored and cjson.decode(stored).version or 0
 if version ~= tonumber(ARGV[2]) then return {0, version} end
 if ARGV[5] ~= '' then
   local policy = redis.call('HGET', KEYS[2], ARGV[1])
@@ -65,7 +64,6 @@ if ARGV[5] ~= '' then
   local number = string.format('%d', base + 1)
   local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5]
   redis.call('HSET', KEYS[2], ARGV[1], text .. '}')
-  if policy then redis.call('HSETNX', KEYS[6], string.format('%d', base), policy) end
   redis.call('HSET', KEYS[6], number, text .. ',' .. ARGV[8])
   redis.call('HDEL', KEYS[6], string.format('%d', base + 1 - tonumber(ARGV[9])))
   redis.call('PUBLISH', KEYS[4], KEYS[2])
@@ -75,9 +73,9 @@ return {1, 0}
 """
 
 ACQUIRE = """
-local found = redis.call('GET', KEYS[1])
-if found then
-  local fence, holder = string.match(found, '^(%d+):(.*)$')
+local stored = redis.call('GET', KEYS[1])
+if stored then
+  local fence, holder = string.match(stored, '^(%d+):(.*)$')
   if holder ~= ARGV[1] then return 0 end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return tonumber(fence)

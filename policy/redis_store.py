@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from specpilot.policy import keys, redis_scripts
+from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
 from specpilot.policy.records import Decision, EngineRecord, Lease
-from specpilot.policy.redis_connection import connect, guarded, info_of_each, translated
+from specpilot.policy.redis_connection import connect, guarded, memory_of_each, translated
 from specpilot.policy.redis_dials import Dials
 from specpilot.policy.redis_policies import PolicyRecords, decoded
 from specpilot.policy.redis_url import parse
@@ -64,7 +64,7 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def memory(self) -> StoreMemory | None:
-        reports = info_of_each(self._redis, "memory")
+        reports = memory_of_each(self._redis)
         if not reports or any(name not in server for server in reports for name in ("used_memory", "maxmemory")):
             return None
         servers = [StoreMemory(server["used_memory"], server["maxmemory"]) for server in reports]
@@ -73,26 +73,26 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:
-        return decoded(Schedule, self._redis.hget(keys.SCHEDULES, keys.schedule_field(model, pool)))
+        return decoded(Schedule, self._redis.hget(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool)))
 
     @override
     @guarded
     def schedules(self) -> Sequence[Schedule]:
-        return self._readable(Schedule, "the schedule of", self._redis.hgetall(keys.SCHEDULES))
+        return self._readable(Schedule, "the schedule of", self._redis.hgetall(redis_keys.SCHEDULES))
 
     @override
     @guarded
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
-        field = keys.schedule_field(model, pool)
-        if self._remove_schedule(keys=[keys.SCHEDULES, keys.FENCE], args=[lease.fence, field]) == -1:
+        field = redis_keys.schedule_field(model, pool)
+        if self._remove_schedule(keys=[redis_keys.SCHEDULES, redis_keys.FENCE], args=[lease.fence, field]) == -1:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
 
     @override
     @guarded
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
-        field = keys.schedule_field(schedule.model, schedule.pool)
+        field = redis_keys.schedule_field(schedule.model, schedule.pool)
         outcome, stored = self._publish_schedule(
-            keys=[keys.SCHEDULES, keys.FENCE, keys.pool_changes(schedule.model, schedule.pool)],
+            keys=[redis_keys.SCHEDULES, redis_keys.FENCE, redis_keys.pool_changes(schedule.model, schedule.pool)],
             args=[lease.fence, field, schedule.version, encode(schedule)],
         )
         if outcome == -1:
@@ -103,10 +103,10 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def engines(self) -> Sequence[EngineRecord]:
-        ids = sorted(item.decode() for item in self._redis.smembers(keys.ENGINES))
+        ids = sorted(item.decode() for item in self._redis.smembers(redis_keys.ENGINES))
         if not ids:
             return []
-        return self._fresh(EngineRecord, keys.ENGINES, ids, keys.engine)
+        return self._fresh(EngineRecord, redis_keys.ENGINES, ids, redis_keys.engine)
 
     def _fresh(self, kind: type[T], members: str, ids: Sequence[str], key_of: Callable[[str], str]) -> list[T]:
         """Return the documents of the members of the set `members` that have not expired; remove the other members."""
@@ -121,16 +121,16 @@ class RedisStore(PolicyRecords):
     @guarded
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
         pipe = self._redis.pipeline(transaction=True)
-        pipe.set(keys.engine(record.engine_id), encode(record), px=int(ttl_s * 1000))
-        pipe.sadd(keys.ENGINES, record.engine_id)
+        pipe.set(redis_keys.engine(record.engine_id), encode(record), px=int(ttl_s * 1000))
+        pipe.sadd(redis_keys.ENGINES, record.engine_id)
         try:
             with translated():
                 _, added = pipe.execute()
         except StoreFullError:
-            self._keep(keys.engine(record.engine_id), ttl_s)
+            self._keep(redis_keys.engine(record.engine_id), ttl_s)
             return
         if added or record.draining or record.stalled:
-            self._redis.publish(keys.CHANGES, keys.ENGINES)
+            self._redis.publish(redis_keys.CHANGES, redis_keys.ENGINES)
 
     def _keep(self, key: str, ttl_s: float) -> None:
         """Renew `key` unchanged on a server that is full; raises `StoreFullError` if there is no such key."""
@@ -140,36 +140,39 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def remove_engine(self, engine_id: str) -> None:
-        self._redis.delete(keys.engine(engine_id))  # no transaction: a full server would refuse it
-        self._redis.srem(keys.ENGINES, engine_id)
-        self._redis.publish(keys.CHANGES, keys.ENGINES)
+        self._redis.delete(redis_keys.engine(engine_id))  # no transaction: a full server would refuse it
+        self._redis.srem(redis_keys.ENGINES, engine_id)
+        self._redis.publish(redis_keys.CHANGES, redis_keys.ENGINES)
 
     @override
     @guarded
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         text = zlib.compress(encode(decision))
         fields: Any = {"decision": text}
-        recent, history = keys.decisions(decision.model, decision.pool), keys.history(decision.model, decision.pool)
+        pool = decision.model, decision.pool
+        recent, history = redis_keys.decisions(*pool), redis_keys.history(*pool)
         pipe = self._redis.pipeline(transaction=False)
-        kept = min(keys.DECISIONS_KEPT, keys.DECISIONS_BYTES // len(text))
-        pipe.xadd(recent, fields, maxlen=kept, approximate=True)
+        maxlen = min(redis_keys.DECISIONS_KEPT, redis_keys.DECISIONS_BYTES // len(text))
+        pipe.xadd(recent, fields, maxlen=maxlen, approximate=True)
         if is_lasting:
-            kept = min(keys.HISTORY_KEPT, keys.HISTORY_BYTES // len(text))
-            pipe.xadd(history, fields, maxlen=kept, approximate=True)
-            pipe.expire(recent, keys.DECISIONS_EXPIRE_S)
-            pipe.expire(history, keys.DECISIONS_EXPIRE_S)
+            maxlen = min(redis_keys.HISTORY_KEPT, redis_keys.HISTORY_BYTES // len(text))
+            pipe.xadd(history, fields, maxlen=maxlen, approximate=True)
+            pipe.expire(recent, redis_keys.DECISIONS_EXPIRE_S)
+            pipe.expire(history, redis_keys.DECISIONS_EXPIRE_S)
         pipe.execute()
 
     @override
     @guarded
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
-        rows = self._redis.xrevrange(keys.decisions(model, pool), max=newest, min="-", count=limit)
+        rows = self._redis.xrevrange(redis_keys.decisions(model, pool), max=newest, min="-", count=limit)
         decisions = self._decisions(rows)
         if len(decisions) < limit:
             # A decision in both streams was added to them at almost the same time, under ids of their own.
             newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
-            rows = self._redis.xrevrange(keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN)
+            rows = self._redis.xrevrange(
+                redis_keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN
+            )
             lasting = [item for item in self._decisions(rows) if not decisions or item.at < decisions[-1].at]
             decisions += lasting[: limit - len(decisions)]
         return decisions
@@ -181,67 +184,67 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def api_keys(self) -> Sequence[ApiKey]:
-        return self._readable(ApiKey, "the API key", self._redis.hgetall(keys.API_KEYS))
+        return self._readable(ApiKey, "the API key", self._redis.hgetall(redis_keys.API_KEYS))
 
     @override
     @guarded
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        return decode_each(ApiKey, self._redis.hgetall(keys.API_KEYS))
+        return decode_each(ApiKey, self._redis.hgetall(redis_keys.API_KEYS))
 
     @override
     @guarded
     def put_api_key(self, key: ApiKey) -> None:
-        self._redis.hset(keys.API_KEYS, key.key_id, encode(key))
-        self._redis.publish(keys.CHANGES, keys.API_KEYS)
+        self._redis.hset(redis_keys.API_KEYS, key.key_id, encode(key))
+        self._redis.publish(redis_keys.CHANGES, redis_keys.API_KEYS)
 
     @override
     @guarded
     def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
-        stored = self._redis.hget(keys.API_KEYS, before.key_id)
+        stored = self._redis.hget(redis_keys.API_KEYS, before.key_id)
         if stored is None or decode(ApiKey, stored) != before:
             return False
         # The stored text is compared: a document of an older version lacks later fields.
         arguments = (before.key_id, stored, encode(after))
-        return bool(self._change(keys=[keys.API_KEYS, keys.CHANGES], args=arguments))
+        return bool(self._change(keys=[redis_keys.API_KEYS, redis_keys.CHANGES], args=arguments))
 
     @override
     @guarded
     def delete_api_key(self, key_id: str) -> bool:
-        removed = bool(self._redis.hdel(keys.API_KEYS, key_id))
-        self._redis.publish(keys.CHANGES, keys.API_KEYS)
+        removed = bool(self._redis.hdel(redis_keys.API_KEYS, key_id))
+        self._redis.publish(redis_keys.CHANGES, redis_keys.API_KEYS)
         return removed
 
     @override
     @guarded
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
         pipe = self._redis.pipeline(transaction=True)
-        pipe.set(keys.gateway(usage.gateway_id), encode(usage), px=int(ttl_s * 1000))
-        pipe.sadd(keys.GATEWAYS, usage.gateway_id)
+        pipe.set(redis_keys.gateway(usage.gateway_id), encode(usage), px=int(ttl_s * 1000))
+        pipe.sadd(redis_keys.GATEWAYS, usage.gateway_id)
         try:
             with translated():
                 pipe.execute()
         except StoreFullError:
-            self._keep(keys.gateway(usage.gateway_id), ttl_s)
-        ids = sorted(item.decode() for item in self._redis.smembers(keys.GATEWAYS))
-        return self._fresh(GatewayUsage, keys.GATEWAYS, ids, keys.gateway)
+            self._keep(redis_keys.gateway(usage.gateway_id), ttl_s)
+        ids = sorted(item.decode() for item in self._redis.smembers(redis_keys.GATEWAYS))
+        return self._fresh(GatewayUsage, redis_keys.GATEWAYS, ids, redis_keys.gateway)
 
     @override
     @guarded
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
-        fence = self._acquire(keys=[keys.LEASE, keys.FENCE], args=[holder, int(ttl_s * 1000)])
+        fence = self._acquire(keys=[redis_keys.LEASE, redis_keys.FENCE], args=[holder, int(ttl_s * 1000)])
         return Lease(holder=holder, fence=int(fence)) if fence else None
 
     @override
     @guarded
     def release_lease(self, lease: Lease) -> None:
-        self._release(keys=[keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
+        self._release(keys=[redis_keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
 
     @override
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         epoch = self._dials.epoch
         with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
-            self._redis.exists(keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
-            subscription.subscribe(keys.CHANGES if of_pool is None else keys.pool_changes(*of_pool))
+            self._redis.exists(redis_keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
+            subscription.subscribe(redis_keys.CHANGES if of_pool is None else redis_keys.pool_changes(*of_pool))
             yield None
             due = time.monotonic() + poll_s
             while self._dials.epoch == epoch:
@@ -254,8 +257,8 @@ class RedisStore(PolicyRecords):
 
 
 def _decompressed(text: bytes) -> bytes:
-    """Return a decision's JSON: compressed, or plain as older versions wrote it. Other bytes stay unchanged."""
+    """Return a decision's JSON. Bytes that are not compressed stay unchanged: the decoder reports them."""
     try:
-        return text if text.startswith(b"{") else zlib.decompress(text)
+        return zlib.decompress(text)
     except zlib.error:
         return text

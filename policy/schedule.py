@@ -119,8 +119,8 @@ class ClassGuidance:
 class Guidance:
     """The inputs of an engine's law besides its own measurements: the policy's objective, and requirements by class.
 
-    A class that is not named has the requirements of `default`, which must exist. `probe_ratio` (0..1) is about the
-    share of the engine's time for probes; 0 means no probes.
+    A class that is not named has the requirements of `default`, which must exist. `probe_ratio` (0..1) is the share
+    of the engine's time that pays for probes, free first drafts excepted; 0 means no probes.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -144,7 +144,7 @@ class Guidance:
     @property
     def is_pinned(self) -> bool:
         """Whether it leaves no choice: each class has one K."""
-        return all(asked.k_min == asked.k_max for asked in self.classes.values())
+        return all(guidance.k_min == guidance.k_max for guidance in self.classes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +248,6 @@ class Schedule:
         return (
             self.valid_for_s if self.drawn_until is None else min(self.valid_for_s, self.drawn_until - self.issued_at)
         )
-
-    @property
-    def deepest_k(self) -> int:
-        """The largest K anywhere in the schedule."""
-        return max(item.k for ranges in self.classes.values() for item in ranges)
 
 
 def _row_faults(name: str) -> list[str]:

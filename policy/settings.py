@@ -81,8 +81,8 @@ def _argument_faults(kind: type[BaseSettings], message: str) -> list[str]:
     known = [_flag(name) for name in kind.model_fields]
     close = {flag: get_close_matches(flag, known, n=1) for flag in flags}
     return [
-        f"{flag}: there is no such flag; {f'did you mean {found[0]}?' if found else '--help lists the flags'}"
-        for flag, found in close.items()
+        f"{flag}: there is no such flag; {f'did you mean {matches[0]}?' if matches else '--help lists the flags'}"
+        for flag, matches in close.items()
     ]
 
 

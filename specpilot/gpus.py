@@ -14,10 +14,10 @@ def visible(environment: Mapping[str, str]) -> list[str]:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_WITHIN_S, check=True)  # noqa: S603
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=ASKED_WITHIN_S, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return []
-    return [str(number) for number, _ in enumerate(done.stdout.split())]
+    return [str(number) for number, _ in enumerate(listing.stdout.split())]
 
 
 def share(devices: Sequence[str], engines: int, index: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TextIO
 
 LINE_LIMIT = 16_384
 """Characters of a part's line that are kept: what is longer is cut, so that one line cannot take much memory."""
-OWN = "specpilot"
+SUPERVISOR = "specpilot"
 
 
 class Journal:
@@ -24,8 +24,8 @@ class Journal:
         self._lock = threading.Lock()
 
     def say(self, message: str) -> None:
-        """Write a line of the supervisor's own."""
-        self.add(OWN, message)
+        """Write a line of the supervisor."""
+        self.add(SUPERVISOR, message)
 
     def add(self, part: str, line: str) -> None:
         """Write one line of `part`."""

@@ -20,12 +20,12 @@ GPUS = "SM_NUM_GPUS"
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 MODEL_FOLDER = "/opt/ml/model"
 PATHS = "/ping,/invocations"
-OWN = {
+SETTINGS = {
     "MODEL": "model",
     "SERVED_MODEL_NAME": "served_model_name",
     "MAX_NUM_SEQS": "max_num_seqs",
 }
-"""What vLLM's flag of that name is called here."""
+"""The setting of `specpilot up` for vLLM's flag of that name."""
 REFUSED = {
     "HOST": "the engine listens on the loopback; set SPECPILOT_UP_HOST for the gateway",
     "PORT": f"the engine's port is its own; set {PORT} for the gateway",
@@ -55,8 +55,8 @@ def stated(environment: Mapping[str, str], engines: int = 1, controllers: int = 
             continue
         if option in REFUSED:
             faults.append(f"{name}: {REFUSED[option]}")
-        elif option in OWN:
-            settings[OWN[option]] = value
+        elif option in SETTINGS:
+            settings[SETTINGS[option]] = value
         elif value.lower() == "true":
             flags.append(f"--{_kebab(option)}")
         elif value.lower() != "false":
@@ -76,8 +76,8 @@ def _of_platform(environment: Mapping[str, str], engines: int, controllers: int)
         if low.isdecimal() and high.isdecimal() and int(high) - int(low) + 1 >= needed:
             settings |= {"admin_port": low, "engine_port": str(int(low) + controllers)}
         else:
-            said = f"{environment[PORTS]!r} is no range of {needed} ports or more, one for each controller and engine"
-            faults.append(f"{PORTS}: {said}; write e.g. 9000-9999")
+            ports = f"{needed} ports or more, one for each controller and engine"
+            faults.append(f"{PORTS}: {environment[PORTS]!r} is no range of {ports}; write e.g. 9000-9999")
     if environment.get(MULTI_MODEL, "").lower() == "true":
         faults.append(f"{MULTI_MODEL}: this container serves one model; give each model an endpoint of its own")
     gpus = environment.get(GPUS) or "1"
@@ -86,9 +86,9 @@ def _of_platform(environment: Mapping[str, str], engines: int, controllers: int)
         gpus = "1"
     flags = ""
     if int(gpus) > 1 and (size := f"{PREFIX}TENSOR_PARALLEL_SIZE") not in environment:
-        each, left = divmod(int(gpus), engines)
+        each, remainder = divmod(int(gpus), engines)
         flags = f"--tensor-parallel-size {each}" if each > 1 else ""
-        if left:
+        if remainder:
             faults.append(
                 f"{GPUS}: {gpus} GPUs cannot be divided among {engines} engines; change --engines, or set {size}"
             )

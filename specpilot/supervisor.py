@@ -218,7 +218,3 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._running.clear()
-
-    def process_ids(self) -> dict[str, int]:
-        """Return the process id of each part that runs."""
-        return {item.part.name: item.process.pid for item in self._running if item.process is not None}

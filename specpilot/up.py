@@ -72,8 +72,8 @@ def main(arguments: Sequence[str]) -> None:
             stop,
         )
     except OSError as error:
-        said = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
-        fail(PROGRAM, f"--state-dir: {said}")
+        problem = f"cannot make {error.filename}: {error.strerror}; name a folder that can be written"
+        fail(PROGRAM, f"--state-dir: {problem}")
     check_ports(settings)  # after the claim: who runs in this folder has them
     embedded_url: str | None = None
     try:
@@ -150,16 +150,16 @@ def _policy_in_force(
     read-only or full, does not take the policy within `ready_within_s`, or holds one that cannot be read.
     """
     deadline = time.monotonic() + settings.ready_within_s
-    said = ""
+    reported = ""
     while not stop.is_set():
         try:
             return _write_policy(settings, redis_url)
         except StoreUnavailableError as error:
             if time.monotonic() > deadline:
                 raise PartFailedError(f"the policy could not be written in time: {error}") from error
-            if said != str(error):
-                said = str(error)
-                say(f"waiting for Redis: {said}")
+            if reported != str(error):
+                reported = str(error)
+                say(f"waiting for Redis: {reported}")
         except PolicyError as error:
             raise PartFailedError(f"the policy could not be written: {error}") from error
         stop.wait(1.0)
@@ -173,12 +173,12 @@ def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
     none, one with the demo's classes is written. What was written is in the history and in the audit.
     """
     with closing(RedisStore(redis_url)) as store:
-        found = store.policy(settings.served_model_name)
-        policy = policy_given(settings) or _changed(settings, found.policy if found else None)
-        if found is None or found.policy != policy:
+        stored = store.policy(settings.served_model_name)
+        policy = policy_given(settings) or _changed(settings, stored.policy if stored else None)
+        if stored is None or stored.policy != policy:
             now = SystemClock().now()
             store.put_policy(policy, None, now, Change(AUTHOR))
-            before = to_plain(found.policy if found else Policy(policy.model))
+            before = to_plain(stored.policy if stored else Policy(policy.model))
             changes, left_out = bounded(differences(before, to_plain(policy)))
             entry = AuditEntry(
                 now, AUTHOR, "put_policy", policy.model, Result.DONE, changes=changes, changes_left_out=left_out
@@ -192,9 +192,9 @@ def _changed(settings: UpSettings, policy: Policy | None) -> Policy:
     if policy is None:
         classes = {name: ClassPolicy() for name in DEMO_CLASSES}
         return Policy(settings.served_model_name, Mode(settings.mode), static_k=settings.k, classes=classes)
-    given = settings.model_fields_set
-    mode = Mode(settings.mode) if "mode" in given else policy.mode
-    return replace(policy, mode=mode, static_k=settings.k if "k" in given else policy.static_k)
+    fields_set = settings.model_fields_set
+    mode = Mode(settings.mode) if "mode" in fields_set else policy.mode
+    return replace(policy, mode=mode, static_k=settings.k if "k" in fields_set else policy.static_k)
 
 
 def _engine_urls(settings: UpSettings) -> list[str]:

@@ -46,15 +46,15 @@ def engines(settings: UpSettings, redis_url: str) -> list[Part]:
             environment[gpus.VISIBLE] = ",".join(gpus.share(devices, settings.engines, index))
         extra: list[str] = []
         if not has_gpu:
-            mine = engine_cores[index :: settings.engines] or engine_cores
+            cores = engine_cores[index :: settings.engines] or engine_cores
             # vLLM's worker then runs in the engine's own process, which it allows on a CPU only with that variable at 0
             # (the engine keeps a process of its own all the same). Otherwise the engine waits for its worker in a busy
             # loop, on the core that gateway, controller and API server need.
             environment |= {
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine),
-                "OMP_NUM_THREADS": str(len(mine)),
+                "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
+                "OMP_NUM_THREADS": str(len(cores)),
             }
             extra = [
                 "--distributed-executor-backend",

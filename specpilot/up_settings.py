@@ -82,20 +82,20 @@ def read(arguments: Sequence[str]) -> UpSettings:
     settings = load(UpSettings, PROGRAM, arguments)
     if not settings.sagemaker:
         return settings
-    found = sagemaker.stated(os.environ, settings.engines, settings.controllers)
-    if found.faults:
-        fail(PROGRAM, *found.faults)
-    given = settings.model_fields_set
-    stated = {f"SPECPILOT_UP_{name.upper()}": value for name, value in found.settings.items() if name not in given}
-    os.environ.update(stated)  # read like the operator's own, so that a wrong one is named
+    endpoint = sagemaker.stated(os.environ, settings.engines, settings.controllers)
+    if endpoint.faults:
+        fail(PROGRAM, *endpoint.faults)
+    fields_set = settings.model_fields_set
+    for name in endpoint.settings.keys() - fields_set:  # read like the operator's own, so that a wrong one is named
+        os.environ[f"SPECPILOT_UP_{name.upper()}"] = endpoint.settings[name]
     settings = load(UpSettings, PROGRAM, arguments)
     beside = Path(settings.model) / "drafter"
     return settings.model_copy(
         update={
             "unattended": True,
-            "engine_args": f"{found.engine_args} {settings.engine_args}".strip(),
-            "ready_within_s": settings.ready_within_s if "ready_within_s" in given else SAGEMAKER_READY_WITHIN_S,
-            "drafter": str(beside) if "drafter" not in given and beside.is_dir() else settings.drafter,
+            "engine_args": f"{endpoint.engine_args} {settings.engine_args}".strip(),
+            "ready_within_s": settings.ready_within_s if "ready_within_s" in fields_set else SAGEMAKER_READY_WITHIN_S,
+            "drafter": str(beside) if "drafter" not in fields_set and beside.is_dir() else settings.drafter,
         }
     )
 
@@ -124,16 +124,15 @@ def check_ports(settings: UpSettings) -> None:
     ports = [("--port", settings.host, settings.port)]
     ports += [("--admin-port", settings.admin_host, admin + index) for index in range(settings.controllers)]
     ports += [("--engine-port", "127.0.0.1", engine + index) for index in range(settings.engines)]
-    taken: dict[int, str] = {}
+    flags_by_port: dict[int, str] = {}
     for flag, _, port in ports:
         if port > PORT_LIMIT:
             fail(PROGRAM, f"{flag}: the parts would take port {port}, above {PORT_LIMIT}; choose a lower one")
-        if port in taken:
+        if port in flags_by_port:
             counts = f"with --controllers {settings.controllers} and --engines {settings.engines}"
-            fail(
-                PROGRAM, f"{flag}: port {port} is a port of {taken[port]} too, {counts}; choose another for one of them"
-            )
-        taken[port] = flag
+            both = f"port {port} is a port of {flags_by_port[port]} too, {counts}"
+            fail(PROGRAM, f"{flag}: {both}; choose another for one of them")
+        flags_by_port[port] = flag
     for flag, host, port in ports:
         if (fault := check_port(host, port)) is not None:
             fail(PROGRAM, f"{flag}: {fault}")

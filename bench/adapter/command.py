@@ -7,8 +7,6 @@ little faster or slower than the next for its whole life; the report has the med
 
 - `k0_vs_no_spec`: decode throughput at K = 0 with the adapter over that of an engine without speculation.
 - `k0_vs_no_spec_sync`: the same, over one that also schedules synchronously, as vLLM does on a CPU with speculation.
-- `k0_floor_vs_no_spec`: the same with a scheduler that only sets K = 0 (`bench.adapter.bare_scheduler`): steps run as
-  without speculation, without backlog, plan and evidence. This is the limit if the adapter's own work took no time.
 - `k0_own_share`: the share of a step at K = 0 for the adapter's backlog, plan and evidence, from one engine that runs
   with and without them alternately (`bench.adapter.parts`); printed in microseconds for each of them.
 - `constant_k_vs_stock`: decode throughput at K = K_max with the adapter over stock vLLM with the same drafter.
@@ -26,7 +24,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -45,7 +42,6 @@ from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench adapter"
 SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
-BARE_SCHEDULER = "specpilot.bench.adapter.bare_scheduler.BareScheduler"
 
 
 class AdapterBenchSettings(ProgramSettings):
@@ -64,7 +60,6 @@ class AdapterBenchSettings(ProgramSettings):
     law_steps: int = Field(
         default=0, ge=0, description="measure only the law's extra work, in so many steps of vLLM's scheduler, no model"
     )
-    wider: int = Field(default=1, ge=1, description="measure a pair this many times as wide, of untrained weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ class Arm:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the worker's job."""
-        return {"keep_nothing": True} if self.worker == "bare" else {} if self.k is None else {"k": self.k}
+        return {} if self.k is None else {"k": self.k}
 
     def __str__(self) -> str:
         return self.worker if self.k is None else f"{self.worker} at K={self.k}"
@@ -89,7 +84,7 @@ class Comparison:
 
     name: str
     running: int
-    mine: Arm
+    arm: Arm
     other: Arm
     launches: list[list[float]] = field(default_factory=list)
 
@@ -99,7 +94,7 @@ class Comparison:
         return statistics.median(chain.from_iterable(self.launches))
 
     def __str__(self) -> str:
-        return f"{self.running:2d} running, {f'{self.mine} / {self.other}':<44}"
+        return f"{self.running:2d} running, {f'{self.arm} / {self.other}':<44}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -108,16 +103,6 @@ def main(arguments: Sequence[str]) -> None:
     if settings.law_steps:
         law_steps.measure(settings.model, settings.drafter, settings.k_max, settings.law_steps)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        if settings.wider > 1:
-            from specpilot.bench.adapter.wider_pair import widen  # noqa: PLC0415 - torch, which only this needs
-
-            settings.model = widen(settings.model, settings.wider, Path(folder) / "target")
-            settings.drafter = widen(settings.drafter, settings.wider, Path(folder) / "drafter")
-        _measure(settings)
-
-
-def _measure(settings: AdapterBenchSettings) -> None:
     texts = prompt_texts(settings.prompts, max(32, settings.replies))
     cores = sorted(os.sched_getaffinity(0))
     base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}
@@ -136,10 +121,9 @@ def _measure(settings: AdapterBenchSettings) -> None:
         "no speculation, synchronous": (plain | {"async_scheduling": False}, base),
         "stock": (plain | speculative, base),
         "adapter": (adapter, base),
-        "bare": (adapter | {"scheduler_cls": BARE_SCHEDULER}, base),
     }
     comparisons = _comparisons(settings.k_max)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for launch in range(1, settings.launches + 1):
         workers = {name: EngineWorker(name, *options) for name, options in engines.items()}
         try:
@@ -147,30 +131,29 @@ def _measure(settings: AdapterBenchSettings) -> None:
                 _take_turns(settings, workers, texts, comparison)
                 say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
-                found |= _within_one_engine(settings, workers["adapter"], texts)
+                figures |= _within_one_engine(settings, workers["adapter"], texts)
         finally:
             for worker in workers.values():
                 worker.close()
     for comparison in comparisons:
         say(_summary(comparison))
-        found[comparison.name] = round(comparison.median, 3)
+        figures[comparison.name] = round(comparison.median, 3)
     if settings.replies:
         exact = {"dtype": "float32"}
-        found["lossless_mismatches"] = _mismatches(
+        figures["lossless_mismatches"] = _mismatches(
             EngineWorker("no speculation", plain | exact, base),
             EngineWorker("adapter", adapter | exact, base),
             texts[: settings.replies],
         )
-    say(json.dumps(found))
+    say(json.dumps(figures))
 
 
 def _comparisons(k_max: int) -> list[Comparison]:
     return [
-        Comparison(f"{name}_{running}", running, mine, other)
+        Comparison(f"{name}_{running}", running, arm, other)
         for running in (1, 8, 32)
-        for name, mine, other in (
+        for name, arm, other in (
             ("k0_vs_no_spec", Arm("adapter", k=0), Arm("no speculation")),
-            ("k0_floor_vs_no_spec", Arm("bare"), Arm("no speculation")),
             ("k0_vs_no_spec_sync", Arm("adapter", k=0), Arm("no speculation, synchronous")),
             ("constant_k_vs_stock", Arm("adapter", k=k_max), Arm("stock")),
         )
@@ -183,7 +166,7 @@ def _take_turns(
     """Add a launch's windows of a comparison; the arms alternate in which begins, and the first reply warms up."""
     ratios: list[float] = []
     for reply in range(settings.rounds + 1):
-        arms = (comparison.mine, comparison.other)[:: 1 if reply % 2 else -1]
+        arms = (comparison.arm, comparison.other)[:: 1 if reply % 2 else -1]
         pieces = (
             workers[arm.worker].pieces(texts[: comparison.running], settings.tokens, **arm.options) for arm in arms
         )
@@ -203,21 +186,21 @@ def _summary(comparison: Comparison) -> str:
 
 def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
     """Measure one engine alone: shares of a step, draft width, the time that a change of K takes."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for running in (1, 8, 32):
         some = texts[:running]
         costs = {part: _cost(settings, adapter, some, part, 0) for part in AT_K_0}
-        found[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
-        found[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
+        figures[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
+        figures[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
     for k in (1, 3):
         width = _cost(settings, adapter, texts[:32], WIDTH, k)
         say(
             f"32 running, adapter at K={k} / always drafting {settings.k_max}: median {width.ratio.median:.3f} "
             f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
         )
-        found[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)
-    found["switch_ms"] = _switch_ms(adapter, texts[:8])
-    return found
+        figures[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)
+    figures["switch_ms"] = _switch_ms(adapter, texts[:8])
+    return figures
 
 
 def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], part: str, k: int) -> Cost:
@@ -230,16 +213,17 @@ def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence
     for turn in range(max(1, min(most, 2 * most // (1 + k)))):
         answer = adapter.run(texts, min(LONGEST_REPLY, settings.tokens * (1 + k)), k=k, part=part, seed=turn)
         pairs += [Pair(*pair) for pair in answer["pairs"]]
-    found = cost(pairs)
+    part_cost = cost(pairs)
     say(
-        f"{len(texts):2d} running, adapter at K={k}, a step of {found.step:5.0f} us: {part:<31} "
-        f"{found.part.median:+5.0f} us ({found.part.low:+.0f} to {found.part.high:+.0f}), {found.pairs} pairs"
+        f"{len(texts):2d} running, adapter at K={k}, a step of {part_cost.step:5.0f} us: {part:<31} "
+        f"{part_cost.part.median:+5.0f} us ({part_cost.part.low:+.0f} to {part_cost.part.high:+.0f}), "
+        f"{part_cost.pairs} pairs"
     )
-    return found
+    return part_cost
 
 
-def _share(found: Cost) -> float:
-    return round(1.0 - found.ratio.median, 3)
+def _share(part_cost: Cost) -> float:
+    return round(1.0 - part_cost.ratio.median, 3)
 
 
 def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:

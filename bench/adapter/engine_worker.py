@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out, runner_of
+from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -103,11 +103,11 @@ class EngineWorker:
         finally:
             watch.cancel()
         status = self._process.wait()
-        what = f"gave no answer within {ANSWER_WITHIN_S:g} s" if hangs.is_set() else f"ended with status {status}"
+        failure = f"gave no answer within {ANSWER_WITHIN_S:g} s" if hangs.is_set() else f"ended with status {status}"
         self._log.seek(0)
-        said = self._log.read()[-3000:]
+        output = self._log.read()[-3000:]
         self.close()
-        raise RuntimeError(f"the engine {self.name!r} {what}:\n{said}")
+        raise RuntimeError(f"the engine {self.name!r} {failure}:\n{output}")
 
 
 def main(options: dict[str, Any]) -> None:
@@ -128,25 +128,23 @@ def main(options: dict[str, Any]) -> None:
     while line := sys.stdin.readline():
         job = json.loads(line)
         sampling = SamplingParams(temperature=job.get("temperature", 0.0), max_tokens=job["tokens"], ignore_eos=True)
-        done = threading.Event()
+        ended = threading.Event()
         thread = None
         if "k" in job:
             _offer(scheduler.control, job["k"], 0.0)
-        if job.get("keep_nothing"):
-            _keep_nothing(llm)
         switches: list[float] = []
         if job.get("switches"):
             thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
             thread.start()
         if job.get("thrash_seed") is not None:
-            thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], done))
+            thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
         if job.get("in_pieces"):
             _generate_in_pieces(llm, job["prompts"], sampling)
             continue
         with _leaving_out(llm, job) as pairs:
             outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
-        done.set()
+        ended.set()
         if thread is not None:
             thread.join()
         answer: dict[str, Any] = {"pairs": pairs, "switch_s": switches}
@@ -207,19 +205,9 @@ def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()
     control.offer(schedule, time.monotonic())
 
 
-def _keep_nothing(llm: Any) -> None:
-    """Switch the workers' backlog of rows for the drafter off."""
-    from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
-
-    drafting = of_runner(runner_of(llm.llm_engine.engine_core.engine_core))
-    assert drafting is not None
-    for name in ("keep", "keep_plain"):
-        setattr(drafting.backlog, name, lambda *_: None)
-
-
-def _thrash(control: Any, seed: int, done: threading.Event) -> None:
+def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
-    while not done.wait(rng.uniform(0.0, 0.01)):
+    while not ended.wait(rng.uniform(0.0, 0.01)):
         depths = [0, 0, *range(control.k_max + 1)]
         by_band = rng.choice([(), rng.choices(depths, k=8)])  # half of the time K differs within a batch
         _offer(control, rng.choice(depths), rng.choice([0.0, 0.02, 1.0]), by_band)
@@ -228,15 +216,15 @@ def _thrash(control: Any, seed: int, done: threading.Event) -> None:
 def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
     """Change K back and forth; append the time from each schedule's arrival to the first step that verified its K."""
     meter, commit = scheduler.meter, scheduler.meter.commit
-    seen = threading.Condition()
+    condition = threading.Condition()
     latest: set[int] = set()
 
     def watching(shape: Any, duration: float, context: int, outcome: Any) -> None:
         commit(shape, duration, context, outcome)
-        with seen:
+        with condition:
             latest.clear()
             latest.update(draft.k for draft in outcome.drafts)
-            seen.notify()
+            condition.notify()
 
     meter.commit = watching
     try:
@@ -244,8 +232,8 @@ def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
             k = 2 if number % 2 else 5
             began = time.perf_counter()
             _offer(scheduler.control, k, 0.0)
-            with seen:
-                if not seen.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
+            with condition:
+                if not condition.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
                     return  # the replies have ended
             seconds.append(time.perf_counter() - began)
             time.sleep(0.001 * (number % 7))

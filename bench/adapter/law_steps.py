@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 from specpilot.bench.report.output import say
 from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.law.batch_choice import Wish
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import planner
 from specpilot.engine_adapter.plan.draft_state import DraftState
@@ -28,21 +27,24 @@ from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
 from specpilot.engine_adapter.plan.speculation_control import KTable, law_table, table_of
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
 
 RUNNING = (64, 256)
 REPLY_TOKENS = (100, 500)
 """Shortest and longest reply."""
 REFRESH_STEPS = 50
 WARM_UP_STEPS = 200
-WISHES = {DEFAULT_CLASS: Wish(), "code": Wish(weight=2.0), "chat": Wish(weight=0.5)}
+GUIDANCE = Guidance(
+    Objective.THROUGHPUT,
+    {DEFAULT_CLASS: ClassGuidance(), "code": ClassGuidance(weight=2.0), "chat": ClassGuidance(weight=0.5)},
+)
 _PROMPT, _BLOCK, _BLOCKS_OF_A_REQUEST = 4, 16, 40
 _ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)
 
 
 def measure(model: Path, drafter: Path, k_max: int, steps: int) -> None:
     """Play `steps` steps for each number of running requests on both schedulers; the last line is one JSON object."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for is_async in (False, True):
         for running in RUNNING:
             extra, law = _played(_scheduler(model, drafter, k_max, running, is_async=is_async), running, k_max, steps)
@@ -52,25 +54,25 @@ def measure(model: Path, drafter: Path, k_max: int, steps: int) -> None:
                 f"{running:3d} running, {name:<13} the law takes {mean:4.0f} us a step more than a table in the mean, "
                 f"{p99:4.0f} at the 99th percentile; chosen anew in {law.choices / law.steps:.0%} of the steps"
             )
-            found |= {f"law_us_{name}_{running}": round(mean, 1), f"law_p99_us_{name}_{running}": round(p99, 1)}
-    say(json.dumps(found))
+            figures |= {f"law_us_{name}_{running}": round(mean, 1), f"law_p99_us_{name}_{running}": round(p99, 1)}
+    say(json.dumps(figures))
 
 
 def _played(engine: Any, running: int, k_max: int, steps: int) -> tuple[list[int], EngineLaw]:
     """Return the law's extra nanoseconds in each step, and the law."""
     rng, law = random.Random(0), engine.law  # noqa: S311 - reproducible
-    law.wish(WISHES)
+    law.follow(GUIDANCE)
     engine.control.adapting = law_table(law, 0.005)
     table = _table(engine, k_max)
     acceptance: dict[str, float] = {}
     extra: list[int] = []
     by_law = planner._set_k_by_law  # noqa: SLF001 - its time is measured
 
-    def timed(states: Sequence[DraftState], given: EngineLaw, deepest: int) -> int:
+    def timed(states: Sequence[DraftState], engine_law: EngineLaw, deepest: int) -> int:
         began = thread_time_ns()
         planner._set_k_by_table(states, table, len(states), deepest)  # noqa: SLF001
         between = thread_time_ns()
-        width = by_law(states, given, deepest)
+        width = by_law(states, engine_law, deepest)
         extra.append(thread_time_ns() - between - (between - began))
         return width
 
@@ -86,7 +88,7 @@ def _played(engine: Any, running: int, k_max: int, steps: int) -> tuple[list[int
             _step(engine, acceptance, rng, k_max)
             if step % REFRESH_STEPS == REFRESH_STEPS - 1:
                 steps_taken = [(shape, _step_s(shape), 0) for shape, _, _ in engine.meter.take_steps()]
-                law.learn(steps_taken, engine.meter.take())
+                law.learn(steps_taken, engine.meter.take_evidence())
                 law.refresh()
                 engine.planner.prices = law.probe_prices
     return extra, law
@@ -102,7 +104,7 @@ def _table(engine: Any, k_max: int) -> KTable:
     rows: dict[str, tuple[KRange, ...]] = {DEFAULT_CLASS: (KRange(1, most, k_max),)}
     for band in range(BANDS):
         ranges = KRange(1, most // 2, min(k_max, band)), KRange(most // 2 + 1, most, min(k_max, band // 2))
-        rows |= {row_name(name, band): ranges for name in WISHES}
+        rows |= {row_name(name, band): ranges for name in GUIDANCE.classes}
     return table_of(Schedule(engine.control.model, "default", 1, 0.0, 3600.0, 0.005, rows), most)
 
 
@@ -147,7 +149,9 @@ def _add(engine: Any, name: str, rng: random.Random) -> None:
     from vllm.v1.request import Request  # noqa: PLC0415
 
     sampling = SamplingParams(
-        max_tokens=rng.randint(*REPLY_TOKENS), ignore_eos=True, extra_args={CLASS_ARGUMENT: rng.choice(list(WISHES))}
+        max_tokens=rng.randint(*REPLY_TOKENS),
+        ignore_eos=True,
+        extra_args={CLASS_ARGUMENT: rng.choice(list(GUIDANCE.classes))},
     )
     engine.add_request(Request(name, [3] * _PROMPT, sampling, None))
 

@@ -88,13 +88,13 @@ def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order
     engine, pairs = llm.llm_engine, list[Pair]()
-    step, done, most, is_out, begins_without = engine.step, 0, 0, False, False
+    step, count, most, is_out, begins_without = engine.step, 0, 0, False, False
     seconds = [0.0, 0.0]  # of the pair's steps: with the part, without it
 
     def timed() -> Any:
-        nonlocal done, most, is_out, begins_without
+        nonlocal count, most, is_out, begins_without
         most = max(most, engine.get_num_unfinished_requests())
-        place = done % (2 * STEPS_IN_A_PIECE)
+        place = count % (2 * STEPS_IN_A_PIECE)
         if place == 0:
             begins_without = rng.random() < 0.5  # noqa: PLR2004 - half
             seconds[:] = 0.0, 0.0
@@ -102,8 +102,8 @@ def leaving_out(llm: Any, part: str, seed: int) -> Iterator[list[Pair]]:
         began = time.perf_counter()
         outputs = step()
         seconds[is_out] += time.perf_counter() - began
-        done += 1
-        is_whole = done % (2 * STEPS_IN_A_PIECE) == 0 and done > 2 * STEPS_IN_A_PIECE
+        count += 1
+        is_whole = count % (2 * STEPS_IN_A_PIECE) == 0 and count > 2 * STEPS_IN_A_PIECE
         if is_whole and engine.get_num_unfinished_requests() == most:
             pairs.append(Pair(*(total / STEPS_IN_A_PIECE for total in seconds)))
         return outputs
@@ -166,8 +166,8 @@ def _at_k_max(core: Any) -> list[_Replacement]:
         Scheduler._update_after_schedule(scheduler, output)  # noqa: SLF001 - vLLM's, without the adapter's
         output.num_spec_tokens_to_schedule = k_max  # until a plan sets it, it has the value of the last reply's end
 
-    own = [(backlog, name, lambda *_: None) for name in ("catch_up", "keep_of")]
-    return [(scheduler, "_update_after_schedule", without), *stock, *own]
+    backlog_methods = [(backlog, name, lambda *_: None) for name in ("catch_up", "keep_of")]
+    return [(scheduler, "_update_after_schedule", without), *stock, *backlog_methods]
 
 
 def _everything(core: Any) -> list[_Replacement]:

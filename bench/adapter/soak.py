@@ -83,7 +83,7 @@ class Soak:
     """One run against the engine at `url`: requests, faults, readings."""
 
     def __init__(self, settings: SoakSettings, url: str, engine: Popen[bytes]) -> None:
-        self.done: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.errors: list[str] = []
         self.memory: list[tuple[float, dict[str, float]]] = []
         self.changes = 0
@@ -126,7 +126,7 @@ class Soak:
             kind = self._rng.choice(KINDS)
             try:
                 await self._ask(session, kind)
-                self.done[kind] += 1
+                self.requests[kind] += 1
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
                 self._note(f"{kind}: {type(error).__name__}: {error}")
                 await asyncio.sleep(0.5)
@@ -150,9 +150,9 @@ class Soak:
         if len(choices) != body.get("n", 1):
             raise ValueError(f"{len(choices)} choices")
         if kind == "structured" and choices[0]["finish_reason"] == "stop":
-            found = json.loads(choices[0]["message"]["content"])
-            if set(found) != FIELDS:
-                raise ValueError(f"does not fit the schema: {found}")
+            document = json.loads(choices[0]["message"]["content"])
+            if set(document) != FIELDS:
+                raise ValueError(f"does not fit the schema: {document}")
 
     def _body(self, kind: str) -> dict[str, Any]:
         rng = self._rng
@@ -198,11 +198,11 @@ class Soak:
         classes, kind = ("default", *CLASSES), self._rng.choices(("none", "class", "band"), (0.4, 0.2, 0.4))[0]
         if kind == "none":
             return dict.fromkeys(classes, 0)
-        found = {name: self._rng.randrange(8) for name in classes}
+        k_by_row = {name: self._rng.randrange(8) for name in classes}
         if kind == "band":
             rows = [row_name(name, band) for name in classes for band in range(BANDS)]
-            found |= {row: self._rng.choice((0, 0, self._rng.randrange(8))) for row in rows}
-        return found
+            k_by_row |= {row: self._rng.choice((0, 0, self._rng.randrange(8))) for row in rows}
+        return k_by_row
 
     async def _watch(self) -> None:
         began = time.monotonic()
@@ -212,7 +212,7 @@ class Soak:
             mib = memory["all"] = sum(memory.values())
             self.memory.append((minutes, memory))
             say(
-                f"\r{minutes:5.1f} of {self._settings.minutes:g} min  {self.done.total():6d} requests  "
+                f"\r{minutes:5.1f} of {self._settings.minutes:g} min  {self.requests.total():6d} requests  "
                 f"{self.changes:5d} changes of K  {mib:6.0f} MiB  {len(self.errors)} errors ",
                 end="" if sys.stdout.isatty() else "\n",
             )
@@ -221,37 +221,37 @@ class Soak:
             self._note(f"the engine ended with status {self._engine.returncode}")
 
     async def _report(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        kept: dict[str, float] = {}
+        held: dict[str, float] = {}
         end = time.monotonic() + IDLE_WITHIN_S
-        found: Counter[str] = Counter()
+        metrics: Counter[str] = Counter()
         while self._engine.poll() is None:
             try:
-                found = await _metrics(session)
+                metrics = await _metrics(session)
             except (aiohttp.ClientError, TimeoutError) as error:
                 self._note(f"GET /metrics: {type(error).__name__}: {error}")
                 break
-            kept = {
-                "requests_running": found["vllm:num_requests_running"],
-                "requests_waiting": found["vllm:num_requests_waiting"],
-                "kv_cache_usage_ratio": found["vllm:kv_cache_usage_perc"],
+            held = {
+                "requests_running": metrics["vllm:num_requests_running"],
+                "requests_waiting": metrics["vllm:num_requests_waiting"],
+                "kv_cache_usage_ratio": metrics["vllm:kv_cache_usage_perc"],
             }
-            if not any(kept.values()) or time.monotonic() > end:
+            if not any(held.values()) or time.monotonic() > end:
                 break
             await asyncio.sleep(0.5)
         low, middle, high = self._slope("all")
         faults = list(self.errors)
-        faults += [f"still there at the end: {name} {value}" for name, value in kept.items() if value]
+        faults += [f"still there at the end: {name} {value}" for name, value in held.items() if value]
         if low > self._settings.slope_mib:
             faults.append(f"memory grows by {middle:.1f} MiB a minute (95 %: {low:.1f} to {high:.1f})")
         return {
             "minutes": self._settings.minutes,
-            "requests": dict(self.done),
+            "requests": dict(self.requests),
             "changes_of_k": self.changes,
-            "preemptions": found["vllm:num_preemptions_total"] if kept else None,
-            "generated_tokens": found["vllm:generation_tokens_total"] if kept else None,
-            "catch_up_steps": found[f"{names.STEPS} {names.CATCH_UP}"] if kept else None,
+            "preemptions": metrics["vllm:num_preemptions_total"] if held else None,
+            "generated_tokens": metrics["vllm:generation_tokens_total"] if held else None,
+            "catch_up_steps": metrics[f"{names.STEPS} {names.CATCH_UP}"] if held else None,
             "memory": {name: self._memory_of(name) for name in self.memory[-1][1]} if self.memory else None,
-            "left_over": kept,
+            "left_over": held,
             "faults": faults,
         }
 
@@ -273,13 +273,13 @@ async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
     """Return the engine's metrics by name, summed over their labels; steps also by name and kind."""
     async with session.get("/metrics") as reply:
         text = await reply.text()
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name] += sample.value  # type: ignore[assignment]
+            sums[sample.name] += sample.value  # type: ignore[assignment]
             if kind := sample.labels.get(names.LABEL_KIND):
-                found[f"{sample.name} {kind}"] += sample.value  # type: ignore[assignment]
-    return found
+                sums[f"{sample.name} {kind}"] += sample.value  # type: ignore[assignment]
+    return sums
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.agreement.comparison import Pair, compared, fault
 from specpilot.bench.agreement.stock import stock_server
-from specpilot.bench.agreement.vllm_client import Asked, ClientFailedError, run
+from specpilot.bench.agreement.vllm_client import ClientFailedError, Job, run
 from specpilot.bench.data.forms import parse
 from specpilot.bench.load.chat_client import Sampling
 from specpilot.bench.load.conversations import Work
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if settings.url:
             pairs = _pairs(settings, settings.url.rstrip("/").removesuffix("/v1"))
-        elif (taken := check_port("127.0.0.1", settings.port)) is not None:
-            fail(PROGRAM, f"--port: {taken}")
+        elif (conflict := check_port("127.0.0.1", settings.port)) is not None:
+            fail(PROGRAM, f"--port: {conflict}")
         else:
             with stock_server(settings.out, settings.port, settings.k) as url:
                 pairs = _pairs(settings, url)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
     conditions = settings.model_dump(include={"k", "pairs", "concurrency", "num_prompts", "output_tokens"})
     say(json.dumps(conditions | compared(pairs)))
-    faults = [found for pair in pairs if (found := fault(pair)) is not None]
+    faults = [difference for pair in pairs if (difference := fault(pair)) is not None]
     if faults:
         sys.stderr.write(f"{PROGRAM}: the clients did not do the same work: {faults[0]}\n")
         sys.exit(1)
@@ -77,8 +77,8 @@ def write_questions(path: Path, count: int) -> None:
     kinds = []
     for kind in KINDS:
         lines = (DEMO_MODEL / "prompts" / f"{kind}.jsonl").read_text().splitlines()
-        said = [json.loads(line)["messages"] for line in lines]
-        kinds.append([messages[0]["content"] for messages in said if len(messages) == 1])
+        conversations = [json.loads(line)["messages"] for line in lines]
+        kinds.append([messages[0]["content"] for messages in conversations if len(messages) == 1])
     questions = [question for turn in zip(*kinds, strict=False) for question in turn]
     answer = {"from": "gpt", "value": "-"}  # neither client reads it, and vLLM's leaves out questions without one
     records = [
@@ -92,29 +92,29 @@ def _pairs(settings: AgreementSettings, url: str) -> list[Pair]:
     data = settings.out / "questions.json"
     write_questions(data, settings.num_prompts)
     requests, in_flight, tokens = settings.num_prompts, settings.concurrency, settings.output_tokens
-    asked = Asked(model_of(url), settings.tokenizer, data, requests, in_flight, tokens)
-    _ours(url, asked, settings.out / "ours-0.json")
+    job = Job(model_of(url), settings.tokenizer, data, requests, in_flight, tokens)
+    _sweep_figures(url, job, settings.out / "ours-0.json")
     pairs: list[Pair] = []
     for number in range(1, settings.pairs + 1):
         files = [settings.out / f"{client}-{number}.json" for client in ("ours", "vllm")]
         if number % 2:
-            ours = _ours(url, asked, files[0])
-            theirs = run(url, asked, files[1])
+            sweep = _sweep_figures(url, job, files[0])
+            vllm = run(url, job, files[1])
         else:
-            theirs = run(url, asked, files[1])
-            ours = _ours(url, asked, files[0])
-        pairs.append((ours, theirs))
-        rates = f"{ours['output_throughput']:.0f} tok/s here, {theirs['output_throughput']:.0f} in vllm bench serve"
+            vllm = run(url, job, files[1])
+            sweep = _sweep_figures(url, job, files[0])
+        pairs.append((sweep, vllm))
+        rates = f"{sweep['output_throughput']:.0f} tok/s here, {vllm['output_throughput']:.0f} in vllm bench serve"
         say(f"[{number}/{settings.pairs}] {rates}")
     return pairs
 
 
-def _ours(url: str, asked: Asked, path: Path) -> dict[str, Any]:
+def _sweep_figures(url: str, job: Job, path: Path) -> dict[str, Any]:
     """Measure one cell as a sweep does; each one has all the prompts, in their order."""
-    work = Work((), 0, 0, asked.output_tokens, 0.0, 0.0)
-    given = Conditions(work, Sampling(0.0, ignore_eos=True), {}, model=asked.model)
-    conversations = parse("sharegpt", asked.data.read_text(), str(asked.data))
-    cell = Cell(Arm("stock"), "questions", Load(asked.in_flight), 1)
-    found = measure(RunningSystem(url), cell, conversations, given, asked.requests)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    work = Work((), 0, 0, job.output_tokens, 0.0, 0.0)
+    conditions = Conditions(work, Sampling(0.0, ignore_eos=True), {}, model=job.model)
+    conversations = parse("sharegpt", job.data.read_text(), str(job.data))
+    cell = Cell(Arm("stock"), "questions", Load(job.in_flight), 1)
+    figures = measure(RunningSystem(url), cell, conversations, conditions, job.requests)
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    return figures

@@ -13,17 +13,17 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 def fault(pair: Pair) -> str | None:
     """Return how the work of the two runs differed; `None` when it was the same."""
-    ours, theirs = pair
+    sweep, vllm = pair
     for name in COUNTS:
-        if ours[name] != theirs[name]:
-            return f"{name} is {ours[name]} here and {theirs[name]} in vllm bench serve"
+        if sweep[name] != vllm[name]:
+            return f"{name} is {sweep[name]} here and {vllm[name]} in vllm bench serve"
     return None
 
 
 def compared(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return the ratios, ours over vLLM's, as median and range; and the range of each client over its own median."""
     return {
-        "ours_over_vllm": {name: _spread([ours[name] / theirs[name] for ours, theirs in pairs]) for name in FIGURES},
+        "ours_over_vllm": {name: _spread([sweep[name] / vllm[name] for sweep, vllm in pairs]) for name in FIGURES},
         "range_over_median": {
             client: {name: _range([pair[place][name] for pair in pairs]) for name in FIGURES}
             for place, client in enumerate(("ours", "vllm"))

@@ -23,7 +23,7 @@ class ClientFailedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Job:
     """The load: each question of the ShareGPT file `data` once, in order, `in_flight` at a time."""
 
     model: str
@@ -34,32 +34,32 @@ class Asked:
     output_tokens: int
 
 
-def run(url: str, asked: Asked, result: Path) -> dict[str, Any]:
+def run(url: str, job: Job, result: Path) -> dict[str, Any]:
     """Run the client and return what it saved into the file `result`; raises `ClientFailedError`."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _CLIENT, *flags(url, asked, result)],
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _CLIENT, *flags(url, job, result)],
         env=os.environ | {"VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    if done.returncode != 0 or not result.is_file():
-        raise ClientFailedError(f"vllm bench serve failed:\n{done.stdout[-3000:]}")
-    found = json.loads(result.read_text())
-    if not isinstance(found, dict):
+    if process.returncode != 0 or not result.is_file():
+        raise ClientFailedError(f"vllm bench serve failed:\n{process.stdout[-3000:]}")
+    figures = json.loads(result.read_text())
+    if not isinstance(figures, dict):
         raise ClientFailedError(f"vllm bench serve saved no figures into {result}")
-    return found
+    return figures
 
 
-def flags(url: str, asked: Asked, result: Path) -> Sequence[str]:
+def flags(url: str, job: Job, result: Path) -> Sequence[str]:
     """Return the flags of `vllm bench serve`."""
     return [
         *("--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url),
-        *("--model", asked.tokenizer, "--served-model-name", asked.model),
-        *("--dataset-name", "sharegpt", "--dataset-path", str(asked.data), "--disable-shuffle", "--no-oversample"),
-        *("--num-prompts", str(asked.requests), "--sharegpt-output-len", str(asked.output_tokens), "--ignore-eos"),
-        *("--max-concurrency", str(asked.in_flight), "--temperature", "0", "--disable-tqdm"),
+        *("--model", job.tokenizer, "--served-model-name", job.model),
+        *("--dataset-name", "sharegpt", "--dataset-path", str(job.data), "--disable-shuffle", "--no-oversample"),
+        *("--num-prompts", str(job.requests), "--sharegpt-output-len", str(job.output_tokens), "--ignore-eos"),
+        *("--max-concurrency", str(job.in_flight), "--temperature", "0", "--disable-tqdm"),
         *("--extra-body", json.dumps({"cache_salt": secrets.token_hex(16)})),  # our client also has one for each run
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,95,99"),
         *("--save-result", "--result-dir", str(result.parent), "--result-filename", result.name),

@@ -20,12 +20,12 @@ from specpilot.bench.control.alert_stage import RedisSocket
 from specpilot.bench.control.fault_stage import Stage
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.system import System
-from specpilot.bench.load.trace import Phase
+from specpilot.bench.load.trace import LoadPhase
 
 MODEL = "demo"
-EASY = Phase("predictable", 1.0, {"json": 9})
-HARD = Phase("unpredictable", 1.0, {"chat": 12}, temperature=1.5)
-CROWD = Phase("crowd", 1.0, {"json": 120})
+EASY = LoadPhase("predictable", 1.0, {"json": 9})
+HARD = LoadPhase("unpredictable", 1.0, {"chat": 12}, temperature=1.5)
+CROWD = LoadPhase("crowd", 1.0, {"json": 120})
 ERRING = ("specpilot.bench.control.false_controller",)
 
 
@@ -142,7 +142,7 @@ async def _one_gets_other_traffic(scene: Scene) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _traffic(scene: Scene, phase: Phase) -> AsyncIterator[None]:
+async def _traffic(scene: Scene, phase: LoadPhase) -> AsyncIterator[None]:
     await scene.load.shift_to(phase)
     try:
         yield

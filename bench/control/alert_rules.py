@@ -30,6 +30,6 @@ def quickened(rules: str, factor: float) -> str:
     def text(duration_s: float) -> str:
         return f"{max(1, round(1000 * duration_s))}ms"
 
-    found = _WINDOW.sub(lambda one: f"[{text(max(LEAST_WINDOW_S, seconds(one[1], one[2])))}]", rules)
-    found = _OFFSET.sub(lambda one: f"offset {text(seconds(one[1], one[2]))}", found)
-    return _FOR.sub(lambda one: f"{one[1]}{text(min(LONGEST_FOR_S, seconds(one[2], one[3])))}", found)
+    document = _WINDOW.sub(lambda one: f"[{text(max(LEAST_WINDOW_S, seconds(one[1], one[2])))}]", rules)
+    document = _OFFSET.sub(lambda one: f"offset {text(seconds(one[1], one[2]))}", document)
+    return _FOR.sub(lambda one: f"{one[1]}{text(min(LONGEST_FOR_S, seconds(one[2], one[3])))}", document)

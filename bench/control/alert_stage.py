@@ -51,9 +51,9 @@ class Prometheus:
     def alerts(self) -> dict[str, str]:
         """Return the state of each active alert, `pending` or `firing`; of several states the worse."""
         with urlopen(f"{self._url}/api/v1/alerts", timeout=10.0) as reply:  # noqa: S310 - a server that we started
-            found = json.load(reply)["data"]["alerts"]
+            alerts = json.load(reply)["data"]["alerts"]
         states: dict[str, str] = {}
-        for item in sorted(found, key=lambda item: item["state"] == "firing"):
+        for item in sorted(alerts, key=lambda item: item["state"] == "firing"):
             states[item["labels"]["alertname"]] = item["state"]
         return states
 

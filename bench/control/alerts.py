@@ -88,12 +88,12 @@ def main(arguments: Sequence[str]) -> None:
         }
         with prometheus(PROGRAM, settings.out, settings.port + 11, played, targets) as server:
             if settings.quiet_s:
-                found = asyncio.run(_watch(stage, server, settings.quiet_s))
+                outcome = asyncio.run(_watch(stage, server, settings.quiet_s))
             else:
-                found = asyncio.run(_make(settings, stage, server, redis, names))
-    wrong = faults_of(found)
-    say("\n" + (markdown(found) if "faults" in found else "") + "".join(f"{line}\n" for line in wrong))
-    say(json.dumps(found))
+                outcome = asyncio.run(_make(settings, stage, server, redis, names))
+    wrong = faults_of(outcome)
+    say("\n" + (markdown(outcome) if "faults" in outcome else "") + "".join(f"{line}\n" for line in wrong))
+    say(json.dumps(outcome))
     sys.exit(1 if wrong else 0)
 
 
@@ -101,22 +101,28 @@ async def _watch(stage: Stage, server: Prometheus, seconds: float) -> dict[str, 
     """Play the demo's load repeatedly, and sum the seconds in which each alert was active."""
     trace = read_trace(TRACES / "demo.json")
     load_ = Load(f"{stage.gateway_url}/v1", MODEL, read_prompts(DEMO_MODEL / "prompts", trace.prompts))
-    began, seen = time.monotonic(), dict[str, dict[str, float]]()
+    began, active_s = time.monotonic(), dict[str, dict[str, float]]()
     try:
         while time.monotonic() - began < seconds:
             for phase in trace.phases:
                 await load_.shift_to(phase)
                 ends_at = time.monotonic() + phase.seconds
-                while (left := ends_at - time.monotonic()) > 0:
+                while (remaining_s := ends_at - time.monotonic()) > 0:
                     for name, state in (await asyncio.to_thread(server.alerts)).items():
-                        states = seen.setdefault(name, {"pending": 0.0, "firing": 0.0})
-                        states[state] += min(QUIET_LOOK_EVERY_S, left)
-                    await asyncio.sleep(min(QUIET_LOOK_EVERY_S, left))
+                        states = active_s.setdefault(name, {"pending": 0.0, "firing": 0.0})
+                        states[state] += min(QUIET_LOOK_EVERY_S, remaining_s)
+                    await asyncio.sleep(min(QUIET_LOOK_EVERY_S, remaining_s))
     finally:
         await load_.close()
     faults = await asyncio.to_thread(server.faults)
     watched = round(time.monotonic() - began)
-    return {"quiet_s": watched, "sent": load_.sent, "failed": dict(load_.failed), "seen_s": seen, "rule_faults": faults}
+    return {
+        "quiet_s": watched,
+        "sent": load_.requests,
+        "failed": dict(load_.failed),
+        "seen_s": active_s,
+        "rule_faults": faults,
+    }
 
 
 async def _make(
@@ -127,22 +133,22 @@ async def _make(
     other = Load(f"http://127.0.0.1:{stage.engine_port(settings.engines - 1)}/v1", MODEL, prompts)
     scene = Scene(stage, settings.engines, load_, other, redis, settings.out / "belief")
     streaming = asyncio.create_task(_stream(stage.gateway_url, prompts["json"]))
-    found: dict[str, Any] = {"faster": settings.faster, "faults": {}}
+    outcome: dict[str, Any] = {"faster": settings.faster, "faults": {}}
     try:
         await load_.shift_to(EASY)
-        found["calm"] = await _calm(server, settings.settle_s)
+        outcome["calm"] = await _calm(server, settings.settle_s)
         for name in names:
             say(f"{name}: {FAULTS[name].says}")
-            found["faults"][name] = await _hold(scene, server, FAULTS[name])
-            say(f"  {json.dumps(found['faults'][name])}")
+            outcome["faults"][name] = await _hold(scene, server, FAULTS[name])
+            say(f"  {json.dumps(outcome['faults'][name])}")
     finally:
         streaming.cancel()
         with suppress(asyncio.CancelledError):
             await streaming
         await load_.close()
         await other.close()
-    found["rule_faults"] = await asyncio.to_thread(server.faults)
-    return found
+    outcome["rule_faults"] = await asyncio.to_thread(server.faults)
+    return outcome
 
 
 async def _calm(server: Prometheus, seconds: float) -> list[str]:
@@ -169,15 +175,15 @@ async def _hold(scene: Scene, server: Prometheus, fault: Fault) -> dict[str, Any
                 fired.setdefault(name, round(time.monotonic() - began, 1))
             await asyncio.sleep(LOOK_EVERY_S)
     mended = time.monotonic()
-    left = {*fault.alerts}
-    while left and time.monotonic() - mended < QUIETENS_WITHIN_S:
+    alerts = {*fault.alerts}
+    while alerts and time.monotonic() - mended < QUIETENS_WITHIN_S:
         await asyncio.sleep(LOOK_EVERY_S)
-        left = _firing(await asyncio.to_thread(server.alerts)) - before
+        alerts = _firing(await asyncio.to_thread(server.alerts)) - before
     return {
         "says": fault.says,
         "fired_after_s": {name: fired.get(name) for name in fault.alerts},
         "also_fired_after_s": {name: after for name, after in fired.items() if name not in fault.alerts},
-        "quiet_again_after_s": None if left else round(time.monotonic() - mended, 1),
+        "quiet_again_after_s": None if alerts else round(time.monotonic() - mended, 1),
     }
 
 
@@ -198,23 +204,25 @@ def _firing(states: Mapping[str, str]) -> set[str]:
     return {name for name, state in states.items() if state == "firing"}
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(outcome: Mapping[str, Any]) -> str:
     """Return the table of the alerts that fired under each fault."""
     rows = [
         (f"`{alert}`", fault["says"], "never" if after is None else f"{after:.0f} s")
-        for fault in found["faults"].values()
+        for fault in outcome["faults"].values()
         for alert, after in fault["fired_after_s"].items()
     ]
-    heads = ("alert", "fault", f"fires after, durations {found['faster']:g} times as short")
+    heads = ("alert", "fault", f"fires after, durations {outcome['faster']:g} times as short")
     return "\n".join(table(heads, rows)) + "\n"
 
 
-def faults_of(found: Mapping[str, Any]) -> list[str]:
+def faults_of(outcome: Mapping[str, Any]) -> list[str]:
     """Return the failed expectations as texts."""
-    wrong = [f"rule {fault}" for fault in found["rule_faults"]]
-    wrong += [f"{name} fired in the calm" for name in found.get("calm", ())]
-    wrong += [f"{name} fired over the quiet load" for name, seen in found.get("seen_s", {}).items() if seen["firing"]]
-    for name, fault in found.get("faults", {}).items():
+    wrong = [f"rule {fault}" for fault in outcome["rule_faults"]]
+    wrong += [f"{name} fired in the calm" for name in outcome.get("calm", ())]
+    wrong += [
+        f"{name} fired over the quiet load" for name, states in outcome.get("seen_s", {}).items() if states["firing"]
+    ]
+    for name, fault in outcome.get("faults", {}).items():
         wrong += [
             f"{alert} did not fire under {name}" for alert, after in fault["fired_after_s"].items() if after is None
         ]

@@ -9,8 +9,6 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
   names its class; classes that are not given have K = 0;
 - `adaptive`: a fresh controller, and requests that name no class, like most real ones;
 - `with labels`: the same, and every request names its class;
-- `without ...`: as `adaptive` with one idea switched off: probes, or the subset of requests in the drafter's batch
-  (`without subset`: requests with K = 0 take slots too);
 - `engine alone`: as `adaptive` without a controller (`--adapt`).
 
 The arms play each phase one after another, in a rotating order, because the speed of a shared machine changes by a
@@ -37,17 +35,16 @@ from typing import Any, TypeVar
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot import embedded_redis
 from specpilot.bench.chosen import chosen
 from specpilot.bench.control import report
+from specpilot.bench.control.uncontrolled_system import uncontrolled_system
 from specpilot.bench.load.play import Played, Player
-from specpilot.bench.load.system import System, start_own, stop_own, wait_for
+from specpilot.bench.load.system import System, wait_for
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
 from specpilot.bench.process_end import end
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -66,12 +63,8 @@ PORTS = 10
 """Ports reserved for each system."""
 FIXED = "fixed"
 """The system that the fixed arms share."""
-ABLATIONS = (report.LABELLED, report.NO_SUBSET, report.NO_PROBES)
-OTHER_ARMS = (*ABLATIONS, report.ALONE)
-ENGINE_ARGS = {
-    report.NO_SUBSET: "--scheduler-cls specpilot.bench.control.whole_batch.WholeBatchScheduler",
-    report.ALONE: "--adapt",
-}
+OTHER_ARMS = (report.LABELLED, report.ALONE)
+ENGINE_ARGS = {report.ALONE: "--adapt"}
 """Flags of the engines of arms that do not run the usual one; these arms keep their system in every play."""
 T = TypeVar("T")
 Rows = dict[str, list[list[int]]]
@@ -93,10 +86,7 @@ class ControlBenchSettings(ProgramSettings):
     by_class: str = Field(
         default="", description="one more arm: K for each class, as json=7,code=0; its requests name their class"
     )
-    arms: str = Field(
-        default=",".join(ABLATIONS),
-        description="further steered arms, comma separated; none for none",
-    )
+    arms: str = Field(default=report.LABELLED, description="further steered arms, comma separated; none for none")
     stretch: float = Field(default=1.0, gt=0, description="make every phase this many times as long")
     interval_s: float = Field(default=0.5, ge=0.1, le=5, description="seconds between two decisions of the controllers")
     out: Path = Field(default=Path(".specpilot/bench-control"), description="folder for report.md and plot.svg")
@@ -220,30 +210,14 @@ class _Bench:
         """Run a controller without any estimates."""
         record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "specpilot.cli",
-            "controller",
-            "--redis-url",
-            stage.redis_url,
-            "--trust-this-machine",
-        ]
-        command += [
-            "--record",
-            str(record),
-            "--port",
-            str(stage.port + 1),
-            "--interval-s",
-            str(self._settings.interval_s),
-        ]
+        command = [sys.executable, "-m", "specpilot.cli", "controller", "--trust-this-machine"]
+        command += ["--redis-url", stage.redis_url, "--record", str(record), "--port", str(stage.port + 1)]
+        command += ["--interval-s", str(self._settings.interval_s)]
         with (stage.folder / "controller.log").open("ab") as log:
             controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_for(PROGRAM, f"{stage.system.admin_url}/health", 30.0)
             _check_alive(controller, arm, stage)
-            ratio = 0.0 if arm == report.NO_PROBES else Policy("demo").probe_ratio
-            stage.system.put_policy({**stage.system.policy("demo"), "probe_ratio": ratio})
             yield
             _check_alive(controller, arm, stage)
         finally:
@@ -265,20 +239,11 @@ def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -
 @contextmanager
 def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
     """Run Redis, an engine and a gateway for `arm`, without a controller."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command, redis_url = embedded_redis.server_command(folder / "redis")
-    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    arguments = ["--controllers", "0", "--redis-url", redis_url, "--state-dir", str(folder)]
-    arguments += ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
-    arguments += [f"--engine-args={ENGINE_ARGS[arm]}"] if arm in ENGINE_ARGS else []
-    say(f"starting a system; its output goes to {folder / 'up.log'}")
-    with (folder / "up.log").open("wb") as output:
-        own = start_own([*arguments, "--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)], output)
-    try:
+    flags = ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
+    flags += ["--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)]
+    flags += [f"--engine-args={ENGINE_ARGS[arm]}"] if arm in ENGINE_ARGS else []
+    with uncontrolled_system(folder, flags) as system:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
-        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S, own)
-        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S, own)
-        yield _Stage(System(gateway, admin, None, [engine]), redis_url, folder, port)
-    finally:
-        stop_own(own)
-        end(redis)
+        wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S, system.up)
+        wait_for(PROGRAM, f"{gateway}/ready", START_WITHIN_S, system.up)
+        yield _Stage(System(gateway, admin, None, [engine]), system.redis_url, folder, port)

@@ -23,7 +23,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.control.shift_picture import picture
 from specpilot.bench.load.play import play
-from specpilot.bench.load.system import System, start_own, stop_own
+from specpilot.bench.load.system import System, start_up, stop_up
 from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
@@ -85,20 +85,20 @@ def main(arguments: Sequence[str]) -> None:
     if settings.control_group_ratio > 0 and len(statics) > 1:  # a policy with another static K resets the control group
         fail(PROGRAM, "--control-group-ratio: compares with one static K; name that one with --static, like --static 7")
     system = System(settings.gateway_url, settings.admin_url, settings.admin_token)
-    own = None
+    process = None
     if not system.is_up():
         say(f"nothing answers at {settings.gateway_url}: starting a system")
-        own = start_own([])
+        process = start_up([])
     try:
         deadline = time.monotonic() + START_WITHIN_S
         while not system.is_up():
-            if time.monotonic() > deadline or (own is not None and own.poll() is not None):
+            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
                 fail(PROGRAM, "the system did not come up; its logs are in .specpilot/logs")
             time.sleep(1.0)
         asyncio.run(_compare(system, settings, trace, prompts, statics))
     finally:
-        if own is not None:
-            stop_own(own)
+        if process is not None:
+            stop_up(process)
 
 
 async def _compare(
@@ -174,8 +174,8 @@ def arms_gain(trace: Trace, rates: dict[str, list[float]], static: str, held_out
     ratios = [one / other for one, other in zip(rates[ADAPTIVE], rates[static], strict=True)]
     seconds = [phase.seconds for phase in trace.phases]
 
-    def gain(found: Sequence[float]) -> float:
-        logs = (math.log(max(ratio, LEAST_RATIO)) * weight for ratio, weight in zip(found, seconds, strict=True))
+    def gain(phase_ratios: Sequence[float]) -> float:
+        logs = (math.log(max(ratio, LEAST_RATIO)) * weight for ratio, weight in zip(phase_ratios, seconds, strict=True))
         return round(math.expm1(sum(logs) / sum(seconds)), 3)
 
     return {"adaptive": gain([(ratio - held_out) / (1 - held_out) for ratio in ratios]), "as_played": gain(ratios)}

@@ -33,7 +33,7 @@ def believed(values: dict[Series, float]) -> dict[Series, float]:
 @contextmanager
 def erring(file: Path) -> Iterator[None]:
     """Make this process's controller err as `file` says; the file is read at each scrape and decision."""
-    true_read, decide, true_judge = PageReader.read, ControlLaw.decide, ControlGroup._judge  # noqa: SLF001 - made to err
+    true_read, decide, true_judge = PageReader.read, ControlLaw.decide, ControlGroup._test  # noqa: SLF001 - made to err
 
     def state() -> str:
         return file.read_text().strip() if file.exists() else ""
@@ -42,10 +42,10 @@ def erring(file: Path) -> Iterator[None]:
         values = true_read(reader, text)
         return believed(values) if state() in {BELIEVES, INSISTS} else values
 
-    def choose(law: ControlLaw, *given: Any) -> Any:
+    def choose(law: ControlLaw, *arguments: Any) -> Any:
         if state() == FAILS:
             raise RuntimeError("an injected failure")
-        return decide(law, *given)
+        return decide(law, *arguments)
 
     def judge(control_group: ControlGroup) -> None:
         if state() != INSISTS:
@@ -54,7 +54,7 @@ def erring(file: Path) -> Iterator[None]:
     with (
         patch.object(PageReader, "read", read),
         patch.object(ControlLaw, "decide", choose),
-        patch.object(ControlGroup, "_judge", judge),
+        patch.object(ControlGroup, "_test", judge),
     ):
         yield
 

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from specpilot import embedded_redis
 from specpilot.bench.control.stepped_clock import SteppedClock
-from specpilot.bench.load.system import start_own, stop_own, wait_for
+from specpilot.bench.control.uncontrolled_system import uncontrolled_system
+from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
 from specpilot.policy.settings import fail
+
+ENGINES_FROM = 5
+"""The first engine's port, from the first port on."""
 
 
 class Stage:
@@ -51,7 +54,7 @@ class Stage:
 
     def engine_port(self, number: int) -> int:
         """Return the port of engine `number`."""
-        return self.port + 5 + number
+        return self.port + ENGINES_FROM + number
 
     def start_controller(self, number: int = 0, program: Sequence[str] = ("specpilot.cli", "controller")) -> None:
         """Start controller `number`, on the clock that can be stepped, and wait until it answers.
@@ -94,13 +97,13 @@ class Stage:
     def groups(self, number: int) -> set[int]:
         """Return the process groups of engine `number`; raises `ProcessLookupError` when there is none."""
         groups: set[int] = set()
-        wanted = ["--port", str(self.engine_port(number))]
+        flag = ["--port", str(self.engine_port(number))]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 arguments = (folder / "cmdline").read_text().split("\0")
             except OSError:
                 continue
-            if any(arguments[at : at + 2] == wanted for at in range(len(arguments))) and "--scheduler-cls" in arguments:
+            if any(arguments[at : at + 2] == flag for at in range(len(arguments))) and "--scheduler-cls" in arguments:
                 groups.add(os.getpgid(int(folder.name)))
         if not groups:
             raise ProcessLookupError(f"engine {number} does not run")
@@ -132,14 +135,14 @@ class Stage:
         """
         try:
             with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
-                found = json.load(reply)
+                state = json.load(reply)
         except OSError:
             return None
-        ranges = found["schedule"]["classes"] if found["source"] == "schedule" else {}
+        ranges = state["schedule"]["classes"] if state["source"] == "schedule" else {}
         return {
             name: next(
                 (k for lo, hi, k in ranges.get(name, ranges.get("default", ())) if lo <= running <= hi),
-                found["static_k"],
+                state["static_k"],
             )
             for name in classes
         }
@@ -152,22 +155,14 @@ def engines_alone(program: str, out: Path, port: int, count: int = 2) -> Iterato
         clock = SteppedClock(out)
     except FileNotFoundError as error:
         fail(program, str(error))
-    command, redis_url = embedded_redis.server_command(out / "redis")
-    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    stage = Stage(program, out, port, redis, redis_url, clock)
-    arguments = ["--controllers", "0", "--engines", str(count), "--redis-url", redis_url, "--state-dir", str(out)]
-    arguments += ["--port", str(stage.port), "--engine-port", str(stage.engine_port(0))]
-    sys.stdout.write(f"starting a system with {count} engines; its output goes to {out / 'up.log'}\n")
-    sys.stdout.flush()
-    with (out / "up.log").open("wb") as output:
-        own = start_own(arguments, output)
-    try:
-        for number in range(count):
-            stage.await_engine(number)
-        wait_for(program, f"{stage.gateway_url}/ready", 60.0, own)
-        yield stage
-    finally:
-        redis.send_signal(signal.SIGCONT)
-        stage.stop_controllers()
-        stop_own(own)
-        end(redis)
+    flags = ["--engines", str(count), "--port", str(port), "--engine-port", str(port + ENGINES_FROM)]
+    with uncontrolled_system(out, flags) as system:
+        stage = Stage(program, out, port, system.redis, system.redis_url, clock)
+        try:
+            for number in range(count):
+                stage.await_engine(number)
+            wait_for(program, f"{stage.gateway_url}/ready", 60.0, system.up)
+            yield stage
+        finally:
+            system.redis.send_signal(signal.SIGCONT)
+            stage.stop_controllers()

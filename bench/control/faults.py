@@ -26,7 +26,7 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.chosen import chosen
 from specpilot.bench.control.fault_stage import Stage, engines_alone
 from specpilot.bench.load.closed_loop import Load
-from specpilot.bench.load.trace import Phase, read_prompts
+from specpilot.bench.load.trace import LoadPhase, read_prompts
 from specpilot.bench.report.markdown import table
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -172,15 +172,15 @@ def main(arguments: Sequence[str]) -> None:
     names = chosen(PROGRAM, "--only", settings.only, FAULTS) or list(FAULTS)
     settings.out.mkdir(parents=True, exist_ok=True)
     with engines_alone(PROGRAM, settings.out, settings.port) as stage:
-        found = asyncio.run(_play(settings, stage, names))
-    sys.stdout.write("\n" + markdown(found) + "\n" + json.dumps(found) + "\n")
+        outcome = asyncio.run(_play(settings, stage, names))
+    sys.stdout.write("\n" + markdown(outcome) + "\n" + json.dumps(outcome) + "\n")
 
 
 async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) -> dict[str, Any]:
     load_ = Load(f"{stage.gateway_url}/v1", "demo", read_prompts(settings.prompts, tuple(DEMAND)))
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
-        await load_.shift_to(Phase("mixed", 1.0, DEMAND))
+        await load_.shift_to(LoadPhase("mixed", 1.0, DEMAND))
         await asyncio.to_thread(stage.start_controller)
         sys.stdout.write("K settles\n")
         await _watch(stage, load_, 2 * settings.calm_s)
@@ -188,16 +188,16 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
             fault = FAULTS[name]
             sys.stdout.write(f"{name}: {fault.says}\n")
             sys.stdout.flush()
-            sent, failed = load_.sent, load_.failed.total()
+            requests_before, failed_before = load_.requests, load_.failed.total()
             before = await _watch(stage, load_, settings.calm_s)
             figures = await asyncio.to_thread(fault.begin, stage)
             during = await _watch(stage, load_, settings.lasts_s)
             figures |= await asyncio.to_thread(fault.mend, stage)
             after = await _watch(stage, load_, settings.calm_s)
-            found[name] = {
+            outcome[name] = {
                 "says": fault.says,
-                "sent": load_.sent - sent,
-                "failed": load_.failed.total() - failed,
+                "sent": load_.requests - requests_before,
+                "failed": load_.failed.total() - failed_before,
                 "during_over_before": round(during.rate / before.rate, 3),
                 "after_over_before": round(after.rate / before.rate, 3),
                 "k_before": before.k,
@@ -205,27 +205,27 @@ async def _play(settings: FaultsSettings, stage: Stage, names: Sequence[str]) ->
                 "k_after": after.k,
                 **{figure: round(value, 2) for figure, value in figures.items()},
             }
-            sys.stdout.write(f"  {json.dumps(found[name])}\n")
+            sys.stdout.write(f"  {json.dumps(outcome[name])}\n")
             sys.stdout.flush()
     finally:
         await load_.close()
-    return found
+    return outcome
 
 
 async def _watch(stage: Stage, load_: Load, seconds: float) -> Stretch:
-    seen = Stretch()
+    stretch = Stretch()
     began, tokens = time.monotonic(), load_.tokens
     while (elapsed := time.monotonic() - began) < seconds:
         k = await asyncio.to_thread(stage.k, DEMAND, _RUNNING)
-        if k is not None and (not seen.k or seen.k[-1] != k):
-            seen.k.append(k)
+        if k is not None and (not stretch.k or stretch.k[-1] != k):
+            stretch.k.append(k)
         await asyncio.sleep(min(READ_EVERY_S, seconds - elapsed))
-    seen.seconds = time.monotonic() - began
-    seen.tokens = load_.tokens - tokens
-    return seen
+    stretch.seconds = time.monotonic() - began
+    stretch.tokens = load_.tokens - tokens
+    return stretch
 
 
-def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+def markdown(outcome: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table."""
 
     def shown(stretch: Sequence[Mapping[str, int]]) -> str:
@@ -237,7 +237,7 @@ def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
             f"{row['during_over_before']:.2f}, {row['after_over_before']:.2f}",
             "; ".join(shown(row[f"k_{stretch}"]) for stretch in ("before", "during", "after")),
         )
-        for row in found.values()
+        for row in outcome.values()
     ]
     k = f"K of {'/'.join(DEMAND)} before; during; after"
     return "\n".join(table(("fault", "sent", "failed", "tokens during and after, over before", k), rows)) + "\n"

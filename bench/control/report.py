@@ -24,8 +24,6 @@ ADAPTIVE = "adaptive"
 TABLE = "table"
 BY_CLASS = "K by class"
 LABELLED = "with labels"
-NO_SUBSET = "without subset"
-NO_PROBES = "without probes"
 ALONE = "engine alone"
 NEAR = 0.95
 """Adapted: within 5 % of the oracle."""
@@ -57,10 +55,12 @@ class Result:
     def speeds(self) -> list[list[float]]:
         """The machine's relative speed in each repetition, by phase; around 1."""
         fixed = {arm: [play.rates for play in self.plays[arm]] for arm in [*self.statics, TABLE]}
-        usual = {arm: [statistics.median(column) for column in zip(*rows, strict=True)] for arm, rows in fixed.items()}
+        medians = {
+            arm: [statistics.median(column) for column in zip(*rows, strict=True)] for arm, rows in fixed.items()
+        }
         return [
             [
-                statistics.median(rows[repetition][phase] / usual[arm][phase] for arm, rows in fixed.items())
+                statistics.median(rows[repetition][phase] / medians[arm][phase] for arm, rows in fixed.items())
                 for phase in range(len(self.trace.phases))
             ]
             for repetition in range(len(self.plays[TABLE]))
@@ -177,11 +177,11 @@ def latency_p99(plays: Sequence[Played]) -> float:
         for bound, count in readings[-1].latency.items():
             counts[bound] = counts.get(bound, 0.0) + count - readings[0].latency.get(bound, 0.0)
     bounds = sorted(counts)
-    wanted = 0.99 * counts[bounds[-1]]
+    rank = 0.99 * counts[bounds[-1]]
     below, floor = 0.0, 0.0
     for bound in bounds:
-        if counts[bound] >= wanted:
-            share = (wanted - below) / max(counts[bound] - below, 1e-9)
+        if counts[bound] >= rank:
+            share = (rank - below) / max(counts[bound] - below, 1e-9)
             return floor if bound == float("inf") else floor + share * (bound - floor)
         below, floor = counts[bound], bound
     return floor
@@ -204,10 +204,10 @@ def summary(result: Result) -> dict[str, Any]:
     times, static_times = [], []
     for index in range(len(phases)):
         best_plays = result.plays[result.oracle(index)]
-        for mine, theirs in zip(result.plays[ADAPTIVE], best_plays, strict=True):
-            steady = steady_rate(theirs.phases[index])
-            times.append(adapt_s(mine.phases[index], steady))
-            static_times.append(adapt_s(theirs.phases[index], steady))
+        for play, best_play in zip(result.plays[ADAPTIVE], best_plays, strict=True):
+            steady = steady_rate(best_play.phases[index])
+            times.append(adapt_s(play.phases[index], steady))
+            static_times.append(adapt_s(best_play.phases[index], steady))
     compared = {
         "gain_over_best_static": total / best - 1,
         "gain_over_table": total / result.total(TABLE) - 1,
@@ -217,16 +217,14 @@ def summary(result: Result) -> dict[str, Any]:
             for figure, arm in (
                 ("unlabelled_over_labelled", LABELLED),
                 ("over_k_by_class", BY_CLASS),
-                ("over_no_subset", NO_SUBSET),
                 ("over_engine_alone", ALONE),
             )
             if arm in result.plays
         },
-        **({"probe_cost": 1 - total / result.total(NO_PROBES)} if NO_PROBES in result.plays else {}),
     }
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         **compared,
-        "worst_phase": min(mine / theirs for mine, theirs in zip(adaptive, plain, strict=True)),
+        "worst_phase": min(rate / other for rate, other in zip(adaptive, plain, strict=True)),
         "intervals": {
             **{name: round(result.half_width(), 3) for name in compared},
             "worst_phase": round(result.phase_half_width(), 3),
@@ -240,7 +238,7 @@ def summary(result: Result) -> dict[str, Any]:
         "itl_p99_ratio": latency_p99(result.plays[ADAPTIVE]) / latency_p99(result.plays[result.best_static]),
         "failed": sum(sum(played.failed.values()) for plays in result.plays.values() for played in plays),
     }
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def markdown(result: Result, tuned: Sequence[Sequence[int]]) -> str:
@@ -289,8 +287,8 @@ def plot(result: Result, path: Path) -> None:
         below.axvline(began, color="0.85", zorder=0)
         readings += [(began + reading.at - phase_readings[0].at, reading) for reading in phase_readings]
     for name in sorted({name for _, reading in readings for name in reading.active_k}):
-        seen = [(at, reading.active_k[name]) for at, reading in readings if name in reading.active_k]
-        below.step([at for at, _ in seen], [k for _, k in seen], where="post", label=name)
+        points = [(at, reading.active_k[name]) for at, reading in readings if name in reading.active_k]
+        below.step([at for at, _ in points], [k for _, k in points], where="post", label=name)
     below.set_xlabel("seconds")
     below.set_ylabel("K")
     below.legend(fontsize=8)

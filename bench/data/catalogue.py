@@ -1,4 +1,4 @@
-"""Data sets by name: their forms, sources and licences.
+"""Data sets by name: their forms and sources.
 
 Reads files that the user names; fetches nothing. A data set is given as `NAME` (shipped here), as `NAME=PATH` (a file
 in the form of a published data set), or as `PATH` (JSONL of your own).
@@ -16,27 +16,13 @@ DEMO = ("code", "chat", "json")
 """Prompts held out from the demo pair's training, by kind of text."""
 
 
-class Published(NamedTuple):
-    """A published data set: its source, and its licence as stated by its authors."""
-
-    where: str
-    licence: str
-
-
 PUBLISHED = {
-    "mt-bench": Published(
-        "question.jsonl in fastchat/llm_judge/data/mt_bench of github.com/lm-sys/FastChat", "Apache-2.0"
-    ),
-    "humaneval": Published("data/HumanEval.jsonl.gz of github.com/openai/human-eval, unpacked", "MIT"),
-    "speed-bench": Published(
-        "huggingface.co/datasets/nvidia/SPEED-Bench, prepared as JSONL by the script that its card names",
-        "NVIDIA Evaluation Dataset License; its sources have licences of their own",
-    ),
-    "sharegpt": Published(
-        "ShareGPT_V3_unfiltered_cleaned_split.json of anon8231489123/ShareGPT_Vicuna_unfiltered (Hugging Face)",
-        "stated as Apache-2.0; what users pasted there is theirs",
-    ),
+    "mt-bench": "question.jsonl in fastchat/llm_judge/data/mt_bench of github.com/lm-sys/FastChat",
+    "humaneval": "data/HumanEval.jsonl.gz of github.com/openai/human-eval, unpacked",
+    "speed-bench": "huggingface.co/datasets/nvidia/SPEED-Bench, prepared as JSONL by the script that its card names",
+    "sharegpt": "ShareGPT_V3_unfiltered_cleaned_split.json of anon8231489123/ShareGPT_Vicuna_unfiltered (Hugging Face)",
 }
+"""The sources of published data sets; their licences are in docs/reference/bench.md."""
 
 
 class DataSet(NamedTuple):
@@ -48,11 +34,11 @@ class DataSet(NamedTuple):
 
 def data_sets(items: list[str], context_words: int = CONTEXT_WORDS) -> list[DataSet]:
     """Return the data sets that `items` name; raises `BrokenDataError` with the fault and the remedy."""
-    found = [_data_set(item, context_words) for item in items]
-    for item in found:
-        if [other.name for other in found].count(item.name) > 1:
+    sets = [_data_set(item, context_words) for item in items]
+    for item in sets:
+        if [other.name for other in sets].count(item.name) > 1:
             raise BrokenDataError(f"data set {item.name} is named twice")
-    return found
+    return sets
 
 
 def _data_set(item: str, context_words: int) -> DataSet:
@@ -62,7 +48,7 @@ def _data_set(item: str, context_words: int) -> DataSet:
     if not path and name in DEMO:
         return _from_file("custom", DEMO_MODEL / "prompts" / f"{name}.jsonl", name)
     if not path and name in PUBLISHED:
-        raise BrokenDataError(f"{name} is not shipped: get {PUBLISHED[name].where}, and write {name}=PATH")
+        raise BrokenDataError(f"{name} is not shipped: get {PUBLISHED[name]}, and write {name}=PATH")
     if path and name in FORMS:
         return _from_file(name, Path(path), name)
     if not path and (name.endswith(".jsonl") or "/" in name):

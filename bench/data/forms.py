@@ -21,7 +21,7 @@ def parse(form: str, text: str, name: str) -> list[Conversation]:
 
     Raises `BrokenDataError`, which names the line.
     """
-    found = []
+    conversations = []
     for place, record in _records(form, text, name):
         try:
             if not isinstance(record, dict):
@@ -32,10 +32,10 @@ def parse(form: str, text: str, name: str) -> list[Conversation]:
         except (TypeError, ValueError) as error:
             raise BrokenDataError(f"{name}, {place}: {error} ({form})") from error
         if conversation is not None:
-            found.append(conversation)
-    if not found:
+            conversations.append(conversation)
+    if not conversations:
         raise BrokenDataError(f"{name}: holds no conversation ({form})")
-    return found
+    return conversations
 
 
 def _records(form: str, text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -90,18 +90,18 @@ def _speed_bench(record: dict[str, Any]) -> Conversation:
     """Return a record of the data set itself (`turns`), or as NeMo Skills prepares it (`messages`, all of a user)."""
     if "turns" in record:
         return of_texts(_texts(record["turns"], "turns"))
-    said = [item.get("content") for item in _messages(record["messages"]) if item["role"] == "user"]
-    return of_texts(_texts(said, "content of a user's messages"))
+    texts = [item.get("content") for item in _messages(record["messages"]) if item["role"] == "user"]
+    return of_texts(_texts(texts, "content of a user's messages"))
 
 
 def _share_gpt(record: dict[str, Any]) -> Conversation | None:
     """Return the first question alone, like other benchmark clients; `None` when no human speaks first."""
-    said = record.get("conversations", record.get("conversation"))
-    if said is None:
+    entries = record.get("conversations", record.get("conversation"))
+    if entries is None:
         raise KeyError("conversations")
-    if not isinstance(said, list) or not all(isinstance(item, dict) for item in said):
+    if not isinstance(entries, list) or not all(isinstance(item, dict) for item in entries):
         raise ValueError("conversations must be a list of objects with from and value")
-    for item in said:
+    for item in entries:
         role = _SHARE_GPT_ROLES.get(item["from"])
         if role == "user":
             if not isinstance(item["value"], str):
@@ -114,8 +114,8 @@ def _share_gpt(record: dict[str, Any]) -> Conversation | None:
 
 def _custom(record: dict[str, Any]) -> Conversation:
     """Return a record with `prompt`, `turns` or `messages`; `max_tokens`, `output_tokens`, `tools` are optional."""
-    given = [name for name in ("prompt", "turns", "messages") if name in record]
-    if len(given) != 1:
+    fields = [name for name in ("prompt", "turns", "messages") if name in record]
+    if len(fields) != 1:
         raise ValueError("needs exactly one of prompt, turns and messages")
     max_tokens = record.get("max_tokens", record.get("output_tokens"))
     if max_tokens is not None and (not isinstance(max_tokens, int) or isinstance(max_tokens, bool)):
@@ -123,13 +123,13 @@ def _custom(record: dict[str, Any]) -> Conversation:
     tools = record.get("tools", [])
     if not isinstance(tools, list):
         raise ValueError("tools must be a list")  # noqa: TRY004 - one kind for all
-    if given[0] == "messages":
+    if fields[0] == "messages":
         messages = _messages(record["messages"])
         if messages[-1]["role"] == "assistant":
             raise ValueError("messages ends with an assistant's: there is nothing to reply to")
         return Conversation((tuple(messages),), tuple(tools), max_tokens)
-    texts = [record["prompt"]] if given[0] == "prompt" else record["turns"]
-    return Conversation(of_texts(_texts(texts, given[0])).turns, tuple(tools), max_tokens)
+    texts = [record["prompt"]] if fields[0] == "prompt" else record["turns"]
+    return Conversation(of_texts(_texts(texts, fields[0])).turns, tuple(tools), max_tokens)
 
 
 FORMS: dict[str, Callable[[dict[str, Any]], Conversation | None]] = {

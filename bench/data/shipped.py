@@ -50,19 +50,19 @@ def _log(rng: random.Random, words: int) -> list[str]:
 
 
 def _long_context(rng: random.Random, words: int) -> Conversation:
-    asked = rng.choice(_PARTS)
+    part = rng.choice(_PARTS)
     return of_texts(
-        [f"{' '.join(_log(rng, words))}\n\nSummarise what the log above says of the {asked}, then of everything else."]
+        [f"{' '.join(_log(rng, words))}\n\nSummarise what the log above says of the {part}, then of everything else."]
     )
 
 
 def _retrieval(rng: random.Random, words: int) -> Conversation:
     log = _log(rng, words)
     first = rng.randrange(max(1, len(log) - 4))
-    wanted = f"entries {first + 1} to {min(first + 5, len(log))}"
+    entries = f"entries {first + 1} to {min(first + 5, len(log))}"
     passages = "\n".join(f"[{number}] {text}" for number, text in enumerate(log, start=1))
     return of_texts(
-        [f"Context:\n{passages}\n\nQuote {wanted} word for word, then say in one sentence what they share."]
+        [f"Context:\n{passages}\n\nQuote {entries} word for word, then say in one sentence what they share."]
     )
 
 
@@ -115,10 +115,10 @@ _TOOLS: tuple[Mapping[str, Any], ...] = tuple(
 
 def _tool_calls(rng: random.Random, _words: int) -> Conversation:
     part, place = rng.choice(_PARTS), rng.choice(_PLACES)
-    asked = (
+    request = (
         f"Read the sensor of the {part} in {place}; if it is above {rng.randint(20, 90)}, open a ticket of priority 2."
     )
-    return Conversation(of_texts([asked]).turns, tools=_TOOLS)
+    return Conversation(of_texts([request]).turns, tools=_TOOLS)
 
 
 SHIPPED: dict[str, tuple[str, Callable[[random.Random, int], Conversation]]] = {

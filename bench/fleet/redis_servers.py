@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.redis_store import RedisStore
 
@@ -62,15 +62,15 @@ class Node:
         command = ("redis-cli", "-p", str(self.port), *command)
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
 
-    def until_said(self, said: str, *command: str) -> None:
+    def until_said(self, text: str, *command: str) -> None:
         """Return when the answer to `command` contains `said`. Raises `TimeoutError`."""
-        _until(lambda: said in self.ask(*command), WITHIN_S)
+        _until(lambda: text in self.ask(*command), WITHIN_S)
 
     def is_replicated(self) -> bool:
         """Whether its replica has all of its writes."""
-        said = self.ask("info", "replication")
-        written = re.search(r"master_repl_offset:(\d+)", said)
-        return written is not None and f"offset={written[1]}," in said
+        replication = self.ask("info", "replication")
+        written = re.search(r"master_repl_offset:(\d+)", replication)
+        return written is not None and f"offset={written[1]}," in replication
 
     def kill(self) -> None:
         """Kill it."""
@@ -152,11 +152,11 @@ class Cluster:
         for node in self.nodes[:3]:
             node.until_said("state=online", "info", "replication")
 
-    def owner_of(self, key: str, asked: Node | None = None) -> Node:
+    def owner_of(self, key: str, source: Node | None = None) -> Node:
         """Return the primary that holds `key`, according to `asked` (default: the first node)."""
-        asked = asked or self.nodes[0]
-        slot = int(asked.ask("cluster", "keyslot", key))
-        for line in asked.ask("cluster", "nodes").splitlines():
+        source = source or self.nodes[0]
+        slot = int(source.ask("cluster", "keyslot", key))
+        for line in source.ask("cluster", "nodes").splitlines():
             _, place, flags, _, _, _, _, _, *spans = line.split()
             if "fail" in flags:
                 continue
@@ -168,14 +168,14 @@ class Cluster:
 
     def fail_over(self) -> None:
         """Kill the primary that holds nearly all keys; return when another holds them."""
-        owner = self.owner_of(keys.POLICIES)
+        owner = self.owner_of(redis_keys.POLICIES)
         _until(owner.is_replicated, WITHIN_S)
         owner.kill()
-        asked = next(node for node in self.nodes if node is not owner)
+        survivor = next(node for node in self.nodes if node is not owner)
 
         def is_taken_over() -> bool:
             try:
-                return self.owner_of(keys.POLICIES, asked) is not owner
+                return self.owner_of(redis_keys.POLICIES, survivor) is not owner
             except LookupError:
                 return False  # the cluster has noticed the failure, and no replica has taken over yet
 

@@ -1,8 +1,8 @@
 """`specpilot bench rolling`: checks that no request fails while every part of a running system is replaced under load.
 
-Real processes: two gateways behind a balancer of connections (`bench.fleet.balancer`), two controllers, a vLLM engine
-on the demo pair, Redis as one server, behind Sentinel or as a cluster. Clients call `/invocations` without a pause
-(`bench.fleet.endpoint_calls`), half of them on connections that they keep. The stretches, one after the other:
+Real processes: two gateways, two controllers, a vLLM engine on the demo pair, Redis as one server, behind Sentinel or
+as a cluster. Clients call `/invocations` without a pause (`bench.fleet.endpoint_calls`), spread over the gateways as
+behind a balancer of connections, half of them on connections that they keep. The stretches, one after the other:
 
 | stretch     | change                                                                                      |
 |-------------|---------------------------------------------------------------------------------------------|
@@ -16,6 +16,7 @@ Counted are requests sent, failed (an error, or a wrong answer) and lost (no who
 failed or was lost, when an engine that drains does not report it in Redis, or when no controller leads at the end.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -33,7 +34,6 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
-from specpilot.bench.fleet.balancer import Balancer
 from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.redis_servers import SYSTEM, TOPOLOGIES
 from specpilot.bench.load.system import wait_for
@@ -47,7 +47,7 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench rolling"
 GRACE_S = 4.0
-"""Drain grace of gateways and engines: longer than the balancer's interval and a gateway's notice of an engine."""
+"""Drain grace of gateways and engines: longer than the clients' checks and a gateway's notice of an engine take."""
 DRAIN_S = 60.0
 START_WITHIN_S = 240.0
 LEADS_WITHIN_S = 15.0
@@ -65,7 +65,7 @@ class RollingSettings(ProgramSettings):
     calm_s: float = Field(default=5.0, gt=0, description="seconds before and after each replacement")
     pair: Path = Field(default=DEMO_MODEL, description="folder with target/ and peagle/")
     out: Path = Field(default=Path(".specpilot/bench-rolling"), description="folder for logs")
-    port: int = Field(default=8900, ge=1, le=65000, description="first of the ports to use: the balancer's")
+    port: int = Field(default=8900, ge=1, le=65000, description="first of the ports to use")
 
 
 class Fleet:
@@ -74,13 +74,13 @@ class Fleet:
     def __init__(self, settings: RollingSettings, folder: Path) -> None:
         """`folder` is for the Redis servers' state."""
         self._settings = settings
-        self._next_port = settings.port + 1
+        self._free_ports = itertools.count(settings.port)
         self.redis = TOPOLOGIES[settings.redis](folder)
         self.store = RedisStore(self.redis.url)
         self.gateways: dict[int, subprocess.Popen[bytes]] = {}
         self.controllers: dict[int, subprocess.Popen[bytes]] = {}
         self.engines: dict[int, subprocess.Popen[bytes]] = {}
-        self.balancer = Balancer(settings.port, ())
+        self.ports: list[int] = []  # of the gateways that clients call
         self.faults: list[str] = []
 
     def start(self) -> None:
@@ -88,12 +88,11 @@ class Fleet:
         self.start_engine()
         for _ in range(2):
             self.start_controller()
-            self.balancer.add(self.start_gateway())
-        self.balancer.start()
+            self.ports.append(self.start_gateway())
 
     def start_gateway(self) -> int:
         """Start another gateway; return its port when it is ready."""
-        port = self._port()
+        port = next(self._free_ports)
         drains = ("--drain-grace-s", str(GRACE_S), "--drain-timeout-s", str(DRAIN_S))
         self.gateways[port] = self._run("gateway", port, *drains)
         wait_for(PROGRAM, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
@@ -101,13 +100,13 @@ class Fleet:
 
     def start_controller(self) -> None:
         """Start another controller, and wait until it answers."""
-        port = self._port()
+        port = next(self._free_ports)
         self.controllers[port] = self._run("controller", port, "--trust-this-machine", "--holder", f"c{port}")
         wait_for(PROGRAM, f"http://127.0.0.1:{port}/health", START_WITHIN_S)
 
     def start_engine(self) -> int:
         """Start another engine; return its port when it has loaded and registered."""
-        port, pair = self._port(), self._settings.pair
+        port, pair = next(self._free_ports), self._settings.pair
         flags = ["--model", str(pair / "target"), "--drafter", str(pair / "peagle"), "--served-model-name", "demo"]
         flags += ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--engine-id", f"e{port}"]
         flags += ["--distributed-executor-backend", "uni", "--disable-uvicorn-access-log"]
@@ -125,12 +124,12 @@ class Fleet:
         except PolicyError:
             return {}
 
-    def until(self, condition: Callable[[], bool], said: str, within_s: float = 30.0) -> None:
-        """Wait until `condition` holds; note the fault `said` when it does not in time."""
+    def until(self, condition: Callable[[], bool], fault: str, within_s: float = 30.0) -> None:
+        """Wait until `condition` holds; note the `fault` when it does not in time."""
         ends_at = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > ends_at:
-                self.faults.append(said)
+                self.faults.append(fault)
                 return
             time.sleep(0.1)
 
@@ -145,21 +144,16 @@ class Fleet:
     @property
     def leaders(self) -> int:
         """The number of controllers that lead."""
-        found = 0
+        count = 0
         for port in self.controllers:
             with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as reply:
-                found += b"specpilot_controller_lease_held 1.0" in reply.read()
-        return found
+                count += b"specpilot_controller_lease_held 1.0" in reply.read()
+        return count
 
     def close(self) -> None:
         """End everything."""
         end(*self.gateways.values(), *self.controllers.values(), *self.engines.values(), within_s=GRACE_S + 20.0)
-        self.balancer.close()
         self.redis.close()
-
-    def _port(self) -> int:
-        self._next_port += 1
-        return self._next_port
 
     def _run(self, command: str, port: int, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-m", "specpilot.cli", command, "--port", str(port), "--redis-url", self.redis.url]
@@ -169,9 +163,9 @@ class Fleet:
 
 def _roll_gateways(fleet: Fleet) -> None:
     for port in list(fleet.gateways):
-        fleet.balancer.add(fleet.start_gateway())
+        fleet.ports.append(fleet.start_gateway())
         fleet.end(fleet.gateways, port)
-        fleet.balancer.remove(port)
+        fleet.ports.remove(port)
 
 
 def _roll_controllers(fleet: Fleet) -> None:
@@ -222,21 +216,21 @@ def main(arguments: Sequence[str]) -> None:
         try:
             fleet.start()
             say(f"two gateways, two controllers, an engine, Redis: {settings.redis}")
-            found = _play(settings, fleet, names)
+            rows = _play(settings, fleet, names)
         finally:
             fleet.close()
-    broken = broken_promises(found, fleet.faults)
-    say("\n" + markdown(found))
-    for said in broken:
-        say(said)
-    say(json.dumps({"redis": settings.redis, "stretches": found, "broken_promises": broken}))
+    broken = broken_promises(rows, fleet.faults)
+    say("\n" + markdown(rows))
+    for violation in broken:
+        say(violation)
+    say(json.dumps({"redis": settings.redis, "stretches": rows, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
 
 def _play(settings: RollingSettings, fleet: Fleet, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    callers = Callers(settings.port, "demo", settings.clients, pause_s=0.0, keeping=settings.clients // 2)
+    callers = Callers(fleet.ports, "demo", settings.clients, pause_s=0.0, keeping=settings.clients // 2)
     callers.start()
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     try:
         for name in names:
             before, began = dict(callers.counts), time.monotonic()
@@ -245,13 +239,13 @@ def _play(settings: RollingSettings, fleet: Fleet, names: Sequence[str]) -> dict
             time.sleep(settings.calm_s)
             if name == names[-1]:
                 callers.end()
-            found[name] = _row(before, callers, time.monotonic() - began)
-            say(f"{name}: {json.dumps(found[name])}")
+            rows[name] = _row(before, callers, time.monotonic() - began)
+            say(f"{name}: {json.dumps(rows[name])}")
     finally:
         callers.end()
     for fault in callers.faults[:SHOWN_FAULTS]:
-        say(f"  {fault.what}: {fault.detail}")
-    return found
+        say(f"  {fault.outcome}: {fault.detail}")
+    return rows
 
 
 def _row(before: dict[str, int], callers: Callers, seconds: float) -> dict[str, Any]:
@@ -260,19 +254,19 @@ def _row(before: dict[str, int], callers: Callers, seconds: float) -> dict[str, 
     return {"seconds": round(seconds, 1), "sent": now["sent"], "failed": failed, "lost": now["lost"]}
 
 
-def broken_promises(found: dict[str, dict[str, Any]], faults: Sequence[str]) -> list[str]:
+def broken_promises(rows: dict[str, dict[str, Any]], faults: Sequence[str]) -> list[str]:
     """Return the violated expectations."""
-    said = [
-        f"{name}: {row[what]} {what} of {row['sent']}"
-        for name, row in found.items()
-        for what in ("failed", "lost")
-        if row[what]
+    violations = [
+        f"{name}: {row[kind]} {kind} of {row['sent']}"
+        for name, row in rows.items()
+        for kind in ("failed", "lost")
+        if row[kind]
     ]
-    said += [f"{name}: nothing was sent" for name, row in found.items() if not row["sent"]]
-    return [*said, *faults]
+    violations += [f"{name}: nothing was sent" for name, row in rows.items() if not row["sent"]]
+    return [*violations, *faults]
 
 
-def markdown(found: dict[str, dict[str, Any]]) -> str:
+def markdown(rows: dict[str, dict[str, Any]]) -> str:
     """Return the table."""
-    rows = [(name, f"{row['seconds']:g}", row["sent"], row["failed"], row["lost"]) for name, row in found.items()]
-    return "\n".join(table(("replaced", "seconds", "sent", "failed", "lost"), rows)) + "\n"
+    cells = [(name, f"{row['seconds']:g}", row["sent"], row["failed"], row["lost"]) for name, row in rows.items()]
+    return "\n".join(table(("replaced", "seconds", "sent", "failed", "lost"), cells)) + "\n"

@@ -24,10 +24,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import uvloop
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -38,6 +36,7 @@ from specpilot.bench.fleet.small_calls import calls_for
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
 from specpilot.bench.report.markdown import table
+from specpilot.bench.report.metric_sums import metric_sums
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.controller.publication import RENEW_S
@@ -96,12 +95,12 @@ class Stage:
 
     def info(self) -> dict[str, float]:
         """Return the numbers of Redis' INFO."""
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for line in self.redis.ask("info", "everything").splitlines():
             name, _, value = line.strip().partition(":")
             with suppress(ValueError):
-                found[name] = float(value)
-        return found
+                numbers[name] = float(value)
+        return numbers
 
     def record(self, number: int) -> EngineRecord:
         """Return the record of engine `number`."""
@@ -218,25 +217,15 @@ def _links(stage: Stage) -> dict[str, float]:
     before, began = stage.info(), time.monotonic()
     time.sleep(settings.seconds)
     after = stage.info()
-    found = per_second(before, after, time.monotonic() - began)
+    figures = per_second(before, after, time.monotonic() - began)
     ended.set()
     renewing.join()
-    found["connection_bytes"] = after["used_memory"] - calm["used_memory"]
+    figures["connection_bytes"] = after["used_memory"] - calm["used_memory"]
     for link, _ in links:
         link.stop()
     for _, thread in links:
         thread.join()
-    return {name: value / settings.links for name, value in found.items()}
-
-
-def _metrics(port: int) -> dict[str, float]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30.0) as reply:
-        text = reply.read().decode()
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+    return {name: value / settings.links for name, value in figures.items()}
 
 
 def _controller(stage: Stage) -> dict[str, float]:
@@ -249,11 +238,11 @@ def _controller(stage: Stage) -> dict[str, float]:
 
     def ticked(ticks: float) -> dict[str, float]:
         ends_at = time.monotonic() + START_WITHIN_S + ticks * settings.interval_s * 4
-        while (found := _metrics(port)).get(count, 0.0) < ticks:
+        while (metrics := metric_sums(port, 30.0))[count] < ticks:
             if time.monotonic() > ends_at or process.poll() is not None:
                 fail(PROGRAM, f"the controller does not tick; its log is {settings.out / 'controller.log'}")
             time.sleep(0.2)
-        return found
+        return metrics
 
     first = ticked(3)  # by then it leads, and every engine was scraped once
     cpu_s, redis, began = cpu_s_of(process.pid), stage.info(), time.monotonic()
@@ -262,21 +251,21 @@ def _controller(stage: Stage) -> dict[str, float]:
     ticks = last[count] - first[count]
     wall_s = last["specpilot_controller_tick_seconds_sum"] - first["specpilot_controller_tick_seconds_sum"]
     logged = (settings.out / "controller.log").read_text(errors="replace")
-    found = {
+    figures = {
         "cpu_s_a_tick": cpu_s / ticks,
         "tick_s": wall_s / ticks,
         "memory_mib": memory_of(process.pid) / _MIB,
         "engines_not_scraped": float(logged.count(": no metrics: ")),
-        "leads": last.get("specpilot_controller_lease_held", 0.0),
+        "leads": last["specpilot_controller_lease_held"],
         **{f"redis_{name}_a_second": value for name, value in per_second(redis, after, seconds).items()},
     }
     streams = [f"specpilot:decisions:{{model-{number} h200}}" for number in range(settings.pools)]
     lengths = [int(stage.redis.ask("xlen", key) or 0) for key in streams]
     if any(lengths):
         held = sum(int(stage.redis.ask("memory", "usage", key) or 0) for key in streams)
-        found["bytes_a_decision"] = held / sum(lengths)
+        figures["bytes_a_decision"] = held / sum(lengths)
     end(process)
-    return found
+    return figures
 
 
 def _gateway(stage: Stage) -> dict[str, float]:
@@ -293,7 +282,7 @@ def _gateway(stage: Stage) -> dict[str, float]:
     calls = calls_for(port, settings.pools, settings.clients, settings.seconds)
     counts = uvloop.run(calls)
     loaded = cpu_s_of(process.pid) - cpu_s
-    found = {
+    figures = {
         "idle_cpu_ratio": idle,
         "memory_mib": memory_of(process.pid) / _MIB,
         "requests": float(counts.answered),
@@ -302,7 +291,7 @@ def _gateway(stage: Stage) -> dict[str, float]:
         **{f"redis_{name}_a_second": value for name, value in per_second(redis, after, seconds).items()},
     }
     end(process)
-    return found
+    return figures
 
 
 PARTS: dict[str, Callable[[Stage], dict[str, float]]] = {
@@ -320,27 +309,27 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, "there is no redis-server on this machine; install the system's package `redis`")
     names = chosen(PROGRAM, "--only", settings.only, PARTS) or list(PARTS)
     settings.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {name: getattr(settings, name) for name in ("engines", "pools", "policies", "interval_s")}
+    outcome: dict[str, Any] = {name: getattr(settings, name) for name in ("engines", "pools", "policies", "interval_s")}
     with tempfile.TemporaryDirectory(prefix="specpilot-sizing-") as folder:
         stage = Stage(settings, Path(folder))
         try:
             for name in ["memory", *(item for item in names if item != "memory")]:  # it fills Redis for the others
                 if name in {"controller", "gateway"}:
                     stage.keep_engines()
-                found[name] = {key: round(value, 3) for key, value in PARTS[name](stage).items()}
-                say(f"{name}: {json.dumps(found[name])}")
+                outcome[name] = {key: round(value, 3) for key, value in PARTS[name](stage).items()}
+                say(f"{name}: {json.dumps(outcome[name])}")
         finally:
             stage.close()
-    say("\n" + markdown(found))
-    say(json.dumps(found))
+    say("\n" + markdown(outcome))
+    say(json.dumps(outcome))
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(outcome: Mapping[str, Any]) -> str:
     """Return the table."""
     rows = [
         (part, name.replace("_", " "), f"{value:g}")
         for part in PARTS
-        if part in found
-        for name, value in found[part].items()
+        if part in outcome
+        for name, value in outcome[part].items()
     ]
     return "\n".join(table(("part", "figure", "value"), rows)) + "\n"

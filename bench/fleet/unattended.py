@@ -121,24 +121,24 @@ def main(arguments: Sequence[str]) -> None:
     settings.out.mkdir(parents=True, exist_ok=True)
     with (settings.out / "log").open("wb") as log:
         process = _start(settings, log)
-    callers = Callers(settings.port, "demo", settings.clients)
+    callers = Callers([settings.port], "demo", settings.clients)
     try:
         wait_for(PROGRAM, f"http://127.0.0.1:{settings.port}/ping", settings.ready_within_s)
         say("ready")
         callers.start()
-        found = _play(settings, process, callers)
+        outcome = _play(settings, process, callers)
     finally:
         if any(thread.is_alive() for thread in callers.threads):
             callers.end()
         if process.poll() is None:
             process.terminate()
             process.wait(120.0)
-    found["status"] = process.returncode
-    broken = broken_promises(found, settings.slope_mib)
-    say("\n" + markdown(found))
-    for said in broken:
-        say(said)
-    say(json.dumps({**found, "broken_promises": broken}))
+    outcome["status"] = process.returncode
+    broken = broken_promises(outcome, settings.slope_mib)
+    say("\n" + markdown(outcome))
+    for violation in broken:
+        say(violation)
+    say(json.dumps({**outcome, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
 
@@ -180,25 +180,25 @@ def _play(settings: UnattendedSettings, process: subprocess.Popen[bytes], caller
         **{name: callers.counts[name] for name in ("sent", "ok", "refused", "lost", "wrong")},
         "deaths": [asdict(death) for death in deaths],
         "failed_outside": len(outside),
-        "faults": [f"{fault.what}: {fault.detail}" for fault in outside[:SHOWN_FAULTS]],
+        "faults": [f"{fault.outcome}: {fault.detail}" for fault in outside[:SHOWN_FAULTS]],
         "memory_mib": [round(total / _MIB), round(total_after / _MIB)],
         "memory_slope_mib_per_min": memory.slopes(),
     }
 
 
 def _sleep_until(at: float, process: subprocess.Popen[bytes], memory: Memory) -> None:
-    while (left := at - time.monotonic()) > 0:
+    while (remaining_s := at - time.monotonic()) > 0:
         if process.poll() is not None:
             fail(PROGRAM, f"it ended by itself, with status {process.returncode}; its log is in --out")
         memory.read()
-        time.sleep(min(1.0, left))
+        time.sleep(min(1.0, remaining_s))
 
 
 def _kill(part: str, process: subprocess.Popen[bytes], callers: Callers) -> Death:
     pid = _pid_of(part, process)
     if pid is None:
         fail(PROGRAM, f"there is no {part} to kill; its log is in --out")
-    sent, faults, pings = callers.counts["sent"], len(callers.faults), len(callers.pings)
+    requests, faults, pings = callers.counts["sent"], len(callers.faults), len(callers.pings)
     killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     while _pid_of(part, process) in {None, pid}:
@@ -209,7 +209,7 @@ def _kill(part: str, process: subprocess.Popen[bytes], callers: Callers) -> Deat
     time.sleep(SLACK_S)
     refused = sum(not ok for _, ok in callers.pings[pings:])
     failed = len(callers.faults) - faults
-    return Death(part, killed_at, round(away_s, 1), callers.counts["sent"] - sent, failed, refused)
+    return Death(part, killed_at, round(away_s, 1), callers.counts["sent"] - requests, failed, refused)
 
 
 def _within(began: float, part: str) -> None:
@@ -232,39 +232,38 @@ def _pid_of(part: str, process: subprocess.Popen[bytes]) -> int | None:
 
 def _is_excused(fault: Fault, deaths: Sequence[Death]) -> bool:
     """Return whether the request overlapped the absence of a part without which requests fail."""
-    return fault.what != "wrong" and any(
+    return fault.outcome != "wrong" and any(
         fault.ended >= death.killed_at and fault.began <= death.killed_at + death.away_s + SLACK_S
         for death in deaths
         if death.part not in SERVES_ON
     )
 
 
-def broken_promises(found: dict[str, Any], slope_mib: float) -> list[str]:
+def broken_promises(outcome: dict[str, Any], slope_mib: float) -> list[str]:
     """Return the violated expectations; `slope_mib` is the tolerated growth of a part's memory a minute."""
-    said = []
-    if found["failed_outside"]:
-        said.append(f"{found['failed_outside']} requests failed although nothing that they need was away")
-    if found["wrong"]:
-        said.append(f"{found['wrong']} wrong answers")
-    for death in found["deaths"]:
+    violations = []
+    if outcome["failed_outside"]:
+        violations.append(f"{outcome['failed_outside']} requests failed although nothing that they need was away")
+    if outcome["wrong"]:
+        violations.append(f"{outcome['wrong']} wrong answers")
+    for death in outcome["deaths"]:
         if death["part"] in SERVES_ON and death["pings_refused"]:
-            said.append(f"/ping was refused while {death['part']} was away")
+            violations.append(f"/ping was refused while {death['part']} was away")
         if death["part"] not in SERVES_ON and not death["pings_refused"]:
-            said.append(f"/ping stayed 200 while {death['part']} was away")
-    for part, (low, middle, _) in found["memory_slope_mib_per_min"].items():
+            violations.append(f"/ping stayed 200 while {death['part']} was away")
+    for part, (low, middle, _) in outcome["memory_slope_mib_per_min"].items():
         if low is not None and low > slope_mib:
-            said.append(f"the memory of {part} grows by {middle:g} MiB a minute, {low:g} at least")
-    if found["status"]:
-        said.append(f"it ended with status {found['status']}")
-    return said
+            violations.append(f"the memory of {part} grows by {middle:g} MiB a minute, {low:g} at least")
+    if outcome["status"]:
+        violations.append(f"it ended with status {outcome['status']}")
+    return violations
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(outcome: dict[str, Any]) -> str:
     """Return the table."""
     heads = ("killed", "away, s", "sent meanwhile", "failed meanwhile", "/ping not 200")
     names = ("part", "away_s", "sent", "failed", "pings_refused")
-    lines = table(heads, ([death[name] for name in names] for death in found["deaths"]))
-    counts = ", ".join(f"{name} {found[name]}" for name in ("sent", "ok", "refused", "lost", "wrong"))
-    return (
-        "\n".join(lines) + f"\n\n{found['minutes']:g} minutes: {counts}; failed otherwise {found['failed_outside']}\n"
-    )
+    lines = table(heads, ([death[name] for name in names] for death in outcome["deaths"]))
+    counts = ", ".join(f"{name} {outcome[name]}" for name in ("sent", "ok", "refused", "lost", "wrong"))
+    totals = f"{outcome['minutes']:g} minutes: {counts}; failed otherwise {outcome['failed_outside']}"
+    return "\n".join([*lines, "", totals]) + "\n"

@@ -43,7 +43,7 @@ class CannedEngine:
     def __init__(self) -> None:
         self.mode: dict[str, Any] = {}
         self.held: set[CannedConnection] = set()
-        self.taken = 0
+        self.requests = 0
 
 
 class CannedConnection(asyncio.Protocol):
@@ -94,44 +94,44 @@ class CannedConnection(asyncio.Protocol):
         elif self._path == b"/v1/models":
             self._write(200, _MODELS)
         elif self._path == b"/slots":
-            self._write(200, json.dumps({"held": len(engine.held), "taken": engine.taken}).encode())
+            self._write(200, json.dumps({"held": len(engine.held), "requests": engine.requests}).encode())
         elif self._path == b"/mode":
             engine.mode = json.loads(b"".join(self._body))
             self._write(200, b"{}")
         else:
             engine.held.add(self)
-            engine.taken += 1
-            wanted = json.loads(self._headers.get(b"x-canned", b"{}")) | engine.mode
+            engine.requests += 1
+            canned = json.loads(self._headers.get(b"x-canned", b"{}")) | engine.mode
             number = self._headers.get(b"x-request-id", b"").decode()
-            self._answering = asyncio.get_running_loop().create_task(self._answer(number, wanted))
+            self._answering = asyncio.get_running_loop().create_task(self._answer(number, canned))
 
     def _write(self, status: int, body: bytes) -> None:
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         self._transport.write(head % (status, _REASONS[status], len(body)) + body)
 
-    async def _answer(self, number: str, wanted: dict[str, Any]) -> None:
-        await asyncio.sleep(wanted.get("wait_s", 0.0))
-        events, breaks_after = wanted.get("events", 0), wanted.get("breaks")
+    async def _answer(self, number: str, canned: dict[str, Any]) -> None:
+        await asyncio.sleep(canned.get("wait_s", 0.0))
+        events, breaks_after = canned.get("events", 0), canned.get("breaks")
         if breaks_after == 0:
             self._transport.close()
-        elif wanted.get("status", 200) != 200:  # noqa: PLR2004 - HTTP's own
-            error = {"message": "canned", "type": "api_error", "param": None, "code": f"canned_{wanted['status']}"}
-            self._over(wanted["status"], json.dumps({"error": error}).encode())
-        elif wanted.get("error_event"):
+        elif canned.get("status", 200) != 200:  # noqa: PLR2004 - HTTP's own
+            error = {"message": "canned", "type": "api_error", "param": None, "code": f"canned_{canned['status']}"}
+            self._over(canned["status"], json.dumps({"error": error}).encode())
+        elif canned.get("error_event"):
             failure = {"message": "canned", "type": "InternalServerError", "param": None, "code": 500}
             self._release()
             frame = b"data: " + json.dumps({"error": failure}).encode() + b"\n\ndata: [DONE]\n\n"
             self._transport.write(_STREAM_HEAD + _chunk(frame) + b"0\r\n\r\n")
         elif events:
-            await self._stream(number, events, wanted, breaks_after)
+            await self._stream(number, events, canned, breaks_after)
         else:
             message = {"role": "assistant", "content": number}
             usage = {"prompt_tokens": 12, "completion_tokens": 60, "total_tokens": 72}
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
             self._over(200, json.dumps({"id": number, "choices": choices, "usage": usage}).encode())
 
-    async def _stream(self, number: str, events: int, wanted: dict[str, Any], breaks_after: int | None) -> None:
-        pause_s, padding = wanted.get("pause_s", 0.0), "x" * wanted.get("padding", 0)
+    async def _stream(self, number: str, events: int, canned: dict[str, Any], breaks_after: int | None) -> None:
+        pause_s, padding = canned.get("pause_s", 0.0), "x" * canned.get("padding", 0)
         self._transport.write(_STREAM_HEAD)
         for at in range(events):
             if at == breaks_after:

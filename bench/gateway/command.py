@@ -5,10 +5,8 @@ scenario runs against each target, one after the other, several rounds in one ru
 CPU time is that of the target's whole process tree, from the kernel. Added latencies are the difference to the direct
 connection, percentile by percentile, in the same round.
 
-Three targets are lower bounds: they relay bytes without reading a header. `bytes only` is a relay in C: the cost of a
-hop in this machine's kernel. `uvloop, bytes only` is the same on the gateway's event loop. `uvloop + httptools` also
-parses where each message ends: the lower bound of any gateway on this stack (`bench.gateway.uvloop_relay`). The
-difference to the gateway is the gateway's own cost.
+One target is the lower bound of any gateway on this stack: `uvloop + httptools` relays bytes and parses where each
+message ends (`bench.gateway.uvloop_relay`). The difference to the gateway is the gateway's own cost.
 
 Other gateways: `--peer 'name=command with {port} and {engine}'`, as often as you like. They get no API key and requests
 for the model `canned`. Two of them in Rust, from PyPI; each needs another port for its metrics:
@@ -29,10 +27,8 @@ the master key, and against ending a stream that repeats itself. It makes a roun
 import asyncio
 import json
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -45,8 +41,6 @@ from pydantic_settings import SettingsConfigDict
 from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.figures import (
     DIRECT,
-    FLOOR,
-    LOOP_FLOOR,
     NAIVE,
     OURS,
     PLAIN,
@@ -58,7 +52,6 @@ from specpilot.bench.gateway.figures import (
     summary,
 )
 from specpilot.bench.load.asker import Asker
-from specpilot.bench.native.build import build
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -95,8 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     names = chosen(PROGRAM, "--only", settings.only, SCENARIOS) or [*SCENARIOS]
     scenarios = [scenario for name, scenario in SCENARIOS.items() if name in names]
     engine = f"http://127.0.0.1:{settings.port}"
-    folder = Path(tempfile.mkdtemp(prefix="specpilot-bench-"))
-    commands = _commands(settings, engine, folder)
+    commands = _commands(settings, engine)
     origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.origin", str(settings.port)])
     ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
     targets = {DIRECT: origin}
@@ -112,8 +104,8 @@ def main(arguments: Sequence[str]) -> None:
                 order = list(targets) if round_ % 2 == 0 else list(reversed(targets))
                 for name in order:
                     _say_live(f"round {round_ + 1} of {settings.rounds}: {scenario.name}, {name}")
-                    found = uvloop.run(_run(scenario, settings.scale, ports[name], targets[name].pid))
-                    samples.setdefault((scenario.name, name), []).append(found)
+                    sample = uvloop.run(_run(scenario, settings.scale, ports[name], targets[name].pid))
+                    samples.setdefault((scenario.name, name), []).append(sample)
     finally:
         for process in targets.values():
             process.terminate()
@@ -121,27 +113,21 @@ def main(arguments: Sequence[str]) -> None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10.0)
             process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
     _say_live("")
     print(markdown(samples, scenarios, list(targets)))
     print(json.dumps(summary(samples, scenarios, list(targets))))
 
 
-def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict[str, str]:
+def _commands(settings: GatewayBenchSettings, engine: str) -> dict[str, str]:
     """Return the command of each target; {port} and {engine} are filled in later."""
-    try:
-        relay = build("relay", folder / "relay")
-    except FileNotFoundError as error:
-        fail(PROGRAM, str(error))
     flags = f"-m specpilot.cli gateway --engine {engine} --port {{port}}"
     plain = f"{sys.executable} {flags}"
-    ours = plain if settings.compiled is None else _compiled(settings.compiled, flags)
+    gateway = plain if settings.compiled is None else _compiled(settings.compiled, flags)
+    workers = settings.workers
     commands = {
-        FLOOR: f"{relay} {{port}} {settings.port}",
-        LOOP_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port}",
-        STACK_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port} parsed",
-        OURS: ours,
-        **({} if settings.workers == 1 else {_with_workers(settings.workers): f"{ours} --workers {settings.workers}"}),
+        STACK_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port}",
+        OURS: gateway,
+        **({} if workers == 1 else {f"{OURS}, {workers} workers": f"{gateway} --workers {workers}"}),
         **({} if settings.compiled is None else {PLAIN: plain}),
         NAIVE: f"{sys.executable} -m specpilot.bench.gateway.naive_proxy {{port}} {engine}",
     }
@@ -153,20 +139,16 @@ def _commands(settings: GatewayBenchSettings, engine: str, folder: Path) -> dict
     return commands
 
 
-def _with_workers(workers: int) -> str:
-    return f"{OURS}, {workers} workers"
-
-
 def _compiled(folder: Path, flags: str) -> str:
     """Return the command of a gateway whose hot path is the one compiled in `folder`."""
     start = ["env", f"PYTHONPATH={folder.resolve()}", sys.executable, "-P"]
-    found = subprocess.run(
+    process = subprocess.run(
         [*start, "-c", "import specpilot.gateway.relay.relay as relay; print(relay.__file__)"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if not found.stdout.strip().endswith(".so"):
+    if not process.stdout.strip().endswith(".so"):
         fail(PROGRAM, f"--compiled: nothing compiled in {folder}; run `make compiled`")
     return f"{shlex.join(start)} {flags}"
 
@@ -183,12 +165,12 @@ async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
         b"x-traffic-class: default\r\ncontent-length: %d\r\n\r\n%b"
     ) % (len(body), body)
     before, cpu = memory_of(pid), cpu_s_of(pid)
-    left = iter(range(total))
+    numbers = iter(range(total))
     sample = Sample(0.0, 0.0, 0, 0)
     began = time.perf_counter()
     watching = asyncio.create_task(_watch_memory(pid, before, sample))
     pause_s = STAGGER_S if scenario.kind == "paced" else 0.0
-    clients = (_client(port, request, left, sample, pause_s * at) for at in range(scenario.connections))
+    clients = (_client(port, request, numbers, sample, pause_s * at) for at in range(scenario.connections))
     await asyncio.gather(*clients)
     sample.seconds = time.perf_counter() - began
     watching.cancel()
@@ -196,11 +178,11 @@ async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
     return sample
 
 
-async def _client(port: int, request: bytes, left: Iterator[int], sample: Sample, after_s: float) -> None:
+async def _client(port: int, request: bytes, numbers: Iterator[int], sample: Sample, after_s: float) -> None:
     loop = asyncio.get_running_loop()
     await asyncio.sleep(after_s)
     connection: Asker | None = None
-    for _ in left:
+    for _ in numbers:
         if connection is None or connection.is_closed:
             _, connection = await loop.create_connection(Asker, "127.0.0.1", port)
         try:
@@ -227,10 +209,10 @@ def _wait_for(name: str, port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_WITHIN_S
     while True:
         try:
-            found = uvloop.run(_run(Scenario("start", 1, 1), 1.0, port, process.pid))
+            sample = uvloop.run(_run(Scenario("start", 1, 1), 1.0, port, process.pid))
         except OSError:
-            found = Sample(0.0, 0.0, 0, 1)
-        if found.first:
+            sample = Sample(0.0, 0.0, 0, 1)
+        if sample.first:
             return
         if process.poll() is not None or time.monotonic() > deadline:
             fail(PROGRAM, f"{name} did not answer a request within {START_WITHIN_S:.0f} s")

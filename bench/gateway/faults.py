@@ -100,7 +100,7 @@ class Row:
     says: str
     sent: int
     ok: int
-    left: int
+    disconnected: int
     elsewhere: int
     refused: int
     broken: int
@@ -125,15 +125,18 @@ def broken_promises(fault: Fault, row: Row, clients: int) -> list[str]:
         (row.lost_later > 0, f"{row.lost_later} lost that began after connections were cut"),
         (fault.fails and row.elsewhere == 0, "no request went to another engine: the fault had no effect"),
         (fault.cuts and row.lost == 0, "no request was lost: the fault had no effect"),
-        (bool(fault.leaves) and row.left == 0, "nobody left"),
-        (row.sent != row.ok + row.left + row.refused + row.broken + row.lost + row.wrong, "the counts do not add up"),
+        (bool(fault.leaves) and row.disconnected == 0, "nobody left"),
+        (
+            row.sent != row.ok + row.disconnected + row.refused + row.broken + row.lost + row.wrong,
+            "the counts do not add up",
+        ),
         (row.slots > 0, f"{row.slots} slots of engines still held"),
         (row.in_flight > 0, f"{row.in_flight} requests still in flight"),
         (row.memory_ratio > MEMORY_RATIO, f"memory {row.memory_ratio:.2f} times that before"),
         (row.files > 0, f"{row.files} open files more than before"),
         (row.logged_errors > 0, f"{row.logged_errors} errors in the gateway's log"),
     )
-    return [said for is_broken, said in checks if is_broken]
+    return [violation for is_broken, violation in checks if is_broken]
 
 
 def _nothing(_scene: GatewayStage, lasts_s: float) -> None:
@@ -245,10 +248,11 @@ def main(arguments: Sequence[str]) -> None:
             say(f"{name}: {FAULTS[name].says}")
             rows[name] = uvloop.run(_play(settings, scene, FAULTS[name]))
             say(f"  {json.dumps(asdict(rows[name]))}")
-            broken += [f"{name}: {said}" for said in broken_promises(FAULTS[name], rows[name], settings.clients)]
+            violations = broken_promises(FAULTS[name], rows[name], settings.clients)
+            broken += [f"{name}: {violation}" for violation in violations]
     say("\n" + markdown(rows))
-    for said in broken:
-        say(said)
+    for violation in broken:
+        say(violation)
     say(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_promises": broken}))
     sys.exit(1 if broken else 0)
 
@@ -279,15 +283,15 @@ async def _play(settings: GatewayFaultsSettings, scene: GatewayStage, fault: Fau
     counts = calls.counts
     return Row(
         says=fault.says,
-        sent=counts.sent,
-        ok=counts.what["ok"],
-        left=counts.what["left"],
+        sent=counts.requests,
+        ok=counts.outcomes["ok"],
+        disconnected=counts.outcomes["left"],
         elsewhere=elsewhere,
-        refused=counts.what["refused"],
-        broken=counts.what["broken"],
-        lost=counts.what["lost"],
+        refused=counts.outcomes["refused"],
+        broken=counts.outcomes["broken"],
+        lost=counts.outcomes["lost"],
         lost_later=counts.lost_later,
-        wrong=counts.what["wrong"],
+        wrong=counts.outcomes["wrong"],
         slots=slots,
         in_flight=in_flight,
         memory_ratio=round(memory_after / memory, 3),
@@ -298,25 +302,25 @@ async def _play(settings: GatewayFaultsSettings, scene: GatewayStage, fault: Fau
 
 
 async def _retries(scene: GatewayStage) -> int:
-    found = [await asyncio.to_thread(scene.metrics, port) for port in scene.gateways]
-    return round(sum(item["retries_total"] for item in found))
+    metrics = [await asyncio.to_thread(scene.metrics, port) for port in scene.gateways]
+    return round(sum(item["retries_total"] for item in metrics))
 
 
-async def _rest(scene: GatewayStage, wanted: int | None = None) -> tuple[int, int, int, int]:
+async def _rest(scene: GatewayStage, most_files: int | None = None) -> tuple[int, int, int, int]:
     """Return the gateways' memory and open files at rest, and the slots and requests held a second after the load.
 
-    Waits until idle connections have been closed; when `wanted` is given, further until there are no more files.
+    Waits until idle connections have been closed; when `most_files` is given, further until there are no more files.
     """
     await asyncio.sleep(1.0)
     slots = sum(item["held"] for item in (await asyncio.to_thread(scene.slots)).values())
-    found = [await asyncio.to_thread(scene.metrics, port) for port in scene.gateways]
-    in_flight = round(sum(item.get("in_flight", 0.0) for item in found))
+    metrics = [await asyncio.to_thread(scene.metrics, port) for port in scene.gateways]
+    in_flight = round(sum(item.get("in_flight", 0.0) for item in metrics))
     await asyncio.sleep(REST_S)
     end = time.monotonic() + IDLE_WITHIN_S
     while True:
         pids = [process.pid for process in scene.gateways.values()]
         files = sum(map(descriptors_of, pids))
-        if wanted is None or files <= wanted or time.monotonic() > end:
+        if most_files is None or files <= most_files or time.monotonic() > end:
             return sum(map(memory_of, pids)), files, slots, in_flight
         await asyncio.sleep(0.5)
 
@@ -327,7 +331,17 @@ def markdown(rows: Mapping[str, Row]) -> str:
     heads += ["lost", "slots held", "memory after over before", "files more"]
     cells = [
         (
-            *(row.says, row.sent, row.ok, row.left, row.elsewhere, row.refused, row.broken, row.lost, row.slots),
+            *(
+                row.says,
+                row.sent,
+                row.ok,
+                row.disconnected,
+                row.elsewhere,
+                row.refused,
+                row.broken,
+                row.lost,
+                row.slots,
+            ),
             f"{row.memory_ratio:.2f}",
             f"{row.files:+d}",
         )

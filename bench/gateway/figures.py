@@ -12,10 +12,7 @@ DIRECT = "direct"
 OURS = "specpilot"
 PLAIN = "specpilot, not compiled"
 NAIVE = "fastapi+httpx"
-FLOOR = "bytes only"
-LOOP_FLOOR = "uvloop, bytes only"
 STACK_FLOOR = "uvloop + httptools"
-FLOORS = (FLOOR, LOOP_FLOOR, STACK_FLOOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +55,23 @@ class Sample:
 
 def figures(samples: dict[tuple[str, str], list[Sample]], scenario: Scenario, name: str) -> dict[str, float]:
     """Return a target's medians in a scenario: CPU µs a request or event, added ms, requests a second, KB a stream."""
-    mine, direct = samples[scenario.name, name], samples[scenario.name, DIRECT]
+    target, direct = samples[scenario.name, name], samples[scenario.name, DIRECT]
 
     def added_ms(part: str, share: float) -> float:
         return statistics.median(
             1e3 * (_percentile(getattr(a, part), share) - _percentile(getattr(b, part), share))
-            for a, b in zip(mine, direct, strict=True)
+            for a, b in zip(target, direct, strict=True)
         )
 
     return {
-        "cpu_us": statistics.median(1e6 * item.cpu_s / max(_units(scenario, item), 1) for item in mine),
-        "per_s": statistics.median(len(item.first) / item.seconds for item in mine),
+        "cpu_us": statistics.median(1e6 * item.cpu_s / max(_units(scenario, item), 1) for item in target),
+        "per_s": statistics.median(len(item.first) / item.seconds for item in target),
         "ttft_p50": added_ms("first", 0.5),
         "ttft_p99": added_ms("first", 0.99),
         "itl_p50": added_ms("between", 0.5),
         "itl_p99": added_ms("between", 0.99),
-        "kb": statistics.median(item.memory for item in mine) / scenario.connections / 1e3,
-        "failed": sum(item.failed for item in mine),
+        "kb": statistics.median(item.memory for item in target) / scenario.connections / 1e3,
+        "failed": sum(item.failed for item in target),
     }
 
 
@@ -94,10 +91,10 @@ def markdown(samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[S
         )
         rows = []
         for name in names:
-            found = figures(samples, scenario, name)
-            cells = [f"{found['cpu_us']:.1f}", f"{found['per_s']:.0f}"]
-            cells += [f"{found[f'{part}_p50']:.2f} / {found[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
-            rows.append([name, *cells, f"{found['kb']:.1f}", f"{found['failed']:.0f}"])
+            medians = figures(samples, scenario, name)
+            cells = [f"{medians['cpu_us']:.1f}", f"{medians['per_s']:.0f}"]
+            cells += [f"{medians[f'{part}_p50']:.2f} / {medians[f'{part}_p99']:.2f}" for part in ("ttft", "itl")]
+            rows.append([name, *cells, f"{medians['kb']:.1f}", f"{medians['failed']:.0f}"])
         lines += [f"\n{scenario.name}\n", *table(heads, rows)]
     return "\n".join(lines)
 
@@ -106,22 +103,22 @@ def summary(
     samples: dict[tuple[str, str], list[Sample]], scenarios: Sequence[Scenario], names: Sequence[str]
 ) -> dict[str, Any]:
     """Return the figures of the last line, for the played scenarios."""
-    peers = [name for name in names if name not in (DIRECT, *FLOORS) and not name.startswith(OURS)]
-    found: dict[str, Any] = {}
+    peers = [name for name in names if name not in (DIRECT, STACK_FLOOR) and not name.startswith(OURS)]
+    result: dict[str, Any] = {}
     for title, scenario in (("json", JSON), ("sse", PACED)):
         if scenario in scenarios:
             cpu_us = {name: figures(samples, scenario, name)["cpu_us"] for name in names}
             best = min(cpu_us[peer] for peer in peers)
-            for kind, name in (("cpu", OURS), ("floor", FLOOR), ("stack_floor", STACK_FLOOR)):
-                found[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
+            for kind, name in (("cpu", OURS), ("stack_floor", STACK_FLOOR)):
+                result[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
             if PLAIN in names and scenario is JSON:
-                found["json_cpu_vs_not_compiled"] = round(cpu_us[OURS] / cpu_us[PLAIN], 3)
+                result["json_cpu_vs_not_compiled"] = round(cpu_us[OURS] / cpu_us[PLAIN], 3)
     if PACED in scenarios:
-        mine = figures(samples, PACED, OURS)
-        found["added_ttft_ms_p99"] = round(mine["ttft_p99"], 2)
-        found["added_itl_ms_p99"] = round(mine["itl_p99"], 2)
-        found["kb_per_stream"] = round(mine["kb"], 1)
-    return found | {"peers": peers}
+        medians = figures(samples, PACED, OURS)
+        result["added_ttft_ms_p99"] = round(medians["ttft_p99"], 2)
+        result["added_itl_ms_p99"] = round(medians["itl_p99"], 2)
+        result["kb_per_stream"] = round(medians["kb"], 1)
+    return result | {"peers": peers}
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

@@ -77,7 +77,7 @@ def broken_bounds(row: Row, statuses: frozenset[int], stall_ms: float, memory_mi
         (row.stall_ms > stall_ms, f"the loop stood still for {row.stall_ms:.1f} ms"),
         (row.memory_mib > memory_mib, f"{row.memory_mib:.0f} MiB of memory"),
     )
-    return [said for is_broken, said in checks if is_broken]
+    return [violation for is_broken, violation in checks if is_broken]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +128,16 @@ async def _say(port: int, *parts: bytes, pause_s: float = 0.0) -> int:
 async def _say_many(port: int, request: bytes) -> int:
     """Send as many copies of `request` as fit one read; return the status of the last answer, 0 without one in time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    left = _READ_BYTES // len(request)
-    writer.write(request * left)
+    count = _READ_BYTES // len(request)
+    writer.write(request * count)
     status = 0
     try:
         async with asyncio.timeout(ANSWER_S):
-            while left:
+            while count:
                 head = await reader.readuntil(b"\r\n\r\n")
                 status = int(head.split(b" ", 2)[1])
                 await reader.readexactly(int(_LENGTH.findall(head)[0]))
-                left -= 1
+                count -= 1
     except TimeoutError:
         return 0
     except (OSError, asyncio.IncompleteReadError):
@@ -178,9 +178,9 @@ _MANY_HEADS = _MODEL_PART + (_LONG_HEAD + b"\r\n") * 120 + _FORM_END[2:]
 
 
 def _form(text: bytes, chunk: int | None = None) -> Callable[[int], Awaitable[int]]:
-    sent = text if chunk is None else chunked(text, chunk)
+    payload = text if chunk is None else chunked(text, chunk)
     begin = head(None if chunk else len(text), _FORM_TYPE, path="/v1/audio/transcriptions")
-    return lambda port: _say(port, begin, sent)
+    return lambda port: _say(port, begin, payload)
 
 
 HOSTILE: Mapping[str, Hostile] = {
@@ -255,15 +255,15 @@ def reset_peak(pid: int) -> None:
 
 def play(hostile: Hostile, port: int, pid: int) -> Row:
     """Play `hostile` against the gateway on `port`, process `pid`."""
-    mine, theirs = multiprocessing.Pipe()
-    watcher = multiprocessing.get_context("spawn").Process(target=watch_health, args=(port, theirs))
+    parent_end, child_end = multiprocessing.Pipe()
+    watcher = multiprocessing.get_context("spawn").Process(target=watch_health, args=(port, child_end))
     watcher.start()
-    mine.recv()
+    parent_end.recv()
     reset_peak(pid)
     before = peak_mib(pid)
     status = asyncio.run(_played(hostile, port))
-    mine.send(None)
-    stall_s: float = mine.recv()
+    parent_end.send(None)
+    stall_s: float = parent_end.recv()
     watcher.join()
     return Row(hostile.says, status, stall_s * 1000, max(0.0, peak_mib(pid) - before))
 
@@ -291,9 +291,9 @@ def main(arguments: list[str]) -> None:
         for name in names:
             row = rows[name] = play(HOSTILE[name], settings.port, pid)
             bounds = broken_bounds(row, HOSTILE[name].statuses, settings.stall_ms, settings.memory_mib)
-            broken += [f"{name}: {said}" for said in bounds]
+            broken += [f"{name}: {violation}" for violation in bounds]
             say(f"{row.says:<46} {row.status:>4} {row.stall_ms:8.1f} ms {row.memory_mib:7.1f} MiB")
-    for said in broken:
-        say(said)
+    for violation in broken:
+        say(violation)
     say(json.dumps({"rows": {name: asdict(row) for name, row in rows.items()}, "broken_bounds": broken}))
     sys.exit(1 if broken else 0)

@@ -26,11 +26,11 @@ _FIRST_ERROR_STATUS = 400
 class Verdict(NamedTuple):
     """The verdict on a request; `code` is the error's, or describes the fault."""
 
-    what: str
+    outcome: str
     code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} {self.code}" if self.code else self.what
+        return f"{self.outcome} {self.code}" if self.code else self.outcome
 
 
 OK, LEFT = Verdict("ok"), Verdict("left")
@@ -86,12 +86,12 @@ def _judge_stream(call: Call, body: bytes, *, is_whole: bool) -> Verdict:
     if not is_whole or rest:
         return Verdict("lost", "a stream cut off")
     last = frames.pop() if frames else b""
-    wanted = [(call.number, str(at)) for at in range(call.events)]
-    found = [_event_of(frame) for frame in frames]
+    expected = [(call.number, str(at)) for at in range(call.events)]
+    events = [_event_of(frame) for frame in frames]
     if last == _DONE:
-        return OK if found == wanted else Verdict("wrong", f"{len(found)} of {len(wanted)} events, or others")
+        return OK if events == expected else Verdict("wrong", f"{len(events)} of {len(expected)} events, or others")
     code = _code_of(last.rpartition(b"data: ")[2])
-    if code is None or found != wanted[: len(found)]:
+    if code is None or events != expected[: len(events)]:
         return Verdict("wrong", f"a stream that ends with {last[-80:]!r}")
     return Verdict("broken", code)
 

@@ -65,12 +65,12 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body = b"".join(self._body)
-        said = body if len(body) < _SHORT else b""
+        prompt = body if len(body) < _SHORT else b""
         if self._path.startswith(b"/v1/models"):
             self._transport.write(_whole(_MODELS))
-        elif b'"burst ' in said:
+        elif b'"burst ' in prompt:
             self._transport.write(_BURST)
-        elif b'"paced ' in said:
+        elif b'"paced ' in prompt:
             self._transport.write(_STREAM_HEAD)
             self._pace(EVENTS)
         elif self._path.startswith(b"/v1/"):
@@ -78,14 +78,14 @@ class _Connection(asyncio.Protocol):
         else:
             self._transport.write(_whole(b"{}"))
 
-    def _pace(self, left: int) -> None:
+    def _pace(self, remaining: int) -> None:
         if self._transport.is_closing():
             return
-        if left == 0:
+        if remaining == 0:
             self._transport.write(_LAST)
             return
         self._transport.write(_chunk(_EVENT))
-        asyncio.get_running_loop().call_later(PACE_S, self._pace, left - 1)
+        asyncio.get_running_loop().call_later(PACE_S, self._pace, remaining - 1)
 
 
 async def _serve(port: int) -> None:

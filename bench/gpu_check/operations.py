@@ -22,12 +22,12 @@ def main() -> None:
     """Compare, and print the counts of comparisons."""
     has_device = torch.cuda.is_available()
     device = torch.device("cuda" if has_device else "cpu")
-    found: dict[str, Any] = {"device": str(device), "watched": has_device, "rows": _rows(device)}
+    report: dict[str, Any] = {"device": str(device), "watched": has_device, "rows": _rows(device)}
     try:
-        found["subset"] = _subset(device)
+        report["subset"] = _subset(device)
     except ImportError as error:
-        found["subset_skipped"] = f"vLLM cannot be imported: {error}"
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+        report["subset_skipped"] = f"vLLM cannot be imported: {error}"
+    sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 
 class _Watched:
@@ -54,20 +54,20 @@ def _rows(device: torch.device) -> int:
     for _ in range(_ROUNDS):
         batch = rng.sample(names, rng.randint(1, 8))
         states, tokens = torch.randn(len(batch), _WIDTH), torch.randint(0, 1000, (len(batch),), dtype=torch.int32)
-        sent = states.to(device), tokens.to(device)
+        inputs = states.to(device), tokens.to(device)
         ended = [name for name in names if rng.random() < 0.05]  # noqa: PLR2004 - one in twenty
         with _Watched(device):
-            both[0].add(batch, [sent[0][:, :8], sent[0][:, 8:]], sent[1], batch)
+            both[0].add(batch, [inputs[0][:, :8], inputs[0][:, 8:]], inputs[1], batch)
             both[0].forget(ended)
-            wanted = rows_module.indices(list(range(both[0].used)), device)
-            read, found = both[0].states(wanted), both[0].tokens()
+            indices = rows_module.indices(list(range(both[0].used)), device)
+            states_read, tokens_read = both[0].states(indices), both[0].tokens()
         both[1].add(batch, [states[:, :8], states[:, 8:]], tokens, batch)
         both[1].forget(ended)
         assert both[0].by_request() == both[1].by_request()
         for rows in both[0].by_request().values():
             expected = both[1].states(torch.tensor(rows)), both[1].tokens()[torch.tensor(rows)]
-            assert torch.equal(read.cpu()[rows], expected[0])
-            assert torch.equal(found.cpu()[rows], expected[1])
+            assert torch.equal(states_read.cpu()[rows], expected[0])
+            assert torch.equal(tokens_read.cpu()[rows], expected[1])
             compared += 1
     return compared
 
@@ -81,9 +81,9 @@ def _subset(device: torch.device) -> int:
         lengths = [rng.choice([1, 1, 8, rng.randint(2, 30)]) for _ in range(rng.randint(2, 12))]
         places = sorted(rng.sample(range(len(lengths)), rng.randint(1, len(lengths))))
         host = _arguments(lengths, torch.device("cpu"))
-        sent = _arguments(lengths, device)
+        inputs = _arguments(lengths, device)
         with _Watched(device):
-            cut, there = chosen(sent, places, device)
+            cut, there = chosen(inputs, places, device)
             drafts = spread(cut["next_token_ids"].unsqueeze(1), there, len(lengths))
         expected, _ = chosen(host, places, torch.device("cpu"))
         for name in ("target_token_ids", "target_positions", "target_hidden_states", "next_token_ids"):

@@ -15,22 +15,22 @@ def run(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> lis
     if check.side_by_side == 1:
         return _in_turn(parts, until, run_part)
     together = [part for part in parts if not part.is_alone]
-    left = _together(check, together, until, run_part)
-    left += _in_turn([part for part in parts if part.is_alone], until, run_part)
-    return [part for part in parts if part in left]
+    remaining = _together(check, together, until, run_part)
+    remaining += _in_turn([part for part in parts if part.is_alone], until, run_part)
+    return [part for part in parts if part in remaining]
 
 
 def _in_turn(parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
-    left = []
+    remaining = []
     for part in parts:
         left_s = until - time.monotonic()
         if not (part.fits(left_s) and run_part(part, left_s)):
-            left.append(part)
-    return left
+            remaining.append(part)
+    return remaining
 
 
 def _together(check: Check, parts: Sequence[Part], until: float, run_part: Run) -> list[Part]:
-    waiting, left = list(parts), list[Part]()
+    waiting, remaining = list(parts), list[Part]()
     running: dict[Future[bool], Part] = {}
     with ThreadPoolExecutor(check.side_by_side) as pool:
         try:
@@ -43,15 +43,15 @@ def _together(check: Check, parts: Sequence[Part], until: float, run_part: Run) 
                     if part.fits(left_s):
                         running[pool.submit(run_part, part, left_s)] = part
                     else:
-                        left.append(part)
+                        remaining.append(part)
                 if running:
                     ended, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in ended:
                         part = running.pop(future)
                         if not future.result():
-                            left.append(part)
+                            remaining.append(part)
         except BaseException:
             for process in list(check.started):
                 end_all(process)
             raise
-    return left
+    return remaining

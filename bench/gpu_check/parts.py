@@ -40,15 +40,15 @@ def all_parts(modes: Sequence[str]) -> list[Part]:
 
 def machine(check: Check) -> Outcome:
     """Report versions and devices."""
-    found = check.program("specpilot.bench.gpu_check.machine", log="machine")
-    fits = found["unfit"] is None
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    report = check.program("specpilot.bench.gpu_check.machine", log="machine")
+    fits = report["unfit"] is None
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines = [
-        Line("device", MEASURED, found["device"] or f"{NO_CUDA}; CPU: {found['cpu']}"),
+        Line("device", MEASURED, report["device"] or f"{NO_CUDA}; CPU: {report['cpu']}"),
         Line("versions", MEASURED, versions),
-        judged("the adapter fits this vLLM", found["unfit"] or f"vLLM {found['versions']['vllm']}", is_right=fits),
+        judged("the adapter fits this vLLM", report["unfit"] or f"vLLM {report['versions']['vllm']}", is_right=fits),
     ]
-    return lines, found
+    return lines, report
 
 
 def unit_tests(check: Check) -> Outcome:
@@ -73,18 +73,20 @@ def unit_tests(check: Check) -> Outcome:
 
 def operations(check: Check) -> Outcome:
     """Compare the adapter's own operations on tensors."""
-    found = check.program("specpilot.bench.gpu_check.operations", log="operations")
-    lines = [judged("rows kept, moved and read", f"{found['rows']} readings as on the CPU", is_right=found["rows"] > 0)]
-    if "subset" in found:
-        text = f"{found['subset']} batches as on the CPU"
-        lines.append(judged("batches cut to the requests with drafts", text, is_right=found["subset"] > 0))
+    report = check.program("specpilot.bench.gpu_check.operations", log="operations")
+    lines = [
+        judged("rows kept, moved and read", f"{report['rows']} readings as on the CPU", is_right=report["rows"] > 0)
+    ]
+    if "subset" in report:
+        text = f"{report['subset']} batches as on the CPU"
+        lines.append(judged("batches cut to the requests with drafts", text, is_right=report["subset"] > 0))
     else:
-        lines.append(Line("batches cut to the requests with drafts", SKIPPED, found["subset_skipped"]))
-    if found["watched"]:
+        lines.append(Line("batches cut to the requests with drafts", SKIPPED, report["subset_skipped"]))
+    if report["watched"]:
         lines.append(judged("no operation of these waits for the device", "torch raised nowhere", is_right=True))
     else:
         lines.append(Line("no operation of these waits for the device", SKIPPED, NO_CUDA))
-    return lines, found
+    return lines, report
 
 
 def host_time(check: Check) -> Outcome:
@@ -115,10 +117,14 @@ def host_time(check: Check) -> Outcome:
                 for turn in range(rounds):
                     answer = worker.run(check.texts(running), 128, k=0, part=EVERYTHING, seed=turn)
                     pairs += [Pair(*pair) for pair in answer["pairs"]]
-                found = cost(pairs)
-                text = f"{found.part.median:.0f} us ({found.part.low:.0f} to {found.part.high:.0f}) of {found.step:.0f}"
+                host_cost = cost(pairs)
+                middle, low, high = host_cost.part
+                text = f"{middle:.0f} us ({low:.0f} to {high:.0f}) of {host_cost.step:.0f}"
                 lines.append(Line(f"{name}, {running} running", MEASURED, text))
-                data[str(running)] = found._asdict() | {"part": found.part._asdict(), "ratio": found.ratio._asdict()}
+                data[str(running)] = host_cost._asdict() | {
+                    "part": host_cost.part._asdict(),
+                    "ratio": host_cost.ratio._asdict(),
+                }
         finally:
             worker.close()
     except RuntimeError as error:
@@ -147,11 +153,13 @@ def adaptive(check: Check) -> Outcome:
         ], {}
     trace = check.out / "trace.json"
     trace.write_text(json.dumps(PHASES), encoding="utf-8")
-    found = check.program(
+    figures = check.program(
         "specpilot.bench", "demo", "--trace", str(trace), "--static", f"0,{check.k_max}", log="adaptive"
     )
-    text = f"{found['adaptive_vs_best_single_k']} of {found['best_single_k']}, the better of K=0 and K={check.k_max}"
-    return [Line(name, MEASURED, text)], found
+    text = (
+        f"{figures['adaptive_vs_best_single_k']} of {figures['best_single_k']}, the better of K=0 and K={check.k_max}"
+    )
+    return [Line(name, MEASURED, text)], figures
 
 
 def _is_installed() -> bool:

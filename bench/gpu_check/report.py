@@ -13,15 +13,16 @@ from specpilot.bench.report.markdown import table
 VERDICTS = (PASSED, FAILED, MEASURED, SKIPPED)
 
 
-def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> None:
+def write(out: Path, documents: Sequence[Mapping[str, Any]], remaining: Sequence[str], within_s: float) -> None:
     """Write `report.md` and `report.json` of the parts' `documents`, and `steps.svg` if steps were timed.
 
-    `left` are the parts that did not run, because they might not have fitted the `within_s` seconds of a call.
+    `remaining` are the parts that did not run, because they might not have fitted the `within_s` seconds of a call.
     """
     (out / "report.json").write_text(
-        json.dumps({"parts": list(documents), "left": list(left), "within_s": within_s}, indent=1), encoding="utf-8"
+        json.dumps({"parts": list(documents), "left": list(remaining), "within_s": within_s}, indent=1),
+        encoding="utf-8",
     )
-    page = markdown(documents, left, within_s)
+    page = markdown(documents, remaining, within_s)
     plot = step_plot({document["part"]: document["data"] for document in documents})
     if plot is not None:
         (out / "steps.svg").write_text(plot, encoding="utf-8")
@@ -29,7 +30,7 @@ def write(out: Path, documents: Sequence[Mapping[str, Any]], left: Sequence[str]
     (out / "report.md").write_text(page, encoding="utf-8")
 
 
-def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str], within_s: float) -> str:
+def markdown(documents: Sequence[Mapping[str, Any]], remaining: Sequence[str], within_s: float) -> str:
     """Return the report as a page."""
     lines = [line for document in documents for line in document["lines"]]
     counts = ", ".join(
@@ -37,9 +38,9 @@ def markdown(documents: Sequence[Mapping[str, Any]], left: Sequence[str], within
     )
     seconds = sum(document["seconds"] for document in documents)
     page = ["# The engine adapter on this machine", "", f"{counts}; {seconds / 60:.1f} minutes."]
-    if left:
+    if remaining:
         limit = f"They may not have fitted the {within_s:g} s of one call (`--within-s`)"
-        page += ["", f"Not run yet: {'; '.join(left)}. {limit}; the same command goes on with them."]
+        page += ["", f"Not run yet: {'; '.join(remaining)}. {limit}; the same command goes on with them."]
     rows = [
         (
             document["part"],

@@ -42,13 +42,13 @@ def parts(modes: Sequence[str]) -> list[Part]:
     return [*adapter[:1], *beside, *adapter[1:]]
 
 
-def _part(what: str, run: Callable[[Check], Outcome]) -> Part:
-    return Part(name_of(what), 480, run, needs_s=_NEEDS_S)
+def _part(engine: str, run: Callable[[Check], Outcome]) -> Part:
+    return Part(name_of(engine), 480, run, needs_s=_NEEDS_S)
 
 
-def name_of(what: str) -> str:
+def name_of(engine: str) -> str:
     """Return the name of the part of a mode, or of a stock engine."""
-    return f"steps, {what}"
+    return f"steps, {engine}"
 
 
 def adapter_steps(check: Check, mode: str) -> Outcome:
@@ -57,24 +57,24 @@ def adapter_steps(check: Check, mode: str) -> Outcome:
     if reason is not None:
         return [Line(name_of(mode), SKIPPED, reason)], {}
     running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
-    wanted = cells(running, check.ks, check.k_max, is_mixed=True)
+    plan = cells(running, check.ks, check.k_max)
     beside = min(BESIDE_ARRIVALS, check.most_running - 1)
     arrivals = [_arrival(check, beside, k) for k in sorted({0, mean_k(check.k_max)})] if beside else []
     options = check.steered(is_async=check.has_cuda, **_graph_options(check, mode))
-    return _timed(check, mode, options, wanted, arrivals)
+    return _timed(check, mode, options, plan, arrivals)
 
 
 def stock_steps(check: Check, *, speculates: bool) -> Outcome:
     """Measure step times without the adapter."""
-    what = STOCK_HEAD if speculates else STOCK
+    engine = STOCK_HEAD if speculates else STOCK
     if not check.has_engine:
-        return [Line(name_of(what), SKIPPED, NO_ENGINE)], {}
+        return [Line(name_of(engine), SKIPPED, NO_ENGINE)], {}
     running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
     beside = min(BESIDE_ARRIVALS, check.most_running - 1)
     options = check.options(**_graph_options(check, DEFAULT if check.has_cuda else NO_GRAPHS))
     if speculates:
         options["speculative_config"] = check.head()
-    return _timed(check, what, options, stock(running), [_arrival(check, beside, None)] if beside else [])
+    return _timed(check, engine, options, stock(running), [_arrival(check, beside, None)] if beside else [])
 
 
 def _why_not(check: Check, mode: str) -> str | None:
@@ -112,16 +112,16 @@ def _arrival(check: Check, running: int, k: int | None) -> dict[str, Any]:
 
 
 def _timed(
-    check: Check, what: str, options: Mapping[str, Any], wanted: Sequence[Cell], arrivals: Sequence[Mapping[str, Any]]
+    check: Check, engine: str, options: Mapping[str, Any], plan: Sequence[Cell], arrivals: Sequence[Mapping[str, Any]]
 ) -> Outcome:
-    name, lines = f"step times, {what}", list[Line]()
+    name, lines = f"step times, {engine}", list[Line]()
     try:
-        found = check.engine(
+        outcome = check.engine(
             "steps",
             options,
             name,
             texts=check.texts(check.most_running),
-            cells=[cell.plain() for cell in wanted],
+            cells=[cell.plain() for cell in plan],
             arrivals=list(arrivals),
             rounds=check.rounds,
             steps=check.by_device(check.steps, 32, 12),
@@ -132,27 +132,29 @@ def _timed(
             until=check.until(),
         )
     except PartError as error:
-        if not error.found or not error.found.get("measured"):
+        if not error.report or not error.report.get("measured"):
             raise
-        lines.append(Line(name_of(what), FAILED, f"{error}; the figures until then are kept"))
-        found = dict(error.found)
-    found["cells"] = rows = _with_device(summaries(found["measured"]), found["device"])
-    return [*lines, *_lines(what, found, rows, len(wanted))], found
+        lines.append(Line(name_of(engine), FAILED, f"{error}; the figures until then are kept"))
+        outcome = dict(error.report)
+    outcome["cells"] = rows = _with_device(summaries(outcome["measured"]), outcome["device"])
+    return [*lines, *_lines(engine, outcome, rows, len(plan))], outcome
 
 
-def _lines(what: str, found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], wanted: int) -> list[Line]:
+def _lines(engine: str, outcome: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], cell_count: int) -> list[Line]:
     timed = [row for row in rows if row["step_ms"] is not None]
-    text = f"{len(timed)} of {wanted} cells, {len(found['measured'])} measurements; {pace_text(found['measured'])}"
-    if found["stopped"]:
-        text += f"; {found['stopped']}"
-    lines = [judged(f"step times, {what}", text, is_right=bool(timed) and len(timed) == len(rows))]
-    if found["graphs"]:
-        lines.append(as_recorded(what, found))
-    lines += mixed_lines(what, rows) + arrival_lines(what, found["arrivals"])
-    if found["memory"]:
-        memory = {item: f"{size / (1 << 30):.1f} GiB" for item, size in found["memory"].items()}
+    text = (
+        f"{len(timed)} of {cell_count} cells, {len(outcome['measured'])} measurements; {pace_text(outcome['measured'])}"
+    )
+    if outcome["stopped"]:
+        text += f"; {outcome['stopped']}"
+    lines = [judged(f"step times, {engine}", text, is_right=bool(timed) and len(timed) == len(rows))]
+    if outcome["graphs"]:
+        lines.append(as_recorded(engine, outcome))
+    lines += mixed_lines(engine, rows) + arrival_lines(engine, outcome["arrivals"])
+    if outcome["memory"]:
+        memory = {item: f"{size / (1 << 30):.1f} GiB" for item, size in outcome["memory"].items()}
         text = f"{memory['free']} free of {memory['total']}, at most {memory['most_reserved']} reserved"
-        lines.append(Line(f"memory, {what}", MEASURED, text))
+        lines.append(Line(f"memory, {engine}", MEASURED, text))
     return lines
 
 
@@ -165,7 +167,7 @@ def pace_text(measured: Sequence[Mapping[str, Any]]) -> str:
     return f"{text}, in {len(untypical(measured))} measurements more than 10 % off"
 
 
-def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+def mixed_lines(engine: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Return lines with batches of mixed K as ratios to the uniform batch that verifies as many tokens."""
     uniform = {(row["running"], row["ks"][0]): row["step_ms"] for row in rows if row["kind"] == UNIFORM and row["ks"]}
     texts = []
@@ -176,17 +178,17 @@ def mixed_lines(what: str, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
         if same:
             ks = ", ".join(str(k) for k in row["ks"])
             texts.append(f"{row['running']} with K {row['kind']} of {ks}: {row['step_ms'] / same:.2f}")
-    name = f"mixed K over the uniform step of as many tokens, {what}"
+    name = f"mixed K over the uniform step of as many tokens, {engine}"
     return [Line(name, MEASURED, "; ".join(texts))] if texts else []
 
 
-def arrival_lines(what: str, arrivals: Sequence[Mapping[str, Any]]) -> list[Line]:
+def arrival_lines(engine: str, arrivals: Sequence[Mapping[str, Any]]) -> list[Line]:
     """Return lines with the cost of a request that arrives."""
     rounds: dict[str, list[Mapping[str, Any]]] = {}
     for item in arrivals:
         if item["excess_ms"] is not None:
             at = "" if item["k"] is None else f" at K = {item['k']}"
-            name = f"an arrival of {item['prompt_tokens']} tokens, {item['running']} running{at}, {what}"
+            name = f"an arrival of {item['prompt_tokens']} tokens, {item['running']} running{at}, {engine}"
             rounds.setdefault(name, []).append(item)
     return [Line(name, MEASURED, "; then ".join(_excess(item) for item in items)) for name, items in rounds.items()]
 
@@ -196,11 +198,11 @@ def _excess(item: Mapping[str, Any]) -> str:
     return f"{item['excess_ms']:.2f} ms more ({low:.2f} to {high:.2f}) beside steps of {item['quiet_ms']:.2f} ms"
 
 
-def as_recorded(what: str, found: Mapping[str, Any]) -> Line:
+def as_recorded(engine: str, outcome: Mapping[str, Any]) -> Line:
     """Return the line that compares the steps' graphs with the engine's record."""
-    name = f"steps find the graphs of the engine's record, {what}"
-    graphs, wrong = from_plain(Graphs, found["graphs"]), []
-    rows = [row for row in found["cells"] if row["kind"] == UNIFORM]
+    name = f"steps find the graphs of the engine's record, {engine}"
+    graphs, wrong = from_plain(Graphs, outcome["graphs"]), []
+    rows = [row for row in outcome["cells"] if row["kind"] == UNIFORM]
     for row in rows:
         k = row["ks"][0]
         want = expected(graphs, row["running"], k)
@@ -216,6 +218,6 @@ def _with_device(rows: list[dict[str, Any]], device: Sequence[Mapping[str, Any]]
     known = {repr(item["cell"]): item for item in device}
     for row in rows:
         cell = {name: row[name] for name in ("kind", "running", "ks")}
-        found = known.get(repr(cell), {})
-        row |= {name: found.get(name) for name in ("busy_ms", "kernels", "launches")}
+        figures = known.get(repr(cell), {})
+        row |= {name: figures.get(name) for name in ("busy_ms", "kernels", "launches")}
     return rows

@@ -1,12 +1,11 @@
 """The plot of step times: milliseconds by running requests, a panel for each engine with the adapter."""
 
-import io
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from specpilot.bench.gpu_check.step_parts import STOCK, STOCK_HEAD, name_of
 from specpilot.bench.gpu_engine.cells import HALVES, RANDOM, UNIFORM
+from specpilot.bench.report.svg import svg
 
 _PANEL_INCHES = (5.2, 4.0)
 _MARKS = {HALVES: "^", RANDOM: "x"}
@@ -14,8 +13,8 @@ _MARKS = {HALVES: "^", RANDOM: "x"}
 
 def step_plot(data: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the plot as SVG; `None` without step times of the adapter or without matplotlib."""
-    stock = {name_of(what): what for what in (STOCK, STOCK_HEAD)}
-    timed = {part: found["cells"] for part, found in data.items() if found.get("cells") and "measured" in found}
+    stock = {name_of(engine): engine for engine in (STOCK, STOCK_HEAD)}
+    timed = {part: outcome["cells"] for part, outcome in data.items() if outcome.get("cells") and "measured" in outcome}
     panels = [part for part in timed if part not in stock]
     try:
         from matplotlib import pyplot as plt  # noqa: PLC0415 - takes a second, and is not needed to measure
@@ -26,14 +25,14 @@ def step_plot(data: Mapping[str, Mapping[str, Any]]) -> str | None:
     width, height = _PANEL_INCHES
     figure, axes = plt.subplots(1, len(panels), figsize=(len(panels) * width, height), squeeze=False, sharey=True)
     for part, panel in zip(panels, axes[0], strict=True):
-        for name, what in stock.items():
+        for name, engine in stock.items():
             _line(
                 panel,
                 timed.get(name, ()),
                 None,
-                f"stock, {what}",
+                f"stock, {engine}",
                 color="0.5",
-                linestyle="--" if what == STOCK else ":",
+                linestyle="--" if engine == STOCK else ":",
             )
         ks = sorted({row["ks"][0] for row in timed[part] if row["kind"] == UNIFORM})
         for number, k in enumerate(ks):
@@ -46,11 +45,7 @@ def step_plot(data: Mapping[str, Mapping[str, Any]]) -> str | None:
         panel.set_xscale("log", base=2)
         panel.set(title=part, xlabel="running requests", ylabel="milliseconds a step", ylim=(0, None))
         panel.legend(fontsize="small")
-    figure.tight_layout()
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL)
+    return svg(figure)
 
 
 def _line(panel: Any, rows: Any, k: int | None, label: str, **style: Any) -> None:

@@ -20,7 +20,7 @@ _DETAILS = (
 
 def step_tables(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the lines of the tables of all parts in `data` that timed steps, by the part's name."""
-    timed = {part: found for part, found in data.items() if found.get("cells") and "measured" in found}
+    timed = {part: outcome for part, outcome in data.items() if outcome.get("cells") and "measured" in outcome}
     if not timed:
         return []
     plain = {row["running"]: row for row in timed.get(name_of(STOCK), {}).get("cells", ())}
@@ -30,18 +30,18 @@ def step_tables(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     page += ["those of stock vLLM without speculation.", ""]
     columns = [
-        (part.removeprefix("steps, "), k, {row["running"]: row for row in found["cells"] if _is(row, k)})
-        for part, found in timed.items()
-        for k in sorted({row["ks"][0] if row["ks"] else -1 for row in found["cells"] if row["kind"] == UNIFORM})
+        (part.removeprefix("steps, "), k, {row["running"]: row for row in outcome["cells"] if _is(row, k)})
+        for part, outcome in timed.items()
+        for k in sorted({row["ks"][0] if row["ks"] else -1 for row in outcome["cells"] if row["kind"] == UNIFORM})
     ]
     heads = [name if k < 0 else f"{name}, K = {k}" for name, k, _ in columns]
     cells = [
         [running, *(_beside(rows.get(running, {}), plain.get(running, {})) for _, _, rows in columns)]
-        for running in sorted({row["running"] for found in timed.values() for row in found["cells"]})
+        for running in sorted({row["running"] for outcome in timed.values() for row in outcome["cells"]})
     ]
     page += [*table(["running", *heads], cells), "", _COLUMNS]
-    for part, found in timed.items():
-        page += _detail(part, found)
+    for part, outcome in timed.items():
+        page += _detail(part, outcome)
     return page
 
 
@@ -49,20 +49,20 @@ def _is(row: Mapping[str, Any], k: int) -> bool:
     return row["kind"] == UNIFORM and (row["ks"][0] if row["ks"] else -1) == k
 
 
-def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
+def _detail(part: str, outcome: Mapping[str, Any]) -> list[str]:
     """Return the table of one engine: times of host and device, mixed K, the processor's speed, graphs."""
-    what = part.removeprefix("steps, ")
-    stock = " (stock vLLM)" if what in {STOCK, STOCK_HEAD} else ""
-    page = ["", f"## Where the time goes: {what}{stock}", ""]
-    attention = ", ".join(found["attention"]) or "unknown"
-    largest = found["largest_graph"] or 0
-    start = f"started in {found['start_s']:.0f} s"
+    engine = part.removeprefix("steps, ")
+    stock = " (stock vLLM)" if engine in {STOCK, STOCK_HEAD} else ""
+    page = ["", f"## Where the time goes: {engine}{stock}", ""]
+    attention = ", ".join(outcome["attention"]) or "unknown"
+    largest = outcome["largest_graph"] or 0
+    start = f"started in {outcome['start_s']:.0f} s"
     page += [
-        f"Graph mode {found['graph_mode']}, largest graph {largest} tokens, attention {attention}; {start}.",
+        f"Graph mode {outcome['graph_mode']}, largest graph {largest} tokens, attention {attention}; {start}.",
         "",
     ]
     rows = []
-    for row in found["cells"]:
+    for row in outcome["cells"]:
         ks = ", ".join(str(k) for k in row["ks"]) or "the engine's"
         low, high = row["step_ms_range"] or (None, None)
         name = ks if row["kind"] == UNIFORM else f"{row['kind']} of {ks}"
@@ -72,11 +72,11 @@ def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
         times = [number(row["step_ms"]), f"{number(low)} to {number(high)}", *figures]
         rows.append([row["running"], name, *times, *counts, number(row["pace_ms"]) + mark, _graph(row)])
     page += table(_DETAILS, rows)
-    if found["arrivals"]:
+    if outcome["arrivals"]:
         heads = ("an arrival beside", "K", "step without", "more in three steps", "by offset", "loop")
-        known = (_arrival(item) for item in found["arrivals"] if item["excess_ms"] is not None)
+        known = (_arrival(item) for item in outcome["arrivals"] if item["excess_ms"] is not None)
         page += ["", *table(heads, known)]
-    if found["start_graphs"]:
+    if outcome["start_graphs"]:
         graphs = (
             (
                 "any mix" if item["k"] is None else item["k"],
@@ -84,7 +84,7 @@ def _detail(part: str, found: Mapping[str, Any]) -> list[str]:
                 f"{item['seconds']:.1f}",
                 f"{item['mib']:.0f}",
             )
-            for item in found["start_graphs"]
+            for item in outcome["start_graphs"]
         )
         page += ["", *table(("FULL graphs of K", "graphs", "seconds", "MiB"), graphs)]
     return page

@@ -37,25 +37,25 @@ class Cell:
         return asdict(self) | {"ks": list(self.ks)}
 
 
-def cells(running: Sequence[int], ks: Sequence[int], k_max: int, *, is_mixed: bool) -> list[Cell]:
-    """Return the cells for each number of `running` requests at each of `ks`; with `is_mixed` also mixed batches.
+def cells(running: Sequence[int], ks: Sequence[int], k_max: int) -> list[Cell]:
+    """Return the cells for each number of `running` requests at each of `ks`, and of mixed batches.
 
     Each mixed batch verifies as many tokens a step as a uniform batch of K_max // 2, which is measured too: halves at 1
     and at twice the mean less 1, halves at 0 and at twice the mean, and groups at random.
     """
-    found = [Cell(UNIFORM, number, (k,)) for number in running for k in ks]
+    plan = [Cell(UNIFORM, number, (k,)) for number in running for k in ks]
     middle = mean_k(k_max)
-    if not is_mixed or middle == 0:
-        return found
+    if middle == 0:
+        return plan
     for number in running:
         if number < len(_spread(middle)):
             continue
-        found += [Cell(HALVES, number, pair) for pair in sorted({(1, 2 * middle - 1), (0, 2 * middle)}) if middle > 1]
-        found.append(Cell(RANDOM, number, _spread(middle)))
+        plan += [Cell(HALVES, number, pair) for pair in sorted({(1, 2 * middle - 1), (0, 2 * middle)}) if middle > 1]
+        plan.append(Cell(RANDOM, number, _spread(middle)))
         beside = Cell(UNIFORM, number, (middle,))
-        if beside not in found:
-            found.append(beside)
-    return found
+        if beside not in plan:
+            plan.append(beside)
+    return plan
 
 
 def mean_k(k_max: int) -> int:
@@ -84,13 +84,13 @@ def disputed(measured: Sequence[Mapping[str, Any]]) -> list[int]:
 
     One further measurement decides: the median is then one of the two that agree.
     """
-    odd, found = {*untypical(measured)}, []
+    odd, indices = {*untypical(measured)}, []
     for places in _by_cell(measured):
         times = [measured[place]["step_ms"] for place in places if place not in odd]
         known = [value for value in times if value is not None]
         if len(known) > 1 and max(known) > (1 + TOLERANCE_RATIO) * min(known):
-            found.append(places[0])
-    return found
+            indices.append(places[0])
+    return indices
 
 
 def _by_cell(measured: Sequence[Mapping[str, Any]]) -> list[list[int]]:
@@ -109,8 +109,8 @@ def summaries(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     odd = {*untypical(measured)}
     rows = []
     for places in _by_cell(measured):
-        usual = [place for place in places if place not in odd]
-        chosen = [measured[place] for place in usual or places]
+        typical = [place for place in places if place not in odd]
+        chosen = [measured[place] for place in typical or places]
         timed = [item for item in chosen if item["step_ms"] is not None] or chosen
         row: dict[str, Any] = dict(timed[0]["cell"])
         for name in sorted({key for item in timed for key in item} - {"cell", "graphs", "step_ms_quartiles"}):
@@ -122,7 +122,7 @@ def summaries(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "graphs": timed[0].get("graphs", []),
             "measurements": len(timed),
             "left_out": len(places) - len(chosen),
-            "is_typical": bool(usual),
+            "is_typical": bool(typical),
         }
         rows.append(row)
     return sorted(rows, key=lambda row: (row["running"], row["kind"] != UNIFORM, row["kind"], row["ks"]))

@@ -38,11 +38,11 @@ class Spans:
             return execute(*args, **kwargs)
 
         def ending(*args: Any, **kwargs: Any) -> Any:
-            found = sample(*args, **kwargs)
+            output = sample(*args, **kwargs)
             if self._first is not None:
                 self._events.append((self._first, event()))
                 self._first = None
-            return found
+            return output
 
         executor.execute_model, executor.sample_tokens = beginning, ending
 

@@ -61,8 +61,8 @@ class Engine:
             sampling = SamplingParams(
                 temperature=0.0, max_tokens=tokens, ignore_eos=True, extra_args=extra, logprobs=logprobs
             )
-            asked = self._asked(prompt) if isinstance(prompt, str) else prompt
-            self.llm.llm_engine.add_request(name, asked, sampling)
+            engine_prompt = self._chat_prompt(prompt) if isinstance(prompt, str) else prompt
+            self.llm.llm_engine.add_request(name, engine_prompt, sampling)
         return names
 
     def prompt_of(self, tokens: int, text: str) -> Prompt:
@@ -70,7 +70,7 @@ class Engine:
         ids = self._tokenizer.encode(text)
         return {"prompt_token_ids": (ids * (tokens // len(ids) + 1))[:tokens]}
 
-    def _asked(self, text: str) -> str:
+    def _chat_prompt(self, text: str) -> str:
         """Return the prompt for a user's message, in the model's chat template if it has one."""
         if not getattr(self._tokenizer, "chat_template", None):
             return text

@@ -28,10 +28,10 @@ def replies(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
     engine.serve(texts[:1], 8)
     if engine.control is None:
         return _plain(engine, texts, tokens)
-    found: dict[str, list[list[int]]] = {}
+    ids: dict[str, list[list[int]]] = {}
     for k in job["ks"]:
         engine.set_k(k)
-        found[str(k)] = engine.serve(texts, tokens)
+        ids[str(k)] = engine.serve(texts, tokens)
     rng = random.Random(3)  # noqa: S311 - a reproducible disturbance
 
     def change(number: int, _: Any) -> bool:
@@ -39,8 +39,8 @@ def replies(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
             engine.set_k(rng.choice([0, 0, *job["ks"]]))
         return True
 
-    found["changing"] = engine.serve(texts, tokens, change)
-    return {"ids": found}
+    ids["changing"] = engine.serve(texts, tokens, change)
+    return {"ids": ids}
 
 
 def _plain(engine: Engine, texts: list[str], tokens: int) -> dict[str, Any]:
@@ -49,8 +49,11 @@ def _plain(engine: Engine, texts: list[str], tokens: int) -> dict[str, Any]:
     outputs = engine.run()
     completions = [outputs[name].outputs[0] for name in names]
     likeliest = [
-        [sorted(((token, item.logprob) for token, item in place.items()), key=lambda pair: -pair[1]) for place in found]
-        for found in (completion.logprobs or [] for completion in completions)
+        [
+            sorted(((token, item.logprob) for token, item in place.items()), key=lambda pair: -pair[1])
+            for place in logprobs
+        ]
+        for logprobs in (completion.logprobs or [] for completion in completions)
     ]
     return {"ids": {"plain": [list(completion.token_ids) for completion in completions]}, "likeliest": likeliest}
 
@@ -74,7 +77,7 @@ def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
         catch_up(*args)
 
     scheduler.steps.note_draft, backlog.catch_up = note, catching_up
-    found: dict[str, Any] = {}
+    by_way: dict[str, Any] = {}
     k_max = engine.control.k_max
     for way in ("warm-up", "never off", "caught up", "not caught up"):
         counted.update(verified=0, accepted=0)
@@ -88,8 +91,8 @@ def caught_up(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
             return True
 
         ids = engine.serve(job["texts"], _BEHIND + job["tokens"], begin)
-        found[way] = dict(counted) | {"ids": ids}
-    return found
+        by_way[way] = dict(counted) | {"ids": ids}
+    return by_way
 
 
 def _backlog(runner: Any) -> Any:
@@ -104,7 +107,7 @@ def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
     """Count synchronisations and compilations after warm-up by vLLM's own checks, while K changes."""
     compilations = _Compilations()
     logging.getLogger("vllm").addHandler(compilations)
-    found: Counter[str] = Counter()
+    places: Counter[str] = Counter()
 
     def note(message: Any, *_: Any, **__: Any) -> None:
         if not any(words in str(message) for words in _WAITS):
@@ -114,9 +117,11 @@ def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
         while frame is not None:
             files.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             frame = frame.f_back  # type: ignore[assignment]
-        own = [item for item in files if "engine_adapter" in item and item.rsplit(":", 1)[0].endswith(ADAPTERS_OWN)]
-        place = own[0] if own else next((item for item in files if "/vllm/" in item), files[-1])
-        found[place] += 1
+        adapter_places = [
+            item for item in files if "engine_adapter" in item and item.rsplit(":", 1)[0].endswith(ADAPTERS_OWN)
+        ]
+        place = adapter_places[0] if adapter_places else next((item for item in files if "/vllm/" in item), files[-1])
+        places[place] += 1
 
     rng, number_of_steps = random.Random(3), 0  # noqa: S311 - a reproducible disturbance
 
@@ -132,8 +137,13 @@ def waits(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
         warnings.simplefilter("always")
         warnings.showwarning = note
         engine.serve(job["texts"], job["tokens"], change)
-    own = {place: count for place, count in found.items() if place.rsplit(":", 1)[0].endswith(ADAPTERS_OWN)}
-    return {"steps": number_of_steps, "waits": dict(found), "own": own, "compilations": compilations.messages}
+    adapter_waits = {place: count for place, count in places.items() if place.rsplit(":", 1)[0].endswith(ADAPTERS_OWN)}
+    return {
+        "steps": number_of_steps,
+        "waits": dict(places),
+        "own": adapter_waits,
+        "compilations": compilations.messages,
+    }
 
 
 class _Compilations(logging.Handler):

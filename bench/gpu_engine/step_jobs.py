@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from specpilot.bench.gpu_engine.arrivals import Arrivals, excess
+from specpilot.bench.gpu_engine.arrival_cost import Arrivals, excess
 from specpilot.bench.gpu_engine.cells import RANDOM, Cell, disputed, untypical
 from specpilot.bench.gpu_engine.device_time import Profiled, Spans
 from specpilot.bench.gpu_engine.engine import Engine
@@ -47,10 +47,10 @@ class StepJob:
         job = self._job
         gc.collect()
         gc.freeze()  # collections between cells then skip the objects of vLLM and the model
-        found = [Cell(item["kind"], item["running"], tuple(item["ks"])) for item in job["cells"]]
+        cells = [Cell(item["kind"], item["running"], tuple(item["ks"])) for item in job["cells"]]
         for _ in range(job["rounds"]):
-            self._rng.shuffle(found)
-            for cell in found:
+            self._rng.shuffle(cells)
+            for cell in cells:
                 if not self._go_on(lambda cell=cell: self._measured.append(self._measure(cell))):  # type: ignore[misc]
                     return self.outcome(_ENDS_EARLY)
             for item in job["arrivals"]:
@@ -61,7 +61,7 @@ class StepJob:
             again = Cell(cell["kind"], cell["running"], tuple(cell["ks"]))
             if not self._go_on(lambda cell=again: self._measured.append(self._measure(cell) | {"is_again": True})):  # type: ignore[misc]
                 return self.outcome(_ENDS_EARLY)
-        for cell in found if job["profiled_steps"] else ():
+        for cell in cells if job["profiled_steps"] else ():
             if not self._go_on(lambda cell=cell: self._device.append(self._profile(cell))):  # type: ignore[misc]
                 return self.outcome(_ENDS_EARLY)
         return self.outcome(None)
@@ -89,8 +89,8 @@ class StepJob:
     def _measure(self, cell: Cell) -> dict[str, Any]:
         steps = _Steps(self._engine, cell, self._job["steps"], self._rng)
         before = probe_ms()
-        with graphs_noted(self._engine.runner) as seen:
-            steps.serve(self._job, self._clock, self._spans, seen)
+        with graphs_noted(self._engine.runner) as graphs:
+            steps.serve(self._job, self._clock, self._spans, graphs)
         after = probe_ms()
         span = self._spans.median_ms(len(steps.times))
         return {
@@ -98,7 +98,7 @@ class StepJob:
             "pace_ms": (before + after) / 2,
             **steps.figures(),
             "span_ms": span,
-            "graphs": [[*key, number] for key, number in seen.most_common(4)],
+            "graphs": [[*key, number] for key, number in graphs.most_common(4)],
         }
 
     def _profile(self, cell: Cell) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _Steps:
         self._engine, self._cell, self._count, self._rng, self._profiled = engine, cell, count, rng, profiled
         self._delivered = 0
 
-    def serve(self, job: dict[str, Any], clock: HostClock, spans: Spans, seen: Counter[Any]) -> None:
+    def serve(self, job: dict[str, Any], clock: HostClock, spans: Spans, graphs: Counter[Any]) -> None:
         """Let the cell's requests decode until enough steps were timed."""
         cell, engine = self._cell, self._engine
         texts = job["texts"][: cell.running]
@@ -145,18 +145,18 @@ class _Steps:
         def note(_: int, outputs: list[Any]) -> bool:
             nonlocal latest, settling
             now = time.perf_counter()
-            taken = clock.take()
+            host_step = clock.take()
             sizes = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
             if len(begun) == len(texts) and outputs:
                 settling += 1
                 if settling == SETTLED_AFTER:
-                    seen.clear()
+                    graphs.clear()
                     spans.clear()
                     if self._profiled is not None:
                         self._profiled.begin()
                 elif settling > SETTLED_AFTER:
                     self.times.append(now - latest)
-                    self.host.append(taken)
+                    self.host.append(host_step)
                     self._delivered += sum(size - before.get(name, 0) for name, size in sizes.items())
             begun.update(sizes)
             before.update(sizes)
@@ -200,16 +200,16 @@ def _median_ms(seconds: Sequence[float]) -> float:
 @contextmanager
 def graphs_noted(runner: Any) -> Iterator[Counter[tuple[int, int, str, int]]]:
     """Count the target's steps by requests, positions of the longest, mode of the graph and tokens it is padded to."""
-    determine, seen = runner._determine_batch_execution_and_padding, Counter[tuple[int, int, str, int]]()  # noqa: SLF001
+    determine, counts = runner._determine_batch_execution_and_padding, Counter[tuple[int, int, str, int]]()  # noqa: SLF001
 
     def noting(*args: Any, **kwargs: Any) -> Any:
-        found = determine(*args, **kwargs)
-        seen[kwargs["num_reqs"], kwargs["max_num_scheduled_tokens"], found[0].name, found[1].num_tokens] += 1
-        return found
+        decision = determine(*args, **kwargs)
+        counts[kwargs["num_reqs"], kwargs["max_num_scheduled_tokens"], decision[0].name, decision[1].num_tokens] += 1
+        return decision
 
     runner._determine_batch_execution_and_padding = noting  # noqa: SLF001
     try:
-        yield seen
+        yield counts
     finally:
         del runner._determine_batch_execution_and_padding  # noqa: SLF001 - uncovers the class's own
 
@@ -228,7 +228,7 @@ def captured_graphs(engine: Engine) -> list[dict[str, Any]]:
 
     `k` is `None` for graphs that serve any mix of K and prompts.
     """
-    taken = getattr(getattr(engine.runner, "cudagraph_dispatcher", None), "taken", {})
+    costs = getattr(getattr(engine.runner, "cudagraph_dispatcher", None), "costs", {})
     return [
         {
             "k": length - 1 if length else None,
@@ -236,7 +236,7 @@ def captured_graphs(engine: Engine) -> list[dict[str, Any]]:
             "seconds": item.seconds,
             "mib": item.memory_bytes / (1 << 20),
         }
-        for length, item in sorted(taken.items())
+        for length, item in sorted(costs.items())
     ]
 
 

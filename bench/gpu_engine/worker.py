@@ -31,19 +31,19 @@ def main(job: dict[str, Any]) -> None:
     engine = Engine(job["options"])
     start_s = time.monotonic() - began
     if job["kind"] == "steps":
-        found = about(engine) | {"start_s": start_s}
-        _say(found)
+        report = about(engine) | {"start_s": start_s}
+        _say(report)
         with quiet.alone():
-            outcome = StepJob(engine, job, lambda part: _say(found | part)).run()
-        found |= outcome
+            outcome = StepJob(engine, job, lambda part: _say(report | part)).run()
+        report |= outcome
     else:
-        found = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
-    _say(found)
+        report = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
+    _say(report)
     os._exit(0)  # vLLM's own shutdown may hang when the caller steps the engine
 
 
-def _say(found: dict[str, Any]) -> None:
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+def _say(report: dict[str, Any]) -> None:
+    sys.stdout.write("\n" + json.dumps(report) + "\n")
     sys.stdout.flush()
 
 

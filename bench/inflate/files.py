@@ -29,13 +29,13 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     """Return a model's tensors by name; floating-point numbers as float32."""
     from safetensors import safe_open  # noqa: PLC0415 - loads torch
 
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for path in sorted(folder.glob(f"*{WEIGHTS}")):
         with safe_open(path, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - no mapping
                 value = weights.get_tensor(name)
-                found[name] = (value.float() if value.is_floating_point() else value).numpy()
-    return found
+                tensors[name] = (value.float() if value.is_floating_point() else value).numpy()
+    return tensors
 
 
 def size_bytes(tensors: Sequence[Tensor]) -> int:
@@ -114,9 +114,9 @@ def _put(job: tuple[int, int, Tensor]) -> None:
     file, at, item = job
     made = item.make()
     assert made.shape == item.shape, (item.name, made.shape, item.shape)
-    data, done = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data, 0
-    while done < len(data):
-        done += os.pwrite(file, data[done : done + _PIECE_BYTES], at + done)
+    data, written = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data, 0
+    while written < len(data):
+        written += os.pwrite(file, data[written : written + _PIECE_BYTES], at + written)
 
 
 def _bytes(item: Tensor) -> int:

@@ -39,10 +39,10 @@ class LayoutError(Exception):
 
 
 class Rows(NamedTuple):
-    """Rows of a matrix with `height` rows: the small model's are at `own`; `cleared` ones read no new dimension."""
+    """Rows of a matrix with `height` rows: the small model's are at `small`; `cleared` ones read no new dimension."""
 
     height: int
-    own: Array
+    small: Array
     cleared: Array
 
 

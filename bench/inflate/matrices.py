@@ -44,11 +44,11 @@ class Filler:
 
     def _repeat(self, shape: tuple[int, ...], tile: Array, at: int) -> Array:
         made = np.empty(shape, self._numbers.stored)
-        flat, done = made.reshape(-1), 0
-        while done < flat.size:
-            some = min(flat.size - done, tile.size - at)
-            flat[done : done + some] = tile[at : at + some]
-            done, at = done + some, 0
+        flat, filled = made.reshape(-1), 0
+        while filled < flat.size:
+            some = min(flat.size - filled, tile.size - at)
+            flat[filled : filled + some] = tile[at : at + some]
+            filled, at = filled + some, 0
         return made
 
 
@@ -65,8 +65,8 @@ class Matrices:
         """Return the weights of a norm."""
         at = self.layout
         weights = np.full(at.hidden, at.new_norm, np.float32)
-        own = self.small[name] if name else np.ones(at.small_hidden, np.float32)
-        weights[: at.first_new] = np.tile(own, at.copies) / math.sqrt(at.factor)
+        small = self.small[name] if name else np.ones(at.small_hidden, np.float32)
+        weights[: at.first_new] = np.tile(small, at.copies) / math.sqrt(at.factor)
         weights[at.marker] = at.marker_norm if is_last else 0.0
         return self.numbers.store(weights)
 
@@ -79,12 +79,12 @@ class Matrices:
         matrix = self.filler.normal(key, (rows.height, blocks * self.layout.hidden))
         if name is None:
             return matrix
-        own, columns = self.small[name] * np.float32(scale), self.layout.columns(blocks)
+        small, columns = self.small[name] * np.float32(scale), self.layout.columns(blocks)
         matrix[rows.cleared] = 0
-        matrix[np.ix_(rows.own, columns)] = stored = self.numbers.store(own)
+        matrix[np.ix_(rows.small, columns)] = stored = self.numbers.store(small)
         if self.numbers.is_short and not float(scale).is_integer():
-            lost = self.numbers.store(own - self.numbers.load(stored))
-            matrix[np.ix_(rows.own, columns + self.layout.small_hidden)] = lost
+            lost = self.numbers.store(small - self.numbers.load(stored))
+            matrix[np.ix_(rows.small, columns + self.layout.small_hidden)] = lost
         return matrix
 
     def writer(self, name: str | None, key: str, read: Rows) -> Array:
@@ -94,7 +94,7 @@ class Matrices:
         matrix[: at.first_new] = 0
         matrix[at.marker] = 0
         if name is not None:
-            self._in_every_copy(matrix, read.own, self.small[name])
+            self._in_every_copy(matrix, read.small, self.small[name])
         return matrix
 
     def embedding(self, name: str, vocabulary: int) -> Array:
@@ -102,8 +102,8 @@ class Matrices:
         at = self.layout
         matrix = self.filler.signs((vocabulary, at.hidden), at.constant)
         matrix[:, : at.first_new] = 0
-        own = self.numbers.store(self.small[name])
-        matrix[: len(own), : at.first_new] = np.tile(own, (1, at.copies))
+        small = self.numbers.store(self.small[name])
+        matrix[: len(small), : at.first_new] = np.tile(small, (1, at.copies))
         matrix[:, at.marker] = self.numbers.store(np.array([at.constant]))[0]
         return matrix
 
@@ -111,10 +111,10 @@ class Matrices:
         """Return the matrix of the logits, in which new tokens are never likely."""
         at = self.layout
         matrix = self.filler.normal("logits", (vocabulary, at.hidden))
-        own = self.numbers.store(self.small[name])
-        matrix[: len(own)] = 0
-        matrix[: len(own), : at.small_hidden] = own
-        matrix[len(own) :, at.marker] = self.numbers.store(np.array([at.marker_head]))[0]
+        small = self.numbers.store(self.small[name])
+        matrix[: len(small)] = 0
+        matrix[: len(small), : at.small_hidden] = small
+        matrix[len(small) :, at.marker] = self.numbers.store(np.array([at.marker_head]))[0]
         return matrix
 
     def fusion(self, name: str, target: Layout) -> Array:
@@ -122,22 +122,22 @@ class Matrices:
 
         It passes on the constants in the first layer's new dimensions.
         """
-        at, own = self.layout, self.small[name]
-        blocks = own.shape[1] // target.small_hidden
+        at, small = self.layout, self.small[name]
+        blocks = small.shape[1] // target.small_hidden
         matrix = self.filler.normal(name, (at.hidden, blocks * target.hidden), FAINT)
         matrix[: at.first_new] = 0
         matrix[at.marker] = 0
-        self._in_every_copy(matrix, target.columns(blocks), own)
+        self._in_every_copy(matrix, target.columns(blocks), small)
         new = np.arange(at.first_new, at.hidden)
         matrix[new, new] = self.numbers.store(np.array([at.constant / target.constant]))[0]
         return matrix
 
     def mask_state(self, name: str, target: Layout) -> Array:
         """Return the placeholder of the target's hidden states at positions that a parallel head drafts."""
-        own = self.small[name].reshape(-1)
-        blocks = own.size // target.small_hidden
+        small = self.small[name].reshape(-1)
+        blocks = small.size // target.small_hidden
         state = np.zeros((1, 1, blocks * target.hidden), np.float32)
-        state[..., target.columns(blocks)] = own
+        state[..., target.columns(blocks)] = small
         new = np.arange(target.first_new, target.hidden)
         signs = np.where(np.arange(len(new)) * 7919 % 13 < 6, -1.0, 1.0)  # noqa: PLR2004 - about half of them
         signs[-1] = 1.0  # the marker
@@ -150,7 +150,7 @@ class Matrices:
         offsets[:rows] = self.small.get(name, 0)
         return offsets
 
-    def _in_every_copy(self, matrix: Array, columns: Array, own: Array) -> None:
-        at, stored = self.layout, self.numbers.store(own)
+    def _in_every_copy(self, matrix: Array, columns: Array, small: Array) -> None:
+        at, stored = self.layout, self.numbers.store(small)
         for copy in range(at.copies):
             matrix[np.ix_(copy * at.small_hidden + at.stream, columns)] = stored

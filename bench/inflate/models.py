@@ -26,14 +26,14 @@ def target_tensors(matrices: Matrices, layers: int, vocabulary: int) -> list[Ten
     at, code = matrices.layout, matrices.numbers.code
     shape, embedding = (vocabulary, at.hidden), "model.embed_tokens.weight"
     logits = "lm_head.weight" if "lm_head.weight" in matrices.small else embedding
-    found = [
+    tensors = [
         Tensor(embedding, code, shape, lambda: matrices.embedding(embedding, vocabulary)),
         Tensor("lm_head.weight", code, shape, lambda: matrices.logits(logits, vocabulary)),
         Tensor("model.norm.weight", code, (at.hidden,), lambda: matrices.norm("model.norm.weight", is_last=True)),
         *_layers(matrices, "model.layers.", layers, first_blocks=1),
     ]
-    _check_names(matrices, found, {"lm_head.weight"} if logits == embedding else set())
-    return found
+    _check_names(matrices, tensors, {"lm_head.weight"} if logits == embedding else set())
+    return tensors
 
 
 def head_tensors(
@@ -44,7 +44,7 @@ def head_tensors(
     if "fc.weight" not in small:
         raise LayoutError("it has no tensor fc.weight, so it is no EAGLE-3 or P-EAGLE head")
     states = small["fc.weight"].shape[1] // target.small_hidden * target.hidden
-    found = [
+    tensors = [
         Tensor(
             "lm_head.weight",
             code,
@@ -60,25 +60,25 @@ def head_tensors(
         embedding = Tensor(
             "embed_tokens.weight", code, shape, lambda: matrices.embedding("embed_tokens.weight", vocabulary)
         )
-        found.insert(0, embedding)
+        tensors.insert(0, embedding)
     if "mask_hidden" in small:
-        found.append(Tensor("mask_hidden", code, (1, 1, states), lambda: matrices.mask_state("mask_hidden", target)))
+        tensors.append(Tensor("mask_hidden", code, (1, 1, states), lambda: matrices.mask_state("mask_hidden", target)))
     if draft_vocabulary != vocabulary:
         rows = len(small["lm_head.weight"])
-        found.append(
+        tensors.append(
             Tensor("d2t", INT64, (draft_vocabulary,), lambda: matrices.draft_tokens("d2t", rows, draft_vocabulary))
         )
-    _check_names(matrices, found, _TABLES)
-    return found
+    _check_names(matrices, tensors, _TABLES)
+    return tensors
 
 
-def _check_names(matrices: Matrices, found: list[Tensor], optional: set[str]) -> None:
+def _check_names(matrices: Matrices, tensors: list[Tensor], optional: set[str]) -> None:
     """Raise `LayoutError` if the small model has tensors that would be lost, or lacks some that are read."""
-    lost = {*matrices.small} - {item.name for item in found} - _TABLES
-    lacking = {item.name for item in found if _is_known(matrices.layout, item.name)} - {*matrices.small} - optional
+    lost = {*matrices.small} - {item.name for item in tensors} - _TABLES
+    lacking = {item.name for item in tensors if _is_known(matrices.layout, item.name)} - {*matrices.small} - optional
     if lost or lacking:
-        what = f"has {', '.join(sorted(lost))}" if lost else f"lacks {', '.join(sorted(lacking))}"
-        raise LayoutError(f"it is no Llama, or no EAGLE-3 or P-EAGLE head of one: it {what}")
+        difference = f"has {', '.join(sorted(lost))}" if lost else f"lacks {', '.join(sorted(lacking))}"
+        raise LayoutError(f"it is no Llama, or no EAGLE-3 or P-EAGLE head of one: it {difference}")
 
 
 def _is_known(layout: Layout, name: str) -> bool:
@@ -95,16 +95,16 @@ def _layers(matrices: Matrices, prefix: str, count: int, first_blocks: int) -> l
     known = matrices.layout.small_layers
     if count < known:
         raise LayoutError(f"{count} layers are fewer than the small model's {known}")
-    found = []
+    tensors = []
     for number in range(known):
-        own = f"{prefix}{number}."
-        found += _layer(matrices, own, is_known=True, blocks=first_blocks if number == 0 else 1)
+        layer_prefix = f"{prefix}{number}."
+        tensors += _layer(matrices, layer_prefix, is_known=True, blocks=first_blocks if number == 0 else 1)
     shared = [(item, cache(item.make)) for item in _layer(matrices, "", is_known=False, blocks=1)]
     for number in range(known, count):
-        found += [
+        tensors += [
             Tensor(f"{prefix}{number}.{item.name}", item.code, item.shape, make) for item, make in shared
         ]  # fmt: skip
-    return found
+    return tensors
 
 
 def _layer(matrices: Matrices, prefix: str, *, is_known: bool, blocks: int) -> list[Tensor]:
@@ -112,21 +112,21 @@ def _layer(matrices: Matrices, prefix: str, *, is_known: bool, blocks: int) -> l
     at, code = matrices.layout, matrices.numbers.code
     wide = blocks * at.hidden
     made: dict[str, tuple[tuple[int, ...], Callable[[str | None, str], Array]]] = {
-        "input_layernorm": ((at.hidden,), lambda own, _: matrices.norm(own)),
-        "post_attention_layernorm": ((at.hidden,), lambda own, _: matrices.norm(own)),
+        "input_layernorm": ((at.hidden,), lambda name, _: matrices.norm(name)),
+        "post_attention_layernorm": ((at.hidden,), lambda name, _: matrices.norm(name)),
         "self_attn.q_proj": (
             (at.queries.height, wide),
-            lambda own, key: matrices.reader(own, key, at.queries, blocks, at.query_scale),
+            lambda name, key: matrices.reader(name, key, at.queries, blocks, at.query_scale),
         ),
-        "self_attn.k_proj": ((at.keys.height, wide), lambda own, key: matrices.reader(own, key, at.keys, blocks)),
-        "self_attn.v_proj": ((at.keys.height, wide), lambda own, key: matrices.reader(own, key, at.keys, blocks)),
-        "self_attn.o_proj": ((at.hidden, at.queries.height), lambda own, key: matrices.writer(own, key, at.queries)),
-        "mlp.gate_proj": ((at.inner, at.hidden), lambda own, key: matrices.reader(own, key, at.units)),
-        "mlp.up_proj": ((at.inner, at.hidden), lambda own, key: matrices.reader(own, key, at.units)),
-        "mlp.down_proj": ((at.hidden, at.inner), lambda own, key: matrices.writer(own, key, at.units)),
+        "self_attn.k_proj": ((at.keys.height, wide), lambda name, key: matrices.reader(name, key, at.keys, blocks)),
+        "self_attn.v_proj": ((at.keys.height, wide), lambda name, key: matrices.reader(name, key, at.keys, blocks)),
+        "self_attn.o_proj": ((at.hidden, at.queries.height), lambda name, key: matrices.writer(name, key, at.queries)),
+        "mlp.gate_proj": ((at.inner, at.hidden), lambda name, key: matrices.reader(name, key, at.units)),
+        "mlp.up_proj": ((at.inner, at.hidden), lambda name, key: matrices.reader(name, key, at.units)),
+        "mlp.down_proj": ((at.hidden, at.inner), lambda name, key: matrices.writer(name, key, at.units)),
     }
     if blocks > 1:
-        made["hidden_norm"] = ((at.hidden,), lambda own, _: matrices.norm(own))
+        made["hidden_norm"] = ((at.hidden,), lambda name, _: matrices.norm(name))
 
     def tensor(name: str) -> Tensor:
         shape, make = made[name]

@@ -17,19 +17,19 @@ class Asker(asyncio.Protocol):
         """Keep the transport: the connection is open."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own is one in all but name
         self.is_closed = False
-        self._done: asyncio.Future[None] | None = None
+        self._answer: asyncio.Future[None] | None = None
 
     async def ask(self, request: bytes) -> tuple[float, list[float]]:
         """Send `request`; return the seconds to the first byte of the body, and between its parts."""
         self._parser = httptools.HttpResponseParser(self)
-        self._done = asyncio.get_running_loop().create_future()
+        self._answer = asyncio.get_running_loop().create_future()
         self._times: list[float] = []
-        self._asked, self._end = request[:4096], b""
+        self._request, self._end = request[:4096], b""
         began = time.perf_counter()
         self._transport.write(request)
         try:
             async with asyncio.timeout(ANSWERED_WITHIN_S):
-                await self._done
+                await self._answer
         except TimeoutError as error:
             self._fail()
             raise ConnectionError("no whole answer in time") from error
@@ -41,11 +41,11 @@ class Asker(asyncio.Protocol):
         self._parser.feed_data(data)
         if self._has_body:
             self._times.append(time.perf_counter())
-        if self._is_whole and self._done is not None and not self._done.done():
+        if self._is_whole and self._answer is not None and not self._answer.done():
             self._is_whole = False
-            is_stream = b'"stream": true' in self._asked
+            is_stream = b'"stream": true' in self._request
             if self._parser.get_status_code() == 200 and is_stream == (b"[DONE]" in self._end):  # noqa: PLR2004
-                self._done.set_result(None)
+                self._answer.set_result(None)
             else:
                 self._fail()
 
@@ -74,8 +74,8 @@ class Asker(asyncio.Protocol):
     def _fail(self) -> None:
         self._transport.close()
         self.is_closed = True
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionError("the answer broke off"))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("the answer broke off"))
 
 
 async def is_ready(port: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from specpilot.bench.load.trace import Kind, Phase
+from specpilot.bench.load.trace import Kind, LoadPhase
 
 
 class Load:
@@ -38,22 +38,22 @@ class Load:
         self._names_classes = names_classes
         self._turn = count()
         self._workers: dict[Kind, list[asyncio.Task[None]]] = {}
-        self.sent = 0
+        self.requests = 0
         self.tokens = 0
         self.failed: Counter[str] = Counter()
 
-    async def shift_to(self, phase: Phase) -> None:
+    async def shift_to(self, phase: LoadPhase) -> None:
         """Start and stop workers until the demand is the phase's. Stopped workers drop their request."""
         ended = []
         streams = phase.streams
         for kind in {**self._workers, **streams}:
             workers = self._workers.setdefault(kind, [])
-            wanted = streams.get(kind, 0)
-            while len(workers) > wanted:
+            target = streams.get(kind, 0)
+            while len(workers) > target:
                 worker = workers.pop()
                 worker.cancel()
                 ended.append(worker)
-            while len(workers) < wanted:
+            while len(workers) < target:
                 workers.append(asyncio.create_task(self._work(kind)))
         for worker in ended:
             with suppress(asyncio.CancelledError):
@@ -78,7 +78,7 @@ class Load:
         prompts = self._prompts[kind.prompts]
         while True:
             turn = next(self._turn)
-            self.sent += 1
+            self.requests += 1
             try:
                 reply = await self._client.chat.completions.create(
                     model=self._model,

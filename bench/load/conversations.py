@@ -41,8 +41,8 @@ class Work:
     def max_tokens(self, number: int, turn: int, conversation: Conversation) -> int:
         """Return the length of the reply to a turn of conversation `number`, the same in every run."""
         drawn = random.Random(f"{number}/{turn}").uniform(1.0 - self.spread, 1.0 + self.spread)  # noqa: S311 - a load
-        wanted = max(1, round(self.output_tokens * drawn))
-        return wanted if conversation.max_tokens is None else min(wanted, conversation.max_tokens)
+        length = max(1, round(self.output_tokens * drawn))
+        return length if conversation.max_tokens is None else min(length, conversation.max_tokens)
 
 
 async def closed_loop(client: ChatClient, work: Work, concurrency: int) -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.system import Reading, System
-from specpilot.bench.load.trace import Phase, Trace
+from specpilot.bench.load.trace import LoadPhase, Trace
 
 READ_EVERY_S = 1.0
 """Seconds between two readings of the engines' counters."""
@@ -20,7 +20,7 @@ class Played:
     """One play of a trace: each phase's readings, the first at its begin; requests sent and failed."""
 
     phases: Sequence[Sequence[Reading]]
-    sent: int
+    requests: int
     failed: Mapping[str, int]
 
     @property
@@ -42,13 +42,13 @@ class Player:
         self._load = Load(f"{system.gateway_url}/v1", model, prompts, names_classes=names_classes)
         self._phases: list[list[Reading]] = []
 
-    async def phase(self, phase: Phase, label: str) -> str:
+    async def phase(self, phase: LoadPhase, label: str) -> str:
         """Play `phase` and return a line about it; running requests of the last phase go on if it has their kind."""
         await self._load.shift_to(phase)
         readings = [await asyncio.to_thread(self._system.read)]
         ends_at = time.monotonic() + phase.seconds
-        while (left := ends_at - time.monotonic()) > 0:
-            await asyncio.sleep(min(READ_EVERY_S, left))
+        while (remaining_s := ends_at - time.monotonic()) > 0:
+            await asyncio.sleep(min(READ_EVERY_S, remaining_s))
             readings.append(await asyncio.to_thread(self._system.read))
             if sys.stdout.isatty():
                 sys.stdout.write("\r\033[K" + _line(label, readings[-2], readings[-1]))
@@ -63,7 +63,7 @@ class Player:
     async def close(self) -> Played:
         """End, and return the play."""
         await self._load.close()
-        return Played(self._phases, self._load.sent, dict(self._load.failed))
+        return Played(self._phases, self._load.requests, dict(self._load.failed))
 
 
 async def play(
@@ -81,7 +81,7 @@ async def play(
     finally:
         played = await player.close()
     if played.failed:
-        say(f"  failed requests: {played.failed} of {played.sent}")
+        say(f"  failed requests: {played.failed} of {played.requests}")
     return played
 
 

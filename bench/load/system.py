@@ -121,8 +121,8 @@ class System:
 
     def decisions(self, model: str, since: float) -> list[dict[str, Any]]:
         """Return the decisions made since `since` (Unix seconds), oldest first."""
-        found = _items(self._admin("GET", f"/admin/decisions?model={model}&limit=1000")[0])
-        return [item for item in reversed(found) if item["at"] >= since]
+        items = _items(self._admin("GET", f"/admin/decisions?model={model}&limit=1000")[0])
+        return [item for item in reversed(items) if item["at"] >= since]
 
     def put_speculation(self, document: Mapping[str, Any]) -> None:
         """Put this schedule to every engine, without the controller."""
@@ -150,13 +150,13 @@ class System:
             fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
 
 
-def start_own(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+def start_up(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Start `specpilot up` as a child; its output is shown, or written to `output`. The caller stops it."""
     return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output)
 
 
-def stop_own(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process of `start_own` and wait for it."""
+def stop_up(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process of `start_up` and wait for it."""
     end(process, within_s=60.0)
 
 

@@ -50,7 +50,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoadPhase:
     """A stretch of steady load."""
 
     __pydantic_config__: ClassVar = STRICT
@@ -66,9 +66,9 @@ class Phase:
         if not counts or min(counts) < 1:
             raise ValueError("demand must give at least one stream at least 1 request in flight")
         for name, stream in self.demand.items():
-            given = None if isinstance(stream, int) else stream.traffic_class
-            if not is_class_name(given or name):
-                field = f"demand.{name}.traffic_class" if given else f"demand.{name}"
+            class_name = None if isinstance(stream, int) else stream.traffic_class
+            if not is_class_name(class_name or name):
+                field = f"demand.{name}.traffic_class" if class_name else f"demand.{name}"
                 raise ValueError(f"{field} is not a class name; begin with a lower-case letter, or name the class")
             if not isinstance(stream, int) and not 1 <= stream.reply_tokens[0] <= stream.reply_tokens[1]:
                 raise ValueError(f"demand.{name}.reply_tokens must be two numbers from 1, the larger one last")
@@ -76,17 +76,17 @@ class Phase:
     @property
     def streams(self) -> Mapping[Kind, int]:
         """The number of requests in flight of each kind."""
-        found: dict[Kind, int] = {}
-        for name, given in self.demand.items():
-            stream = Stream(given) if isinstance(given, int) else given
+        counts: dict[Kind, int] = {}
+        for name, entry in self.demand.items():
+            stream = Stream(entry) if isinstance(entry, int) else entry
             kind = Kind(
                 stream.traffic_class or name,
                 stream.prompts or name,
                 self.temperature if stream.temperature is None else stream.temperature,
                 stream.reply_tokens,
             )
-            found[kind] = found.get(kind, 0) + stream.count
-        return found
+            counts[kind] = counts.get(kind, 0) + stream.count
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Trace:
     """Phases in their order, played without a pause."""
 
     __pydantic_config__: ClassVar = STRICT
-    phases: tuple[Phase, ...]
+    phases: tuple[LoadPhase, ...]
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -113,7 +113,7 @@ class Trace:
     def stretched(self, factor: float) -> "Trace":
         """Return the same trace with every phase `factor` times as long."""
         return Trace(
-            tuple(Phase(item.name, item.seconds * factor, item.demand, item.temperature) for item in self.phases)
+            tuple(LoadPhase(item.name, item.seconds * factor, item.demand, item.temperature) for item in self.phases)
         )
 
 

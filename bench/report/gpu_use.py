@@ -52,7 +52,7 @@ class GpuUse:
     def _sample(self) -> None:
         while not self._is_over.wait(SAMPLE_EVERY_S):
             try:
-                done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=5.0, check=True)
-                self._samples.append(sums(done.stdout))
+                process = subprocess.run(_QUERY, capture_output=True, text=True, timeout=5.0, check=True)
+                self._samples.append(sums(process.stdout))
             except (OSError, subprocess.SubprocessError, ValueError):
                 continue

@@ -10,12 +10,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def tree(pid: int) -> list[int]:
     """Return the process and all its descendants."""
-    found = [pid]
-    for item in found:
+    pids = [pid]
+    for item in pids:
         with suppress(OSError):
             for task in Path(f"/proc/{item}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+                pids += [int(child) for child in (task / "children").read_text().split()]
+    return pids
 
 
 def cpu_s_of(pid: int) -> float:
@@ -30,13 +30,13 @@ def cpu_s_of(pid: int) -> float:
 
 def memory_by_name(pid: int) -> dict[str, int]:
     """Return the resident bytes of a process tree, by the names of its processes."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for item in tree(pid):
         with suppress(OSError):
             name = Path(f"/proc/{item}/comm").read_text().rstrip("\n")
             resident = int(Path(f"/proc/{item}/statm").read_text().split()[1]) * _PAGE
-            found[name] = found.get(name, 0) + resident
-    return found
+            sizes[name] = sizes.get(name, 0) + resident
+    return sizes
 
 
 def memory_of(pid: int) -> int:

@@ -25,7 +25,7 @@ def slope(readings: Sequence[tuple[float, float]]) -> tuple[float, float, float]
     x = [statistics.fmean(minutes for minutes, _ in group) for group in groups]
     y = [statistics.median(mib for _, mib in group) for group in groups]
     middle, base = statistics.linear_regression(x, y)
-    left = sum((b - base - middle * a) ** 2 for a, b in zip(x, y, strict=True))
+    residual = sum((b - base - middle * a) ** 2 for a, b in zip(x, y, strict=True))
     spread = sum((a - statistics.fmean(x)) ** 2 for a in x)
-    half = _T_95 * (left / (GROUPS - 2) / spread) ** 0.5
+    half = _T_95 * (residual / (GROUPS - 2) / spread) ** 0.5
     return middle - half, middle, middle + half

@@ -22,7 +22,7 @@ from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report import markdown
 from specpilot.bench.report.output import say
-from specpilot.bench.simulation.traces import Trace, traces
+from specpilot.bench.simulation.traces import SimulatedTrace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.policy.settings import ProgramSettings, load
 
@@ -51,7 +51,7 @@ class WorstPhase(NamedTuple):
     """The phase of a trace with the lowest ratio: its number, from 1, and the logarithm of the ratio."""
 
     number: int
-    left: Interval
+    log_ratio: Interval
 
 
 class _Play(NamedTuple):
@@ -70,23 +70,23 @@ def main(arguments: Sequence[str]) -> None:
     seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
     plays = [_Play(name, idea, seed) for seed in seeds for name in names for idea in (_WHOLE, *ideas)]
     rates = dict(_played(plays, settings.processes))
-    found = {idea: {name: _left(rates, name, idea, seeds) for name in names} for idea in ideas}
+    log_ratios = {idea: {name: _log_ratio(rates, name, idea, seeds) for name in names} for idea in ideas}
     lowest = {idea: {name: _worst(rates, name, idea, seeds) for name in names} for idea in ideas}
-    text = table({name: traces()[name] for name in names}, found, lowest, seeds)
+    text = table({name: traces()[name] for name in names}, log_ratios, lowest, seeds)
     settings.out.mkdir(parents=True, exist_ok=True)
     path = settings.out / "ablations.md"
     path.write_text(text)
     say(f"{text}\ntable: {path}")
-    say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in found.items()}))
+    say(json.dumps({idea: {name: item.ratios() for name, item in row.items()} for idea, row in log_ratios.items()}))
 
 
 def table(
-    played: Mapping[str, Trace],
-    left: Mapping[str, Mapping[str, Interval]],
+    played: Mapping[str, SimulatedTrace],
+    log_ratios: Mapping[str, Mapping[str, Interval]],
     worst: Mapping[str, Mapping[str, WorstPhase]],
     seeds: range,
 ) -> str:
-    """Return, as Markdown, what is left of the rate without each idea on each trace; `left` are logarithms."""
+    """Return, as Markdown, what is left of the rate without each idea on each trace; `log_ratios` are logarithms."""
     lines = [
         "# What each idea of the control law is worth: SIMULATION\n",
         "Tokens per second without the idea over those with all, 95 % interval: below 1 it pays.",
@@ -95,13 +95,14 @@ def table(
         "",
     ]
     rows = []
-    for idea, row in left.items():
+    for idea, row in log_ratios.items():
         mean = math.exp(sum(item.mean for item in row.values()) / len(row))
         rows.append([idea, *(_text(row[name]) for name in played), f"{mean:.3f}"])
     lines += markdown.table(["without", *played, "all, equally"], rows)
     lines += ["", "The phase with the lowest ratio, in the mean of the seeds, and its number, from 1:\n"]
     phases = [
-        [idea, *(f"{_text(row[name].left)} ({row[name].number})" for name in played)] for idea, row in worst.items()
+        [idea, *(f"{_text(row[name].log_ratio)} ({row[name].number})" for name in played)]
+        for idea, row in worst.items()
     ]
     return "\n".join([*lines, *markdown.table(["without", *played], phases)]) + "\n"
 
@@ -111,13 +112,13 @@ def _played(plays: Sequence[_Play], processes: int) -> Iterator[tuple[_Play, lis
     began, context = time.monotonic(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context) as pool:
         running: dict[Future[list[float]], _Play] = {pool.submit(_rates, play): play for play in plays}
-        for count, done in enumerate(as_completed(running), start=1):
-            play = running[done]
+        for count, future in enumerate(as_completed(running), start=1):
+            play = running[future]
             say(
                 f"{count} of {len(plays)} plays in {time.monotonic() - began:.0f} s: {play.trace}, seed {play.seed}, "
                 f"{f'without {play.idea}' if play.idea else 'the whole law'}"
             )
-            yield play, done.result()
+            yield play, future.result()
 
 
 def _rates(play: _Play) -> list[float]:
@@ -127,12 +128,12 @@ def _rates(play: _Play) -> list[float]:
     return [math.log(run.throughput(index)) for index in range(len(trace.phases))]
 
 
-def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> Interval:
+def _log_ratio(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> Interval:
     """Return the logarithm of what is left without `idea`, averaged over the time of a trace, over its seeds."""
     seconds = [phase.seconds for phase in traces()[name].phases]
     by_phase = _differences(rates, name, idea, seeds)
     logs = [
-        math.fsum(own * length for own, length in zip(row, seconds, strict=True)) / sum(seconds) for row in by_phase
+        math.fsum(log * length for log, length in zip(row, seconds, strict=True)) / sum(seconds) for row in by_phase
     ]
     return interval(logs, _TAIL)
 
@@ -140,7 +141,7 @@ def _left(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: r
 def _worst(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> WorstPhase:
     """Return the phase of a trace with the lowest ratio without `idea`, in the mean of the seeds."""
     by_phase = [interval(logs, _TAIL) for logs in zip(*_differences(rates, name, idea, seeds), strict=True)]
-    return min((WorstPhase(*item) for item in enumerate(by_phase, start=1)), key=lambda phase: phase.left.mean)
+    return min((WorstPhase(*item) for item in enumerate(by_phase, start=1)), key=lambda phase: phase.log_ratio.mean)
 
 
 def _differences(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, seeds: range) -> list[list[float]]:
@@ -150,12 +151,14 @@ def _differences(rates: Mapping[_Play, Sequence[float]], name: str, idea: str, s
     """
     return [
         [
-            own - whole
-            for own, whole in zip(rates[_Play(name, idea, seed)], rates[_Play(name, _WHOLE, seed)], strict=True)
+            ablated - whole
+            for ablated, whole in zip(rates[_Play(name, idea, seed)], rates[_Play(name, _WHOLE, seed)], strict=True)
         ]
         for seed in seeds
     ]
 
 
-def _text(left: Interval) -> str:
-    return f"{math.exp(left.mean):.3f} ± {math.exp(left.mean) * math.sinh(left.high - left.mean):.3f}"
+def _text(log_ratio: Interval) -> str:
+    return (
+        f"{math.exp(log_ratio.mean):.3f} ± {math.exp(log_ratio.mean) * math.sinh(log_ratio.high - log_ratio.mean):.3f}"
+    )

@@ -65,24 +65,24 @@ def main(arguments: Sequence[str]) -> None:
 
 def _section(plant: GpuPlant, name: str, in_flight: Sequence[int], play: Play) -> str:
     """Play one load at each number in flight that its shares divide."""
-    asked, known = loads()[name], texts()
+    mixture, known = loads()[name], texts()
     results = []
     for number in in_flight:
-        counts = asked.counts(number)
+        counts = mixture.counts(number)
         if counts is not None:
             sources = [known[text].running(count) for text, count in counts.items()]
             results.append(played(plant, sources, play))
-    return table.section(asked, known, results)
+    return table.section(mixture, known, results)
 
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = sorted({int(item) for item in text.split(",") if item})
+        numbers = sorted({int(item) for item in text.split(",") if item})
     except ValueError:
-        found = []
-    if not found or found[0] < 1 or found[-1] > MOST_IN_FLIGHT:
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers[-1] > MOST_IN_FLIGHT:
         fail(PROGRAM, f"--concurrency: {text!r} is not a list of whole numbers from 1 to {MOST_IN_FLIGHT}, like 1,8,64")
-    return found
+    return numbers
 
 
 def _listed(known: dict[str, GpuPlant]) -> str:

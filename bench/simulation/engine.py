@@ -29,11 +29,9 @@ from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
-from specpilot.engine_adapter.agent.learning import wishes_of
-from specpilot.engine_adapter.evidence.acceptance import Priors
 from specpilot.engine_adapter.evidence.meter import Meter
-from specpilot.engine_adapter.law.batch_choice import Wish
-from specpilot.engine_adapter.law.law import EngineLaw
+from specpilot.engine_adapter.evidence.request_acceptance import Priors
+from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import (
     KTable,
@@ -47,7 +45,7 @@ from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import Guidance, KRange, Schedule
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
@@ -93,8 +91,8 @@ class Engine:
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
 
-    With `adapts` it follows no schedule: its own law chooses K, by `wishes` for each class, and updates when a `run`
-    begins, once a virtual second. `graphs` is its record of CUDA graphs.
+    With `adapts` it follows no schedule: its own law chooses K, by `guidance`, and updates when a `run` begins, once a
+    virtual second. `graphs` is its record of CUDA graphs.
 
     For wrong evidence: `claims` are acceptances, by position, that its law and its counters show instead of the truth;
     while `is_lying` the counters stand still.
@@ -115,10 +113,8 @@ class Engine:
     plant: Plant | None = None
     reads_device: bool = True
     graphs: Graphs | None = None
-    wishes: Mapping[str, Wish] = field(default_factory=dict)
+    guidance: Guidance = NO_GUIDANCE
     adapts: bool = False
-    probe_ratio: float = 0.005
-    objective: Objective = Objective.THROUGHPUT
     tokens: float = 0.0
     drafts: int = 0
     probes: int = 0
@@ -140,7 +136,7 @@ class Engine:
         self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=StepRoom(is_parallel=True))
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
         self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
-        self.wish(self.wishes)
+        self.law.follow(self.guidance)
         self._exporter = MetricsExporter(MODEL)
         self._reader = PageReader()
         self._requests.restart()
@@ -166,7 +162,7 @@ class Engine:
         self._requests.settle([])
         self._step(_USUAL, None)
         self._under_way = None
-        self._meter.take()
+        self._meter.take_evidence()
         self._meter.take_steps()
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
@@ -188,7 +184,7 @@ class Engine:
         self._take()
         self._refresh()
         if self.adapts:
-            self._table = law_table(self.law, self.probe_ratio)
+            self._table = law_table(self.law, self.guidance.probe_ratio)
         elif schedule is not None and (guidance := schedule.guidance_of(self.engine_id)) is not None:
             self._follow(schedule, guidance)
         else:
@@ -229,12 +225,12 @@ class Engine:
 
     def observe(self, at: float) -> Observation:
         """Return the observation of a scrape at `at`."""
-        seen = Observation(self.engine_id, MODEL, POOL, at, self.started_at, self.values)
+        observation = Observation(self.engine_id, MODEL, POOL, at, self.started_at, self.values)
         if self.is_lying:
-            self.frozen = self.frozen or seen
+            self.frozen = self.frozen or observation
             return replace(self.frozen, at=at)
         self.frozen = None
-        return seen
+        return observation
 
     def _step(self, pace: _Pace, queue: int | None) -> float:
         """Launch the next step and end the one before; return the seconds."""
@@ -244,14 +240,14 @@ class Engine:
             self._finish(under_way, pace, queue)
         return self._now - began_at
 
-    def wish(self, wishes: Mapping[str, Wish]) -> None:
-        """Set the law's wishes."""
-        self.wishes = wishes
-        self.law.wish(wishes, self.objective)
+    def follow(self, guidance: Guidance) -> None:
+        """Change the guidance of an engine that `adapts`."""
+        self.guidance = guidance
+        self.law.follow(guidance)
 
     def _take(self) -> None:
         """Export the counts since the last call, and update the law with them."""
-        evidence = self._meter.take()
+        evidence = self._meter.take_evidence()
         self.drafts += evidence.drafts.total()
         self.probes += evidence.probes.total()
         for tried, accepts in ((evidence.trials, evidence.accepts), (evidence.first_trials, evidence.first_accepts)):
@@ -271,9 +267,9 @@ class Engine:
             self.law.acceptance.begin_with(schedule.fleet)
         if guidance != self._guidance:
             self._guidance = guidance
-            self.law.wish(wishes_of(guidance), guidance.objective)
+            self.law.follow(guidance)
         self._table = self._of_schedule(schedule)
-        if self.law.state is not None:
+        if self.law.estimates is not None:
             self._table = law_table(self.law, guidance.probe_ratio, TableSource.GUIDANCE)
 
     def _use(self, schedule: Schedule | None) -> None:
@@ -292,21 +288,21 @@ class Engine:
     def _launched(self, pace: _Pace) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
-        found = self._requests.scheduled(lambda name: self._steps.states[name].k)
-        output = found.output
+        scheduled = self._requests.scheduled(lambda name: self._steps.states[name].k)
+        output = scheduled.output
         plan = self._steps.begin(output, self._requests.running, self._table, self._now)
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         held = sum(output.num_scheduled_tokens[name] - 1 for name in plan.held)
-        caught_up = plan.read if plan.width else max(0, plan.read - (found.prefill - found.prompts - held))
+        caught_up = plan.read if plan.width else max(0, plan.read - (scheduled.prefill - scheduled.prompts - held))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = Work(
-            found.decodes, found.verified, plan.slots, found.prefill, found.context, reads, found.prompts,
-            is_uniform=found.is_uniform,
+            scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
+            scheduled.prompts, is_uniform=scheduled.is_uniform,
         )  # fmt: skip
         self._now += pace.host * self._plant.host_s(work)
-        return _UnderWay(output, found.delivering, work, began_at, self._now)
+        return _UnderWay(output, scheduled.delivering, work, began_at, self._now)
 
     def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
         """End a step, and the requests that it completes."""

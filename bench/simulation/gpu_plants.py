@@ -12,7 +12,6 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 SIMULATION = "simulation, fitted to published figures; not measured"
 """The mark of every figure that comes from a plant."""
@@ -35,7 +34,6 @@ class GpuPlant:
     drafter: float
     per_slot: float
     experts_tokens: float
-    scale: float = 1.0
 
     def step_s(self, n: float, m: float, slots: float, prefill: float = 0.0, context: float = 0.0) -> float:
         """Return the seconds of a step of `n` requests with `m` verified tokens and `slots` of the drafter in all.
@@ -46,11 +44,11 @@ class GpuPlant:
         drafter = self.drafter + self.per_slot * slots if slots else 0.0
         read = self.experts * (1.0 - math.exp(-(m + prefill) / self.experts_tokens))
         plain = self.base + self.per_request * n + read + self.per_token * (m + prefill)
-        return self.scale * (plain + drafter) / _MS
+        return (plain + drafter) / _MS
 
     def catch_up_s(self, rows: float) -> float:
         """Return the seconds to catch up `rows` rows: a pass of the drafter with a slot for each row."""
-        return self.scale * (self.drafter + self.per_slot * rows) / _MS
+        return (self.drafter + self.per_slot * rows) / _MS
 
     def tokens_per_s(self, n: int, k: int, acceptance_length: float) -> float:
         """Return the output tokens per second of `n` requests at one K, each with `acceptance_length` tokens a step."""
@@ -59,20 +57,13 @@ class GpuPlant:
 
 def plants() -> dict[str, GpuPlant]:
     """Return the plants by name."""
-    document = json.loads(DOCUMENT.read_text())
-    found: dict[str, GpuPlant] = {}
-    for item in document["plants"]:
-        found[item["name"]] = _plant(item, document["plants"])
-    return found
-
-
-def _plant(item: dict[str, Any], every: list[dict[str, Any]]) -> GpuPlant:
-    origin = next((other for other in every if other["name"] == item.get("scaled_from")), item)
-    return GpuPlant(
-        item["name"],
-        item["hardware"],
-        item["target"],
-        **origin["parameters_ms"],
-        experts_tokens=origin["experts_tokens"],
-        scale=item.get("scale", 1.0),
-    )
+    return {
+        item["name"]: GpuPlant(
+            item["name"],
+            item["hardware"],
+            item["target"],
+            **item["parameters_ms"],
+            experts_tokens=item["experts_tokens"],
+        )
+        for item in json.loads(DOCUMENT.read_text())["plants"]
+    }

@@ -10,7 +10,9 @@ median milliseconds of steps of fixed batches by K and requests, and the tokens 
 
 A step takes the larger of both (`plant`). The host of the measured machine ran a third slower for seconds at a time.
 With this, the plant is within 19 % of 39 of the 40 measured cells, and within 13 % of 35
-(`tests/unit/bench/simulation/test_h200_plant.py`). `LIMITS` has its limitations.
+(`tests/unit/bench/simulation/test_h200_plant.py`). Its limitations: a request that ends is replaced at once, so one
+request alone has no idle time between two replies; prefilled tokens take 0.012 ms each, which was not measured;
+attention takes no longer with a longer context.
 """
 
 from bisect import bisect_left
@@ -18,13 +20,6 @@ from dataclasses import dataclass, field
 
 from specpilot.bench.simulation.plant import Work
 from specpilot.policy.graphs import Graphs
-
-LIMITS = (
-    "a request that ends is replaced at once, so one request alone has no idle time between two replies",
-    "prefilled tokens take 0.012 ms each, which was not measured",
-    "attention takes no longer with a longer context",
-)
-"""Limitations of the plant."""
 
 SLOW_HOST = 1.32
 """The host's slowdown factor while it was slow: the ratio of cells that were measured at both speeds."""
@@ -77,14 +72,14 @@ class H200Plant:
 
     def _graph(self, work: Work) -> str:
         """Return the mode of the graph of the target's step."""
-        n, m, found = work.decodes, work.verified, self.graphs
-        if work.is_uniform and n and not work.prefill and _has(found.uniform.get(m // n, ()), m):
+        n, m, record = work.decodes, work.verified, self.graphs
+        if work.is_uniform and n and not work.prefill and _has(record.uniform.get(m // n, ()), m):
             return "full"
-        if n and not work.prefill and _has(found.varlen, m):
+        if n and not work.prefill and _has(record.varlen, m):
             return "full"
-        if not _has(found.mixed, m + work.prefill):
+        if not _has(record.mixed, m + work.prefill):
             return "none"
-        return "full" if found.mode == FULL else "piecewise"
+        return "full" if record.mode == FULL else "piecewise"
 
 
 def _drafts_ms(tokens: int) -> float:

@@ -14,7 +14,6 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
-from specpilot.engine_adapter.agent.learning import wishes_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.schedule import Schedule
@@ -94,7 +93,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
     - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
     - `plant`: replaces `step_s` and `catch_up_s`.
     - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
-    - `adapts`: whether the engines adapt by themselves, by the policy's wishes, and follow no schedule.
+    - `adapts`: whether the engines adapt by themselves, by the policy's guidance, and follow no schedule.
     """
     policy = policy or Policy(model=MODEL, control_group_ratio=0.0)
     fleet = [
@@ -102,8 +101,8 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
             calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
-            graphs=graphs, adapts=adapts, probe_ratio=policy.probe_ratio, objective=policy.objective,
-            wishes=wishes_of(PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None).guidance()),
+            graphs=graphs, adapts=adapts,
+            guidance=PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None).guidance(),
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -134,7 +133,7 @@ def simulate(  # noqa: PLR0913 - what a simulation may vary
                 policy = later[1]
                 changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)
                 for engine in fleet:
-                    engine.wish(wishes_of(changed.guidance()))
+                    engine.follow(changed.guidance())
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)

@@ -33,8 +33,8 @@ class Text:
 
     def running(self, count: int) -> Source:
         """Return the source of `count` running requests of it."""
-        first, *_ = found = by_position(self.lengths, K_MAX)
-        return Source(first, count, by_position=tuple(item / first for item in found))
+        first, *_ = acceptances = by_position(self.lengths, K_MAX)
+        return Source(first, count, by_position=tuple(item / first for item in acceptances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ def loads() -> dict[str, Load]:
 
 def by_position(lengths: Mapping[int, float], count: int) -> tuple[float, ...]:
     """Return the conditional acceptance of the first `count` positions, from acceptance lengths by K."""
-    found: list[float] = []
+    acceptances: list[float] = []
     before, reached = 1.0, 1.0
     for k, length in sorted(lengths.items()):
-        more = k - len(found)
+        more = k - len(acceptances)
         acceptance = _acceptance((length - before) / reached, more)
-        found += [acceptance] * more
+        acceptances += [acceptance] * more
         before, reached = length, reached * acceptance**more
-    found += [found[-1]] * (count - len(found))
-    return tuple(found[:count])
+    acceptances += [acceptances[-1]] * (count - len(acceptances))
+    return tuple(acceptances[:count])
 
 
 def _acceptance(tokens: float, positions: int) -> float:

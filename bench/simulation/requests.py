@@ -81,19 +81,19 @@ class Requests:
             return
         before, self._sources = self._sources, sources
         self.by_source = np.zeros((len(sources), 2))
-        kept: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for request in list(self.running.values()):
             source = before[request.source]
             at = sources.index(source) if source in sources else None
-            if at is None or (queue is None and kept[at] >= round(sources[at].running)):
+            if at is None or (queue is None and counts[at] >= round(sources[at].running)):
                 self._end(request)
             else:
                 request.source = at
-                kept[at] += 1
+                counts[at] += 1
         if queue is None:
-            wanted = [round(source.running) for source in sources]
-            for at, count in enumerate(wanted):
-                for _ in range(count - kept[at]):
+            targets = [round(source.running) for source in sources]
+            for at, count in enumerate(targets):
+                for _ in range(count - counts[at]):
                     self._begin(at, is_first=True)
         else:
             for at in self._drawn(max(0, queue - len(self.running))):
@@ -119,9 +119,9 @@ class Requests:
         length = self._reply_tokens * self._rng.uniform(0.5, 1.5)
         acceptance = self._acceptance(source.kind)
         later = acceptance if source.turns_to is None else self._acceptance(source.turns_to)
-        said = int(self._rng.uniform(0, length)) if is_first else 0
+        position = int(self._rng.uniform(0, length)) if is_first else 0
         is_hot = isinstance(source.kind, str) and source.kind.endswith(_HOT)
-        asked = SimpleNamespace(
+        sampling = SimpleNamespace(
             extra_args={CLASS_ARGUMENT: source.label},
             temperature=1.0 if is_hot else 0.0,
             min_tokens=0,
@@ -130,7 +130,7 @@ class Requests:
         self._begun += 1
         name = str(self._begun)
         self.running[name] = Request(
-            name, at, acceptance, later, length, source.prompt_tokens, said, asked, num_computed_tokens=said
+            name, at, acceptance, later, length, source.prompt_tokens, position, sampling, num_computed_tokens=position
         )
 
     def _end(self, request: Request) -> None:

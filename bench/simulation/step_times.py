@@ -1,9 +1,8 @@
-"""Step times of four hypothetical machines, and the times to catch up rows: the truth that a law must learn.
+"""Step times of three hypothetical machines, and the times to catch up rows: the truth that a law must learn.
 
 Arguments are running requests `n`, verified tokens `m`, the drafter's slots, prefilled tokens, and tokens of context.
 """
 
-import math
 from collections.abc import Callable
 
 StepTime = Callable[[float, float, float, float, float], float]
@@ -45,9 +44,3 @@ def gpu_step_s(n: float, m: float, slots: float, prefill: float, context: float)
     drafter = 0.9 + 0.012 * slots if slots else 0.0
     tokens = m + prefill
     return (9.0 + 0.02 * n + 0.004 * tokens + 0.06 * max(0.0, tokens - _FULL_AT) + 0.0001 * context + drafter) / 1000
-
-
-def concave_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """Return the time on a processor that becomes more efficient with more rows."""
-    del n, context
-    return (2.0 + 0.3 * math.pow(m + prefill, 0.8) + (0.8 + 0.05 * slots if slots else 0.0)) / 1000

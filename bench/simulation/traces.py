@@ -21,7 +21,7 @@ _PAUSED = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class SimulatedTrace:
     """Phases, and their machine: the other arguments of `simulate`."""
 
     about: str
@@ -33,7 +33,7 @@ class Trace:
         return simulate(self.phases, seed=seed, adapts=adapts, **self.options)
 
 
-def traces() -> dict[str, Trace]:
+def traces() -> dict[str, SimulatedTrace]:
     """Return the traces by name."""
     demo = {"step_s": demo_pair_step_s, "wander": _WANDER}
     plant = plants()["b200-30b-a3b-fp8"]
@@ -43,34 +43,38 @@ def traces() -> dict[str, Trace]:
     h200 = {"max_num_seqs": 128, "noise": 0.005, "reply_tokens": 150.0}
     classes = {name: ClassPolicy() for name in ("json", "code", "chat")}
     return {
-        "mixed": Trace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
-        "short": Trace("30 loads of 6 s", _short(), demo),
-        "short-replies": Trace(
+        "mixed": SimulatedTrace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
+        "short": SimulatedTrace("30 loads of 6 s", _short(), demo),
+        "short-replies": SimulatedTrace(
             "predictable requests after others, each over before many probes",
             _cold(),
             {**demo, "reply_tokens": 75.0, "max_num_seqs": 32},
         ),
-        "labelled": Trace(
+        "labelled": SimulatedTrace(
             "6 loads of classes that differ in nothing but how they draft",
             _labelled(),
             {**demo, "policy": Policy(MODEL, control_group_ratio=0.0, classes=classes)},
         ),
-        "pauses": Trace("steps take 6 times as long for a second, again and again", _pauses(), demo),
-        "pace": Trace("a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo),
-        "gpu": Trace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
-        "graphs": Trace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
-        "h200": Trace(
+        "pauses": SimulatedTrace("steps take 6 times as long for a second, again and again", _pauses(), demo),
+        "pace": SimulatedTrace(
+            "a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo
+        ),
+        "gpu": SimulatedTrace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
+        "graphs": SimulatedTrace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
+        "h200": SimulatedTrace(
             "7 loads of 8 to 120 requests on a measured GPU, a prompt in many steps, a host that is slow for seconds",
             _h200(),
             {**h200, "plant": H200Plant(), "graphs": H200Plant().graphs},
         ),
-        "h200-full": Trace(
+        "h200-full": SimulatedTrace(
             "the same with one CUDA graph for every mix of K",
             _h200(),
             {**h200, "plant": H200Plant(h200_graphs(FULL, largest=1024)), "graphs": h200_graphs(FULL, largest=1024)},
         ),
-        "uncalibrated": Trace("step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}),
-        "uncalibrated-graphs": Trace(
+        "uncalibrated": SimulatedTrace(
+            "step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}
+        ),
+        "uncalibrated-graphs": SimulatedTrace(
             "the same with CUDA graphs, from K = 7",
             [Phase(40, [Source(0.5, 66)])],
             {**graphs, "is_calibrated": False, "static_k": 7},
@@ -176,11 +180,11 @@ def _h200() -> list[Phase]:
         [("json", 6), ("chat", 58)],
         [("json", 60), ("chat", 60)],
     ]
-    found = []
+    phases = []
     for counts in loads:
         sources = [Source(kind, count) for kind, count in counts]
-        found += [Phase(8, sources), Phase(4, sources, host_slowdown=SLOW_HOST)]
-    return found
+        phases += [Phase(8, sources), Phase(4, sources, host_slowdown=SLOW_HOST)]
+    return phases
 
 
 def _new() -> list[Phase]:

@@ -23,8 +23,8 @@ from specpilot.bench.sweep import report
 from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
 from specpilot.bench.sweep.plan import Cell, Load, conversations_in, expected_s, plan
-from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question, what_a_measurement_is
-from specpilot.bench.sweep.store import OtherSweepError, Store, cells_in, place_of
+from specpilot.bench.sweep.settings import Question, SharedSettings, numbers, question_of, what_a_measurement_is
+from specpilot.bench.sweep.store import Store, cells_in, open_store, place_of
 from specpilot.bench.sweep.systems import SystemFailedError, Systems
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -53,23 +53,18 @@ def main(arguments: Sequence[str]) -> None:
             fail(PROGRAM, f"--out: no cell was measured into {settings.out}")
         _report(settings.out)
         return
-    asked = question(PROGRAM, settings, settings.out)
+    question = question_of(PROGRAM, settings, settings.out)
     loads = _loads(settings)
     most = max(item.concurrency or 0 for item in loads)
-    if most > settings.max_num_seqs and not asked.endpoints:
+    if most > settings.max_num_seqs and not question.endpoints:
         sys.stderr.write(
             f"{PROGRAM}: --concurrency {most} is above --max-num-seqs {settings.max_num_seqs}: the engines run no more "
             f"than that, the rest waits in their queues; to run them all give --max-num-seqs {most}\n"
         )
-    try:
-        store = Store(settings.out, _what_a_cell_is(settings, asked))
-    except OtherSweepError as error:
-        fail(PROGRAM, f"--out: {error}")
-    except OSError as error:
-        fail(PROGRAM, f"--out: {error.filename}: {error.strerror}")
-    names = [item.name for item in asked.data_sets]
-    cells = plan(asked.arms, names, loads, settings.repetitions, one_at_a_time=settings.one_at_a_time)
-    failure = _run(settings, asked, store, cells)
+    store = open_store(PROGRAM, settings.out, _what_a_cell_is(settings, question))
+    names = [item.name for item in question.data_sets]
+    cells = plan(question.arms, names, loads, settings.repetitions, one_at_a_time=settings.one_at_a_time)
+    failure = _run(settings, question, store, cells)
     if store.cells():
         _report(settings.out)
     if failure is not None:
@@ -81,68 +76,72 @@ def _report(folder: Path) -> None:
     say(f"{report.write(cells_in(folder), folder)}\nreport: {folder / 'report.html'} and report.md beside it")
 
 
-def _run(settings: SweepSettings, asked: Question, store: Store, cells: Sequence[Cell]) -> str | None:
+def _run(settings: SweepSettings, question: Question, store: Store, cells: Sequence[Cell]) -> str | None:
     """Measure the missing cells; return the reason of an early end, if any."""
     missing = [cell for cell in cells if not store.has(cell)]
     if len(missing) < len(cells):
         say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
-    conversations = {item.name: item.conversations for item in asked.data_sets}
+    conversations = {item.name: item.conversations for item in question.data_sets}
     counts = {cell: conversations_in(cell.load, settings.num_prompts, conversations[cell.data_set]) for cell in missing}
-    expected = {cell: _expected_s(asked, cell, count, conversations[cell.data_set]) for cell, count in counts.items()}
+    expected = {
+        cell: _expected_s(question, cell, count, conversations[cell.data_set]) for cell, count in counts.items()
+    }
     if missing:
-        say(_outset(settings, asked, len(missing), sum(expected.values())))
-    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
-    kept = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
+        say(_outset(settings, question, len(missing), sum(expected.values())))
+    systems = Systems(question.engines, question.endpoints, settings.one_at_a_time, question.control_token)
+    remedy = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
     place, spent_s, done_s = "", 0.0, 0.0
     try:
         if not settings.one_at_a_time:
-            _start(systems, asked, missing)
+            _start(systems, question, missing)
         for number, cell in enumerate(missing, start=1):
             place = f"cell {cell.name}: "
             system = systems.use(cell.arm.system)
             data = conversations[cell.data_set]
-            warm_up(system, cell, data, asked.conditions, settings.num_prompts)
+            warm_up(system, cell, data, question.conditions, settings.num_prompts)
             began = time.monotonic()
-            found = measure(system, cell, data, asked.conditions, counts[cell])
-            store.put(cell, place_of(cell) | found)
+            figures = measure(system, cell, data, question.conditions, counts[cell])
+            store.put(cell, place_of(cell) | figures)
             spent_s += time.monotonic() - began
             done_s += expected[cell]
             left_s = spent_s / done_s * (sum(expected.values()) - done_s)
-            say(_progress(number, len(missing), cell, found, left_s))
+            say(_progress(number, len(missing), cell, figures, left_s))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
-        return f"{place}{error}; {kept}"
+        return f"{place}{error}; {remedy}"
     except KeyboardInterrupt:
-        return f"interrupted; {kept}"
+        return f"interrupted; {remedy}"
     finally:
         systems.stop()
     return None
 
 
-def _expected_s(asked: Question, cell: Cell, count: int, data: Sequence[Conversation]) -> float:
+def _expected_s(question: Question, cell: Cell, count: int, data: Sequence[Conversation]) -> float:
     turns = fmean(len(conversation.turns) for conversation in data)
-    return expected_s(cell, count, turns, asked.conditions.work.output_tokens, asked.conditions.settle_s)
+    return expected_s(cell, count, turns, question.conditions.work.output_tokens, question.conditions.settle_s)
 
 
-def _outset(settings: SweepSettings, asked: Question, count: int, seconds: float) -> str:
+def _outset(settings: SweepSettings, question: Question, count: int, seconds: float) -> str:
     """Return the line before the first cell: the number of cells, and their duration if it is known."""
-    if not asked.endpoints and asked.own.model == SweepSettings.model_fields["model"].default:
+    if not question.endpoints and question.engines.model == SweepSettings.model_fields["model"].default:
         starts_s = START_DEMO_S * (settings.repetitions if settings.one_at_a_time else 1)
         return f"cells to measure: {count}; about {(seconds + starts_s) / 60:.0f} minutes on two cores, with the start"
     return f"cells to measure: {count}; the first one gives an estimate of the duration"
 
 
-def _start(systems: Systems, asked: Question, missing: Sequence[Cell]) -> None:
+def _start(systems: Systems, question: Question, missing: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.arm.system for cell in missing))
-    own = [name for name in names if name not in asked.endpoints]
-    if own:
-        say(f"starting engines: {', '.join(own)}; their output is in {asked.own.folder / 'logs'}")
+    engines = [name for name in names if name not in question.endpoints]
+    if engines:
+        say(f"starting engines: {', '.join(engines)}; their output is in {question.engines.folder / 'logs'}")
     systems.start(names)
 
 
-def _what_a_cell_is(settings: SweepSettings, asked: Question) -> dict[str, Any]:
+def _what_a_cell_is(settings: SweepSettings, question: Question) -> dict[str, Any]:
     """Return the settings that all cells of a folder must share."""
-    own = {"num_prompts": settings.num_prompts, "price_per_hour": settings.price_per_hour}
-    return what_a_measurement_is(settings, asked) | own
+    return what_a_measurement_is(settings, question) | {
+        "num_prompts": settings.num_prompts,
+        "price_per_hour": settings.price_per_hour,
+    }
 
 
 def _loads(settings: SweepSettings) -> list[Load]:
@@ -157,10 +156,10 @@ def _loads(settings: SweepSettings) -> list[Load]:
     return [Load(request_rate=rate) for rate in rates]
 
 
-def _progress(number: int, count: int, cell: Cell, found: dict[str, Any], left_s: float) -> str:
-    length = found.get("spec_decode_acceptance_length")
+def _progress(number: int, count: int, cell: Cell, figures: dict[str, Any], left_s: float) -> str:
+    length = figures.get("spec_decode_acceptance_length")
     accepted = f", acceptance length {length:.2f}" if length is not None else ""
-    failed = f", {found['failed']} failed" if found["failed"] else ""
+    failed = f", {figures['failed']} failed" if figures["failed"] else ""
     where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.name:<5} #{cell.repetition}"
     time_left = f"{left_s / 60:.0f} min left" if left_s >= 90 else f"{left_s:.0f} s left"  # noqa: PLR2004 - a minute and a half
-    return f"[{number}/{count}] {where} {found['output_throughput']:8.0f} tok/s{accepted}{failed}; {time_left}"
+    return f"[{number}/{count}] {where} {figures['output_throughput']:8.0f} tok/s{accepted}{failed}; {time_left}"

@@ -85,8 +85,8 @@ def _speculation(url: str, control_token: str | None, schedule: Mapping[str, Any
             raise RefusedError(f"{url} {refusal}") from error
         if error.code == NOT_FOUND:
             raise EndpointError(f"{url} has no /speculation, so it is no engine of SpecPilot's") from error
-        what = "to name its K" if body is None else "a schedule"
-        raise EndpointError(f"{url} refuses {what}: {error.code} {text}") from error
+        action = "to name its K" if body is None else "a schedule"
+        raise EndpointError(f"{url} refuses {action}: {error.code} {text}") from error
     except ValueError as error:
         raise EndpointError(f"{url} does not report the K in force, so it is no engine of SpecPilot's") from error
     except (OSError, HTTPException) as error:
@@ -106,11 +106,11 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
     return f"refuses this --control-token: {remedy}" if has_token else f"wants --control-token to set K: {remedy}"
 
 
-def _state(found: Any) -> dict[str, Any]:
+def _state(state: Any) -> dict[str, Any]:
     """Return `found` if it has the shape of the adapter's state; raises `ValueError`."""
-    if not isinstance(found, dict) or not found.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
+    if not isinstance(state, dict) or not state.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
         raise ValueError("no state of an adapter")
-    return found
+    return state
 
 
 def _get(address: str, api_key: str | None = None) -> str:

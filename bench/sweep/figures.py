@@ -55,7 +55,7 @@ def figures(
     output = sum(answer.output_tokens or 0 for answer in whole)
     read = sum(answer.input_tokens or 0 for answer in whole)
     rate = output / run.duration_s
-    found: dict[str, Any] = {
+    cell: dict[str, Any] = {
         "duration": run.duration_s,
         "completed": len(whole),
         "failed": len(run.answers) - len(whole),
@@ -74,16 +74,16 @@ def figures(
         "e2el": [answer.latency_s for answer in whole],
     }
     for name, values in latencies.items():
-        found |= _summary(name, [value * _MS for value in values if value is not None])
-    found |= spec_decode.figures() if spec_decode is not None else {}
+        cell |= _summary(name, [value * _MS for value in values if value is not None])
+    cell |= spec_decode.figures() if spec_decode is not None else {}
     if use is not None:
-        found["cpu_cores"] = use.cpu_cores
-        found["memory_mib"] = use.memory_bytes / _MIB
-        found["gpu_utilization_ratio"] = use.gpu_utilization_ratio
-        found["gpu_memory_mib"] = use.gpu_memory_bytes / _MIB if use.gpu_memory_bytes is not None else None
+        cell["cpu_cores"] = use.cpu_cores
+        cell["memory_mib"] = use.memory_bytes / _MIB
+        cell["gpu_utilization_ratio"] = use.gpu_utilization_ratio
+        cell["gpu_memory_mib"] = use.gpu_memory_bytes / _MIB if use.gpu_memory_bytes is not None else None
     if price_per_hour is not None:
-        found["output_tokens_per_dollar"] = rate * SECONDS_AN_HOUR / price_per_hour
-    return found
+        cell["output_tokens_per_dollar"] = rate * SECONDS_AN_HOUR / price_per_hour
+    return cell
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -107,9 +107,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _summary(name: str, values_ms: Sequence[float]) -> dict[str, float | None]:
     ordered = sorted(values_ms)
     known = bool(ordered)
-    found = {
+    summary = {
         f"mean_{name}_ms": statistics.fmean(ordered) if known else None,
         f"median_{name}_ms": percentile(ordered, 50) if known else None,
         f"std_{name}_ms": statistics.pstdev(ordered) if known else None,
     }
-    return found | {f"p{percent}_{name}_ms": percentile(ordered, percent) if known else None for percent in PERCENTILES}
+    return summary | {
+        f"p{percent}_{name}_ms": percentile(ordered, percent) if known else None for percent in PERCENTILES
+    }

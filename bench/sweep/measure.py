@@ -50,31 +50,31 @@ class Conditions:
 
 
 def warm_up(
-    system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, num_prompts: int
+    system: RunningSystem, cell: Cell, data: Sequence[Conversation], conditions: Conditions, num_prompts: int
 ) -> None:
     """Measure a small cell and drop it, once after each start: the first requests compile and fill caches.
 
     Raises as `measure`.
     """
     if not system.is_warm:
-        measure(system, cell._replace(load=WARM_UP), data, given, conversations_in(WARM_UP, num_prompts, data))
+        measure(system, cell._replace(load=WARM_UP), data, conditions, conversations_in(WARM_UP, num_prompts, data))
         system.is_warm = True
 
 
 def measure(
-    system: RunningSystem, cell: Cell, data: Sequence[Conversation], given: Conditions, count: int
+    system: RunningSystem, cell: Cell, data: Sequence[Conversation], conditions: Conditions, count: int
 ) -> dict[str, Any]:
     """Return the figures of one cell of `count` conversations of `data`.
 
     Raises `EndpointError` when the server does not answer or had another K than the cell's arm, `CellFailedError` when
     it was lost or answered no request.
     """
-    model = given.model or endpoint.model_of(system.url, given.api_key)
+    model = conditions.model or endpoint.model_of(system.url, conditions.api_key)
     if cell.arm.k is not None:
         system.steering.set_k(cell.arm.k)
-    work = replace(given.work, conversations=data, count=count, first=(cell.repetition - 1) * count)
+    work = replace(conditions.work, conversations=data, count=count, first=(cell.repetition - 1) * count)
     before = cpu_s_of(system.pid) if system.pid is not None else 0.0
-    played = asyncio.run(_play(system, model, cell, work, given))
+    played = asyncio.run(_play(system, model, cell, work, conditions))
     use = None
     if system.pid is not None:
         cores = (cpu_s_of(system.pid) - before) / played.seconds
@@ -82,7 +82,7 @@ def measure(
     errors = [answer.error for answer in played.run.answers if answer.error is not None]
     if errors:
         try:
-            endpoint.model_of(system.url, given.api_key)
+            endpoint.model_of(system.url, conditions.api_key)
         except endpoint.EndpointError as error:
             raise CellFailedError(f"{system.url} was lost midway: {error}") from error
         if len(errors) == len(played.run.answers):
@@ -90,10 +90,12 @@ def measure(
     if cell.arm.k is not None:
         system.steering.check(cell.arm.k)
     spec = played.after.since(played.before) if played.before is not None and played.after is not None else None
-    found = figures(played.run, slo_ms=given.slo_ms, spec_decode=spec, use=use, price_per_hour=given.price_per_hour)
+    result = figures(
+        played.run, slo_ms=conditions.slo_ms, spec_decode=spec, use=use, price_per_hour=conditions.price_per_hour
+    )
     if spec is None and played.lengths:
-        found["spec_decode_acceptance_length"] = fmean(played.lengths)
-    return found | {"model_id": model, "num_prompts": len(played.run.answers), "errors": errors[:3]}
+        result["spec_decode_acceptance_length"] = fmean(played.lengths)
+    return result | {"model_id": model, "num_prompts": len(played.run.answers), "errors": errors[:3]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +113,26 @@ class _Played:
     seconds: float
 
 
-async def _play(system: RunningSystem, model: str, cell: Cell, work: Work, given: Conditions) -> _Played:
+async def _play(system: RunningSystem, model: str, cell: Cell, work: Work, conditions: Conditions) -> _Played:
     began = time.perf_counter()
     load = cell.load
-    if cell.arm.system == ADAPTIVE and given.settle_s > 0:
-        async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
-            await _settle(client, load, work, given)
-    async with ChatClient(system.url, model, given.sampling, given.api_key) as client:
+    if cell.arm.system == ADAPTIVE and conditions.settle_s > 0:
+        async with ChatClient(system.url, model, conditions.sampling, conditions.api_key) as client:
+            await _settle(client, load, work, conditions)
+    async with ChatClient(system.url, model, conditions.sampling, conditions.api_key) as client:
         before = await asyncio.to_thread(endpoint.counters, system.url)
         async with _lengths(system.url, is_wanted=before is None) as lengths:
             with GpuUse(has_gpu=system.pid is not None and has_gpu()) as gpu:
-                run = await _load(client, load, work, given)
+                run = await _load(client, load, work, conditions)
         after = await asyncio.to_thread(endpoint.counters, system.url)
         return _Played(run, before, after, lengths, gpu, time.perf_counter() - began)
 
 
-async def _load(client: ChatClient, load: Load, work: Work, given: Conditions) -> Run:
+async def _load(client: ChatClient, load: Load, work: Work, conditions: Conditions) -> Run:
     if load.concurrency is not None:
         return await closed_loop(client, work, load.concurrency)
     rate = load.request_rate or 1.0
-    arrivals = arrival_times(rate, given.burstiness, work.count, random.Random(work.first))  # noqa: S311 - a load
+    arrivals = arrival_times(rate, conditions.burstiness, work.count, random.Random(work.first))  # noqa: S311 - a load
     return await open_loop(client, work, arrivals)
 
 
@@ -140,14 +142,14 @@ async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
 
     It exports a mean of its last steps, so its first value is of the load before.
     """
-    found: list[float] = []
+    lengths: list[float] = []
     if not is_wanted or await asyncio.to_thread(endpoint.acceptance_length, url) is None:
-        yield found
+        yield lengths
         return
 
     async def look() -> None:
         length = await asyncio.to_thread(endpoint.acceptance_length, url)
-        found.extend([] if length is None else [length])
+        lengths.extend([] if length is None else [length])
 
     async def watch() -> None:
         while True:
@@ -156,23 +158,23 @@ async def _lengths(url: str, *, is_wanted: bool) -> AsyncIterator[list[float]]:
 
     watching = asyncio.create_task(watch())
     try:
-        yield found
+        yield lengths
     finally:
         watching.cancel()
     await look()
 
 
-async def _settle(client: ChatClient, load: Load, work: Work, given: Conditions) -> None:
+async def _settle(client: ChatClient, load: Load, work: Work, conditions: Conditions) -> None:
     """Play the cell's own load for some seconds, unmeasured: a cell does not measure the cost of learning."""
     rate = load.request_rate or 1.0
-    count = 1_000_000 if load.concurrency is not None else int(rate * given.settle_s) + 1
+    count = 1_000_000 if load.concurrency is not None else int(rate * conditions.settle_s) + 1
     unmeasured = replace(work, count=count, first=work.first + work.count)
     try:
-        async with asyncio.timeout(given.settle_s):
+        async with asyncio.timeout(conditions.settle_s):
             if load.concurrency is not None:
                 await closed_loop(client, unmeasured, load.concurrency)
             else:
-                arrivals = arrival_times(rate, given.burstiness, count, random.Random(0))  # noqa: S311 - a load
+                arrivals = arrival_times(rate, conditions.burstiness, count, random.Random(0))  # noqa: S311 - a load
                 await open_loop(client, unmeasured, arrivals)
     except TimeoutError:
         return

@@ -1,10 +1,9 @@
 """The plots of a sweep as SVG: speed-up by K and load, acceptance length by K, best K by load, adaptive K."""
 
-import io
-import re
 from collections.abc import Callable
 from typing import Any
 
+from specpilot.bench.report.svg import svg
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
 from specpilot.bench.sweep.results import Results, load_title
 
@@ -19,17 +18,17 @@ def draw(results: Results) -> dict[str, str]:
         from matplotlib import pyplot as plt  # noqa: PLC0415 - takes a second
     except ImportError:
         return {}
-    found = {}
+    plots = {}
     if results.arms_of(NO_SPECULATION):
         for data_set in results.data_sets:
-            found[f"speed-up-{data_set}"] = _by_k(plt, results, data_set)
+            plots[f"speed-up-{data_set}"] = _by_k(plt, results, data_set)
     if any(cell.get("spec_decode_acceptance_length") for cell in results.cells):
-        found["acceptance"] = _acceptance(plt, results)
+        plots["acceptance"] = _acceptance(plt, results)
     if results.arms_of(P_EAGLE):
-        found["best-k"] = _best_k(plt, results)
+        plots["best-k"] = _best_k(plt, results)
     if results.arms_of(ADAPTIVE) and any(arm.system in STATIC for arm in results.arms):
-        found["adaptive"] = _adaptive(plt, results)
-    return found
+        plots["adaptive"] = _adaptive(plt, results)
+    return plots
 
 
 def _by_k(plt: Any, results: Results, data_set: str) -> str:
@@ -63,9 +62,9 @@ def _acceptance(plt: Any, results: Results) -> str:
                 points = []
                 for arm in results.arms_of(head):
                     lengths = [
-                        found.median
+                        length.median
                         for load in results.loads
-                        if (found := results.figure(arm.name, data_set, load, "spec_decode_acceptance_length"))
+                        if (length := results.figure(arm.name, data_set, load, "spec_decode_acceptance_length"))
                     ]
                     if lengths and arm.k is not None:
                         points.append((arm.k, sum(lengths) / len(lengths)))
@@ -121,8 +120,4 @@ def _figure(plt: Any, count: int, fill: Callable[[list[Any]], None], *, wide: bo
         1, count, figsize=((2 if wide else count) * width, height), squeeze=False, sharey=True
     )
     fill(list(panels[0]))
-    figure.tight_layout()
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL)
+    return svg(figure)

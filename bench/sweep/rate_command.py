@@ -19,10 +19,10 @@ from specpilot.bench.sweep.endpoint import EndpointError
 from specpilot.bench.sweep.measure import CellFailedError, measure, warm_up
 from specpilot.bench.sweep.plan import Arm, Cell, Load
 from specpilot.bench.sweep.rate_search import Trial, bounds, next_rate
-from specpilot.bench.sweep.settings import Question, SharedSettings, question, what_a_measurement_is
-from specpilot.bench.sweep.store import OtherSweepError, Store, place_of
+from specpilot.bench.sweep.settings import Question, SharedSettings, question_of, what_a_measurement_is
+from specpilot.bench.sweep.store import Store, open_store, place_of
 from specpilot.bench.sweep.systems import SystemFailedError, Systems
-from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.settings import ProgramSettings, load
 
 PROGRAM = "specpilot bench rate"
 LEAST_CONVERSATIONS = 20
@@ -50,14 +50,9 @@ class RateSettings(SharedSettings, ProgramSettings):
 def main(arguments: Sequence[str]) -> None:
     """Run it. Exit status 1 when a server failed; the trials so far are kept."""
     settings = load(RateSettings, PROGRAM, arguments)
-    asked = question(PROGRAM, settings, settings.out)
-    try:
-        store = Store(settings.out, _what_a_trial_is(settings, asked))
-    except OtherSweepError as error:
-        fail(PROGRAM, f"--out: {error}")
-    except OSError as error:
-        fail(PROGRAM, f"--out: {error.filename}: {error.strerror}")
-    failure = _search(settings, asked, store)
+    question = question_of(PROGRAM, settings, settings.out)
+    store = open_store(PROGRAM, settings.out, _what_a_trial_is(settings, question))
+    failure = _search(settings, question, store)
     text = report(store.cells(), settings.goodput, settings.attainment)
     (settings.out / "report.md").write_text(text)
     say(f"\n{text}\nreport: {settings.out / 'report.md'}")
@@ -66,14 +61,14 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _search(settings: RateSettings, asked: Question, store: Store) -> str | None:
+def _search(settings: RateSettings, question: Question, store: Store) -> str | None:
     """Search the rates of all arms and data sets, alternately; return the reason of an early end, if any."""
-    systems = Systems(asked.own, asked.endpoints, settings.one_at_a_time, asked.control_token)
-    open_searches = [(arm, item) for item in asked.data_sets for arm in asked.arms]
+    systems = Systems(question.engines, question.endpoints, settings.one_at_a_time, question.control_token)
+    open_searches = [(arm, item) for item in question.data_sets for arm in question.arms]
     place = ""
     try:
         if not settings.one_at_a_time:
-            systems.start(list(dict.fromkeys(arm.system for arm in asked.arms)))
+            systems.start(list(dict.fromkeys(arm.system for arm in question.arms)))
         while open_searches:
             for search in list(open_searches):
                 arm, item = search
@@ -91,10 +86,10 @@ def _search(settings: RateSettings, asked: Question, store: Store) -> str | None
                 place = f"trial {cell.name}: "
                 count = max(LEAST_CONVERSATIONS, round(rate * settings.trial_s))
                 system = systems.use(arm.system)
-                warm_up(system, cell, item.conversations, asked.conditions, settings.num_prompts)
-                found = measure(system, cell, item.conversations, asked.conditions, count)
-                store.put(cell, place_of(cell) | found)
-                say(_line(cell, found, settings.attainment))
+                warm_up(system, cell, item.conversations, question.conditions, settings.num_prompts)
+                figures = measure(system, cell, item.conversations, question.conditions, count)
+                store.put(cell, place_of(cell) | figures)
+                say(_line(cell, figures, settings.attainment))
     except (CellFailedError, EndpointError, SystemFailedError) as error:
         return f"{place}{error}; trials so far are kept in {store.folder}: the same command goes on from there"
     except KeyboardInterrupt:
@@ -130,30 +125,30 @@ def report(cells: Sequence[dict[str, Any]], goodput: str, attainment: float) -> 
                 ),
                 None,
             )
-            seen = [_shown(at, figure) for figure in ("p99_ttft_ms", "p99_tpot_ms", "output_throughput")]
+            figures = [_shown(at, figure) for figure in ("p99_ttft_ms", "p99_tpot_ms", "output_throughput")]
             rates = [f"{rate:.2f}" if rate is not None else "-" for rate in (holds_at, breaks_at)]
-            rows.append([data_set, name, *rates, *seen])
+            rows.append([data_set, name, *rates, *figures])
     head = f"# Rates at which the SLO breaks\n\n{goodput} (ms) for {attainment:.1%} of the requests.\n"
     return "\n".join([head, *table(heads, rows)]) + "\n"
 
 
 def attained(cell: dict[str, Any]) -> float:
     """Return the share of the requests of a trial that kept the SLO; those that failed did not."""
-    kept = round(cell["request_goodput"] * cell["duration"])  # a rate of whole requests
-    return float(kept / cell["num_prompts"])
+    count = round(cell["request_goodput"] * cell["duration"])  # a rate of whole requests
+    return float(count / cell["num_prompts"])
 
 
 def _shown(cell: dict[str, Any] | None, figure: str) -> str:
     return "-" if cell is None or cell.get(figure) is None else f"{cell[figure]:.0f}"
 
 
-def _what_a_trial_is(settings: RateSettings, asked: Question) -> dict[str, Any]:
+def _what_a_trial_is(settings: RateSettings, question: Question) -> dict[str, Any]:
     """Return the settings that all trials of a folder must share."""
-    return what_a_measurement_is(settings, asked) | {"trial_s": settings.trial_s}
+    return what_a_measurement_is(settings, question) | {"trial_s": settings.trial_s}
 
 
-def _line(cell: Cell, found: dict[str, Any], attainment: float) -> str:
-    share = attained(found)
+def _line(cell: Cell, figures: dict[str, Any], attainment: float) -> str:
+    share = attained(figures)
     verdict = "holds" if share >= attainment else "breaks"
     where = f"{cell.arm.name:<14} {cell.data_set:<12} {cell.load.request_rate:8.2f}/s"
     return f"{where}  {share:6.1%} in time: {verdict}"

@@ -32,17 +32,17 @@ class Section(NamedTuple):
 
 def sections(results: Results) -> list[Section]:
     """Return the sections of the report in order; those without measurements are left out."""
-    found = [_overview(results)]
-    found += [_throughput(results, data_set) for data_set in results.data_sets]
-    found += [*_speed_up(results), *_heads(results), *_acceptance(results), *_adaptive(results)]
-    found += [_latency(results), *_resources(results), *_failures(results)]
-    return found
+    content = [_overview(results)]
+    content += [_throughput(results, data_set) for data_set in results.data_sets]
+    content += [*_speed_up(results), *_heads(results), *_acceptance(results), *_adaptive(results)]
+    content += [_latency(results), *_resources(results), *_failures(results)]
+    return content
 
 
-def markdown(found: Sequence[Section]) -> str:
+def markdown(content: Sequence[Section]) -> str:
     """Return the sections as Markdown; it links the plots' SVG files."""
     parts = ["# Speculation sweep"]
-    for section in found:
+    for section in content:
         parts += [f"## {section.title}", section.text]
         if section.table:
             parts.append("\n".join(table(section.table[0], section.table[1:])))
@@ -51,10 +51,10 @@ def markdown(found: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page(found: Sequence[Section], plots: Mapping[str, str]) -> str:
+def page(content: Sequence[Section], plots: Mapping[str, str]) -> str:
     """Return one self-contained HTML page; `plots` are SVG texts by name."""
     parts = ["<h1>Speculation sweep</h1>"]
-    for section in found:
+    for section in content:
         parts += [f"<h2>{html.escape(section.title)}</h2>", f"<p>{html.escape(section.text)}</p>"]
         if section.table:
             header, *rows = section.table
@@ -75,14 +75,14 @@ def write(cells: Sequence[Mapping[str, Any]], folder: Path) -> str:
     from specpilot.bench.sweep import plots  # noqa: PLC0415 - matplotlib takes a second, and is not needed to measure
 
     results = Results(cells)
-    found = sections(results)
+    content = sections(results)
     drawn = plots.draw(results)
     for name, svg in drawn.items():
         (folder / f"{name}.svg").write_text(svg)
-    found = [section if section.plot in drawn else section._replace(plot=None) for section in found]
-    (folder / "report.md").write_text(markdown(found))
-    (folder / "report.html").write_text(page(found, drawn))
-    return markdown([section for section in found if len(section.table) <= SHOWN_ROWS])
+    content = [section if section.plot in drawn else section._replace(plot=None) for section in content]
+    (folder / "report.md").write_text(markdown(content))
+    (folder / "report.html").write_text(page(content, drawn))
+    return markdown([section for section in content if len(section.table) <= SHOWN_ROWS])
 
 
 def _overview(results: Results) -> Section:
@@ -113,7 +113,7 @@ def _throughput(results: Results, data_set: str) -> Section:
 def _speed_up(results: Results) -> list[Section]:
     if not results.arms_of(NO_SPECULATION):
         return []
-    found = []
+    tables = []
     others = [arm for arm in results.arms if arm.system != NO_SPECULATION]
     for data_set in results.data_sets:
 
@@ -121,8 +121,8 @@ def _speed_up(results: Results) -> list[Section]:
             return _ranged(results.ratio(arm.name, NO_SPECULATION, data_set, load), "{:.2f}")
 
         text = "Output tokens per second over those without speculation. Dotted in the plot: adaptive K."
-        found.append(Section(f"Speed-up: {data_set}", text, _table(results, others, cell), f"speed-up-{data_set}"))
-    return found
+        tables.append(Section(f"Speed-up: {data_set}", text, _table(results, others, cell), f"speed-up-{data_set}"))
+    return tables
 
 
 def _heads(results: Results) -> list[Section]:
@@ -156,7 +156,7 @@ def _acceptance(results: Results) -> list[Section]:
     rows = [["arm", *results.data_sets]]
     for arm in results.arms:
         lengths = [
-            [found for load in results.loads if (found := results.figure(arm.name, data_set, load, name))]
+            [length for load in results.loads if (length := results.figure(arm.name, data_set, load, name))]
             for data_set in results.data_sets
         ]
         if any(lengths):
@@ -169,16 +169,16 @@ def _adaptive(results: Results) -> list[Section]:
     """Report the best K by load, and adaptive K over each static K, the best of EAGLE-3 and the best of P-EAGLE."""
     static = [arm for arm in results.arms if arm.system in (P_EAGLE, NO_SPECULATION)]
     sequential, adaptive = results.arms_of(EAGLE_3), results.arms_of(ADAPTIVE)
-    found = []
+    tables = []
     if results.arms_of(P_EAGLE):
         rows = [["data set", *map(load_title, results.loads)]]
         for data_set in results.data_sets:
             best = [results.best(static, data_set, load) for load in results.loads]
             rows.append([data_set, *(_k_of(arm) for arm in best)])
         text = "P-EAGLE's K with the most tokens; 0 is no speculation."
-        found.append(Section("Best static K by load", text, rows, "best-k"))
+        tables.append(Section("Best static K by load", text, rows, "best-k"))
     if not adaptive or not (static or sequential):
-        return found
+        return tables
     places = [(data, load) for data in results.data_sets for load in results.loads]
     rows = [["adaptive over", *(f"{data}, {load[1:]}" for data, load in places)]]
     others = [arm for arm in results.arms if arm in static or arm in sequential]
@@ -193,7 +193,7 @@ def _adaptive(results: Results) -> list[Section]:
         "speculation. Traffic is steady within a cell here; the gain of adaptive K under shifting traffic is in the "
         "demo and control measurements."
     )
-    return [*found, Section("Adaptive K", text, rows, "adaptive")]
+    return [*tables, Section("Adaptive K", text, rows, "adaptive")]
 
 
 def _latency(results: Results) -> Section:
@@ -247,13 +247,13 @@ def _k_of(arm: ArmKey | None) -> str:
     return UNKNOWN if arm is None else str(arm.k if arm.k is not None else 0)
 
 
-def _plain(found: Spread | None, text: str) -> str:
-    return text.format(found.median) if found is not None else UNKNOWN
+def _plain(spread: Spread | None, text: str) -> str:
+    return text.format(spread.median) if spread is not None else UNKNOWN
 
 
-def _ranged(found: Spread | None, text: str) -> str:
-    if found is None:
+def _ranged(spread: Spread | None, text: str) -> str:
+    if spread is None:
         return UNKNOWN
-    if found.repetitions == 1:
-        return text.format(found.median)
-    return f"{text.format(found.median)} ({text.format(found.low)} to {text.format(found.high)})"
+    if spread.repetitions == 1:
+        return text.format(spread.median)
+    return f"{text.format(spread.median)} ({text.format(spread.low)} to {text.format(spread.high)})"

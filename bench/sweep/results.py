@@ -61,21 +61,21 @@ class Results:
         """Return a figure of `arm` over that of `other`, within each repetition that has both."""
         ratios = []
         for repetition in self.repetitions:
-            mine = self._by_key.get((arm, data_set, load, repetition), {}).get(name)
-            theirs = self._by_key.get((other, data_set, load, repetition), {}).get(name)
-            if mine is not None and theirs:
-                ratios.append(mine / theirs)
+            value = self._by_key.get((arm, data_set, load, repetition), {}).get(name)
+            other_value = self._by_key.get((other, data_set, load, repetition), {}).get(name)
+            if value is not None and other_value:
+                ratios.append(value / other_value)
         return spread(ratios)
 
     def best(self, arms: Sequence[ArmKey], data_set: str, load: str) -> ArmKey | None:
         """Return the arm with the highest median throughput."""
-        known = [(found.median, arm) for arm in arms if (found := self.figure(arm.name, data_set, load, RATE))]
+        known = [(rate.median, arm) for arm in arms if (rate := self.figure(arm.name, data_set, load, RATE))]
         return max(known)[1] if known else None
 
     def over_best(self, arms: Sequence[ArmKey], others: Sequence[ArmKey], data_set: str, load: str) -> Spread | None:
         """Return the best of `arms` over the best of `others`."""
-        mine, theirs = self.best(arms, data_set, load), self.best(others, data_set, load)
-        return self.ratio(mine.name, theirs.name, data_set, load) if mine and theirs else None
+        best_arm, best_other = self.best(arms, data_set, load), self.best(others, data_set, load)
+        return self.ratio(best_arm.name, best_other.name, data_set, load) if best_arm and best_other else None
 
 
 def load_of(cell: Mapping[str, Any]) -> str:

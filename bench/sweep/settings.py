@@ -20,7 +20,7 @@ from specpilot.bench.sweep.figures import GOODPUT_KEYS
 from specpilot.bench.sweep.measure import Conditions
 from specpilot.bench.sweep.plan import EAGLE_3, P_EAGLE, STEPPED, SYSTEMS, Arm
 from specpilot.bench.sweep.store import digest
-from specpilot.bench.sweep.systems import Own
+from specpilot.bench.sweep.systems import Engines
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import fail
 
@@ -65,19 +65,19 @@ class Question:
     endpoints: dict[str, str]
     data_sets: tuple[DataSet, ...]
     conditions: Conditions
-    own: Own
+    engines: Engines
     control_token: str | None = field(default=None, repr=False)
 
 
-def question(program: str, settings: SharedSettings, out: Path) -> Question:
+def question_of(program: str, settings: SharedSettings, out: Path) -> Question:
     """Return the measurement; checks each endpoint. Ends `program` when a setting or an endpoint is wrong."""
     endpoints = _endpoints(program, settings.endpoints)
     ks = numbers(program, "--k", settings.k, least=0)
     try:
-        found = data_sets([item for item in settings.data.split(",") if item], settings.context_words)
+        sets = data_sets([item for item in settings.data.split(",") if item], settings.context_words)
     except BrokenDataError as error:
         fail(program, f"--data: {error}")
-    if not found:
+    if not sets:
         fail(program, "--data: names no data set")
     names = list(endpoints) if endpoints else chosen(program, "--arms", settings.arms, SYSTEMS)
     if not names:
@@ -106,66 +106,68 @@ def question(program: str, settings: SharedSettings, out: Path) -> Question:
         price_per_hour=settings.price_per_hour,
     )
     heads = {P_EAGLE: settings.p_eagle, EAGLE_3: settings.eagle3}
-    own = Own(settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, out, settings.port)
-    return Question(tuple(arms), endpoints, tuple(found), conditions, own, token)
+    engines = Engines(
+        settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, out, settings.port
+    )
+    return Question(tuple(arms), endpoints, tuple(sets), conditions, engines, token)
 
 
-def what_a_measurement_is(settings: SharedSettings, asked: Question) -> dict[str, Any]:
+def what_a_measurement_is(settings: SharedSettings, question: Question) -> dict[str, Any]:
     """Return the settings that all measurements of a folder must share."""
-    own, given = asked.own, asked.conditions
-    found: dict[str, Any] = {
-        "model": settings.served_model if asked.endpoints else own.model,
+    engines, conditions = question.engines, question.conditions
+    values: dict[str, Any] = {
+        "model": settings.served_model if question.endpoints else engines.model,
         "engine_args": settings.engine_args,
         "output_tokens": settings.output_tokens,
         "output_spread": settings.output_spread,
         "think_time_s": settings.think_time_s,
-        "sampling": asdict(given.sampling),
-        "burstiness": given.burstiness,
-        "settle_s": given.settle_s,
-        "goodput": dict(given.slo_ms),
+        "sampling": asdict(conditions.sampling),
+        "burstiness": conditions.burstiness,
+        "settle_s": conditions.settle_s,
+        "goodput": dict(conditions.slo_ms),
     }
-    found |= {f"data {item.name}": digest(item.conversations) for item in asked.data_sets}
-    if asked.endpoints:
-        return found | {f"endpoint {name}": url for name, url in asked.endpoints.items()}
-    engines = {"max_num_seqs": own.max_num_seqs, "largest k": own.k_max}  # they size an engine's buffers and graphs
-    return found | engines | {f"head {name}": head for name, head in own.heads.items()}
+    values |= {f"data {item.name}": digest(item.conversations) for item in question.data_sets}
+    if question.endpoints:
+        return values | {f"endpoint {name}": url for name, url in question.endpoints.items()}
+    sizes = {"max_num_seqs": engines.max_num_seqs, "largest k": engines.k_max}  # of an engine's buffers and graphs
+    return values | sizes | {f"head {name}": head for name, head in engines.heads.items()}
 
 
 def numbers(program: str, flag: str, text: str, least: int) -> list[int]:
     """Return the whole numbers of a setting, each at least `least`, without duplicates."""
     try:
-        found = list(dict.fromkeys(int(item) for item in text.split(",") if item))
+        values = list(dict.fromkeys(int(item) for item in text.split(",") if item))
     except ValueError:
         fail(program, f"{flag}: {text!r} is not a list of numbers like 1,3,7")
-    if not found or min(found) < least:
+    if not values or min(values) < least:
         fail(program, f"{flag}: {text!r} must have at least one number, each at least {least}")
-    return found
+    return values
 
 
 def slo(program: str, text: str) -> dict[str, float]:
     """Return the bounds in `text`, in ms by name."""
-    found = {}
+    bounds = {}
     for item in filter(None, text.split(",")):
         name, _, bound = item.partition(":")
         try:
-            found[name] = float(bound)
+            bounds[name] = float(bound)
         except ValueError:
             fail(program, f"--goodput: {item!r} is not NAME:MILLISECONDS, as ttft:500")
-        if name not in GOODPUT_KEYS or found[name] <= 0:
+        if name not in GOODPUT_KEYS or bounds[name] <= 0:
             fail(program, f"--goodput: {item!r}: the name is one of {', '.join(GOODPUT_KEYS)}, the bound above 0")
-    return found
+    return bounds
 
 
 def _endpoints(program: str, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     for item in filter(None, text.split(",")):
         name, mark, url = item.partition("=")
         if not mark or not _NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
             fail(program, f"--endpoints: {item!r} is not NAME=URL, as none=http://127.0.0.1:8000")
-        if name in found:
+        if name in urls:
             fail(program, f"--endpoints: {name} is named twice")
-        found[name] = url.rstrip("/").removesuffix("/v1")
-    return found
+        urls[name] = url.rstrip("/").removesuffix("/v1")
+    return urls
 
 
 def _can_set_k(program: str, name: str, url: str, control_token: str | None) -> bool:

@@ -73,15 +73,15 @@ class Steering:
 
 def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
     """Return why an engine with `state` does not apply the schedule of `version`; `None` if it does."""
-    found, source = state["version"], state["source"]
-    if found == version and source in _IN_FORCE:
+    current, source = state["version"], state["source"]
+    if current == version and source in _IN_FORCE:
         return None
     if source == _CALIBRATION:
         return "it measures its own steps, as it does after its start; wait until that is over"
-    if not found:
+    if not current:
         return "it was restarted meanwhile"
     return (
-        f"version {found} (source {source}) is in force there, not version {version}, so a controller steers this "
+        f"version {current} (source {source}) is in force there, not version {version}, so a controller steers this "
         "engine. Stop the controller, or set the policy's mode to advise (mode off and freezes publish a K too), or "
         "measure an engine that was started without --redis-url"
     )
@@ -92,5 +92,5 @@ def restoring(state: Mapping[str, Any]) -> dict[str, Any]:
     schedule = state["schedule"]
     if schedule is None or state["source"] in ("static", "expired"):
         return {"classes": {"default": [[1, 1, state["static_k"]]]}, "valid_for_s": RESTORED_FOR_S}
-    kept = {name: schedule[name] for name in ("classes", "probe_ratio", "like_default") if name in schedule}
-    return kept | {"valid_for_s": max(RESTORED_FOR_S, schedule["valid_for_s"] - (state.get("age_s") or 0.0))}
+    fields = {name: schedule[name] for name in ("classes", "probe_ratio", "like_default") if name in schedule}
+    return fields | {"valid_for_s": max(RESTORED_FOR_S, schedule["valid_for_s"] - (state.get("age_s") or 0.0))}

@@ -13,10 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from specpilot.bench.sweep.plan import Cell
+from specpilot.policy.settings import fail
 
 
 class OtherSweepError(ValueError):
     """The folder holds cells of other settings."""
+
+
+def open_store(program: str, folder: Path, question: Mapping[str, Any]) -> "Store":
+    """Return the store of a folder for `question`; ends `program` when it cannot be one."""
+    try:
+        return Store(folder, question)
+    except OtherSweepError as error:
+        fail(program, f"--out: {error}")
+    except OSError as error:
+        fail(program, f"--out: {error.filename}: {error.strerror}")
 
 
 class Store:

@@ -37,7 +37,7 @@ class SystemFailedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class Engines:
     """The models and flags of started engines. `k_max` is the largest K of the sweep."""
 
     model: str
@@ -92,7 +92,7 @@ class Systems:
     `control_token` is the endpoints'.
     """
 
-    own: Own
+    engines: Engines
     endpoints: Mapping[str, str]
     one_at_a_time: bool = False
     control_token: str | None = field(default=None, repr=False)
@@ -124,15 +124,15 @@ class Systems:
             system.stop()
 
     def _launch(self, name: str) -> RunningSystem:
-        port = self.own.port + PORTS * (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE).index(name)
+        port = self.engines.port + PORTS * (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE).index(name)
         if (fault := check_port("127.0.0.1", port)) is not None:
             raise SystemFailedError(f"the engine of {name!r} did not start: {fault} with --port")
-        folder = self.own.folder / "logs"
+        folder = self.engines.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / f"{name}.log").open("wb")
         process = subprocess.Popen(
-            command_of(self.own, name, port, has_gpu=has_gpu()),
-            env=os.environ | environment(has_gpu=has_gpu(), is_local=Path(self.own.model).is_dir()),
+            command_of(self.engines, name, port, has_gpu=has_gpu()),
+            env=os.environ | environment(has_gpu=has_gpu(), is_local=Path(self.engines.model).is_dir()),
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -147,7 +147,7 @@ class Systems:
                 check_health(system.url)
                 return
             if process.poll() is not None or time.monotonic() > deadline:
-                log = self.own.folder / "logs" / f"{name}.log"
+                log = self.engines.folder / "logs" / f"{name}.log"
                 raise SystemFailedError(f"the engine of {name!r} did not start; its output is in {log}")
             time.sleep(0.3)
 
@@ -162,50 +162,41 @@ def environment(*, has_gpu: bool, is_local: bool) -> dict[str, str]:
 
     The engines listen on this machine alone, so they get no control token, even if the environment has one.
     """
-    found = {"SPECPILOT_ENGINE_CONTROL_TOKEN": ""} | ({"HF_HUB_OFFLINE": "1"} if is_local else {})
+    variables = {"SPECPILOT_ENGINE_CONTROL_TOKEN": ""} | ({"HF_HUB_OFFLINE": "1"} if is_local else {})
     if not has_gpu:
         cores = sorted(os.sched_getaffinity(0))
-        mine = cores[:-1] or cores
-        found |= {
+        engine_cores = cores[:-1] or cores
+        variables |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in mine),
-            "OMP_NUM_THREADS": str(len(mine)),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in engine_cores),
+            "OMP_NUM_THREADS": str(len(engine_cores)),
         }
-    return found
+    return variables
 
 
-def command_of(own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
+def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list[str]:
     """Return the command of one system; its engine listens on `port`."""
-    shared = ["--no-enable-prefix-caching", *shlex.split(own.engine_args)]
+    shared = ["--no-enable-prefix-caching", *shlex.split(engines.engine_args)]
     on_cpu = [] if has_gpu else [
         *("--distributed-executor-backend", "uni", "--enforce-eager", "--max-model-len", "2048"),
         "--disable-uvicorn-access-log",
     ]  # fmt: skip
+    served = ["--served-model-name", engines.served_name, "--max-num-seqs", str(engines.max_num_seqs)]
     if name == ADAPTIVE:
         return [
-            *(sys.executable, "-m", "specpilot.cli", "up", "--model", own.model, "--drafter", own.heads[P_EAGLE]),
-            *(
-                "--k-max",
-                str(own.k_max),
-                "--max-num-seqs",
-                str(own.max_num_seqs),
-                "--served-model-name",
-                own.served_name,
-            ),
+            *(sys.executable, "-m", "specpilot.cli", "up", "--model", engines.model, *served),
+            *("--drafter", engines.heads[P_EAGLE], "--k-max", str(engines.k_max)),
             *("--engine-port", str(port), "--port", str(port + 1), "--admin-port", str(port + 2)),
-            *("--state-dir", str(own.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
+            *("--state-dir", str(engines.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
         ]
-    engine = [
-        *("--model", own.model, "--served-model-name", own.served_name, "--max-num-seqs", str(own.max_num_seqs)),
-        *("--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared),
-    ]
+    engine = ["--model", engines.model, *served, "--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared]
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
     return [
         *(sys.executable, "-m", "specpilot.cli", "engine", *engine, "--calibrate-s", "0"),  # no controller reads it
         "--trust-this-machine",  # the sweep sets K
-        *("--speculative-config", speculative_config(name, own.heads[name], own.k_max)),
+        *("--speculative-config", speculative_config(name, engines.heads[name], engines.k_max)),
     ]
 
 

@@ -9,7 +9,6 @@ The role that a call needs depends on its method and path (`needed_role`), so th
 """
 
 import asyncio
-import hashlib
 import hmac
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +16,7 @@ from typing import Protocol
 from fastapi import Request
 
 from specpilot.controller.admin.problems import ApiError
-from specpilot.policy.access import Role, id_of
+from specpilot.policy.access import Role, id_of, sha256_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.store import Store
 from specpilot.policy.this_machine import why_foreign
@@ -65,7 +64,7 @@ class Access:
     def __init__(self, store: Store, clock: Clock, entrance: Entrance) -> None:
         self._store = store
         self._clock = clock
-        self._digest = _digest(entrance.admin_token) if entrance.admin_token else None
+        self._digest = sha256_of(entrance.admin_token) if entrance.admin_token else None
         self._provider = entrance.provider
         is_only_way = entrance.admin_token is None and entrance.provider is None
         self._trusts_this_machine = entrance.trusts_this_machine and is_only_way
@@ -79,8 +78,8 @@ class Access:
             raise ApiError(403, "role_too_low", message, param="Authorization")
 
     async def _caller(self, request: Request) -> Caller:
-        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-        token = sent.strip()
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
+        token = credential.strip()
         if scheme.lower() == "bearer" and token:
             return await self._named(token)
         if self._trusts_this_machine:
@@ -89,16 +88,16 @@ class Access:
         raise _unknown("send a token of the admin API")
 
     async def _named(self, token: str) -> Caller:
-        if self._digest is not None and hmac.compare_digest(_digest(token), self._digest):
+        if self._digest is not None and hmac.compare_digest(sha256_of(token), self._digest):
             return Caller("--admin-token", Role.ADMIN)
         token_id = id_of(token)
         if token_id is not None:
-            found = await asyncio.to_thread(self._store.admin_token, token_id)
-            if found is not None and found.is_token(token):
-                if found.has_expired(self._clock.now()):
-                    message = f"the token {found.name!r} has expired; ask an admin to rotate it"
+            record = await asyncio.to_thread(self._store.admin_token, token_id)
+            if record is not None and record.is_token(token):
+                if record.has_expired(self._clock.now()):
+                    message = f"the token {record.name!r} has expired; ask an admin to rotate it"
                     raise ApiError(401, "token_expired", message, param="Authorization", headers=_CHALLENGE)
-                return Caller(found.name, found.role, found.expires_at)
+                return Caller(record.name, record.role, record.expires_at)
         if self._provider is not None:
             provided = await self._provider.caller(token)
             if provided is not None:
@@ -128,7 +127,3 @@ def _unknown(message: str) -> ApiError:
 
 def _a(role: Role) -> str:
     return f"{'a' if role is Role.VIEWER else 'an'} {role.value}"
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

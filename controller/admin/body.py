@@ -1,14 +1,15 @@
-"""Reads the JSON object that a caller of the admin API sent, within a size limit."""
+"""Reads the JSON object that a caller of the admin API sent, within a size limit, and reports its faults."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.policy.codec import decode
+from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError
 
+T = TypeVar("T")
 LARGEST_BODY_BYTES = 1 << 20
 _DISCARDED_BYTES = 64 << 20
 """Bytes of a too large body that are read and dropped: a client that is disconnected while it sends may not read the
@@ -21,6 +22,12 @@ def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str
     The routes read their bodies themselves, not through FastAPI, so that every fault is reported in our envelope.
     """
     return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
+
+
+def unknown_fields(plain: dict[str, Any], schema: dict[str, Any]) -> list[Fault]:
+    """Return a fault for each member of `plain` that is no property of `schema`."""
+    known = schema["properties"]
+    return [Fault(name, f"is not known; give only {', '.join(known)}") for name in plain if name not in known]
 
 
 async def _body_of(request: Request) -> bytes:
@@ -44,6 +51,14 @@ async def object_of(request: Request) -> dict[str, Any]:
         return decode(dict, body or b"{}")
     except InvalidDocumentError as error:
         raise invalid(error.faults, "JSON object") from error
+
+
+def document_from(kind: type[T], plain: dict[str, Any], label: str) -> T:
+    """Return `plain` as a value of type `kind`; raises `ApiError` with all its faults, under the name `label`."""
+    try:
+        return from_plain(kind, plain)
+    except InvalidDocumentError as error:
+        raise invalid(error.faults, label) from error
 
 
 async def _write_alone(request: Request, write: Writing) -> Write:

@@ -7,14 +7,14 @@ canary's windows.
 
 import asyncio
 import secrets
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.conditions import IfMatch
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.policies import PolicyWriter
@@ -23,8 +23,8 @@ from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.clock import utc
-from specpilot.policy.codec import from_plain, to_plain
-from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
+from specpilot.policy.codec import to_plain
+from specpilot.policy.errors import Fault, VersionConflictError
 from specpilot.policy.history import Cause, Change, Difference, differences
 from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
 from specpilot.policy.names import DEFAULT_CLASS
@@ -34,13 +34,7 @@ _CANARY_REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {
         "policy": {"$ref": "#/components/schemas/Policy"},
-        **{
-            name: {"type": "number"}
-            for name in (
-                *("share_ratio", "window_s", "min_duration_s", "max_duration_s"),
-                *("minimum_gain_ratio", "tolerance_ratio", "error_ratio"),
-            )
-        },
+        **{field.name: {"type": "number"} for field in fields(Canary) if field.name != "policy"},
     },
     "required": ["policy"],
     "additionalProperties": False,
@@ -52,23 +46,23 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
     store, clock = writer.store, writer.clock
 
     async def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> JSONResponse:
-        found = await asyncio.to_thread(store.canary, model)
-        if found is None or not found.is_running:
+        experiment = await asyncio.to_thread(store.canary, model)
+        if experiment is None or not experiment.is_running:
             raise ApiError(404, "canary_not_running", f"model {model!r} has no running canary", param="model")
-        if if_match is not None and if_match.strip().strip('"') not in ("*", found.experiment_id):
-            raise _another(found)
+        if if_match is not None and if_match.strip().strip('"') not in ("*", experiment.experiment_id):
+            raise _another(experiment)
         changes: list[Difference] = []
         if outcome.is_promotion:
-            present = await writer.found(model)
+            present = await writer.stored(model)
             version = present.version if present else 0
-            if version != found.base_version:
-                raise VersionConflictError(f"the policy of {model}", found.base_version, version)
-            changes = differences(writer.plain(present, model), to_plain(found.canary.policy))
+            if version != experiment.base_version:
+                raise VersionConflictError(f"the policy of {model}", experiment.base_version, version)
+            changes = differences(writer.plain(present, model), to_plain(experiment.canary.policy))
         if write.is_dry_run:
-            forecast = writer.forecast(model, found.canary.policy) if outcome.is_promotion else None
+            forecast = writer.forecast(model, experiment.canary.policy) if outcome.is_promotion else None
             return answer(model, None, changes, forecast)
         write.note.changes = changes
-        last = await asyncio.to_thread(_end, store, found, outcome, clock.now(), write.change(Cause.CANARY))
+        last = await asyncio.to_thread(_end, store, experiment, outcome, clock.now(), write.change(Cause.CANARY))
         writer.on_change()
         return JSONResponse(to_plain(last))
 
@@ -80,12 +74,12 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
     @router.get("/canaries/{model:path}", response_model=Experiment)
     async def get_canary(model: str) -> JSONResponse:
         """The running or latest canary of a model, with its results so far."""
-        found = await asyncio.to_thread(store.canary, model)
-        if found is None:
+        experiment = await asyncio.to_thread(store.canary, model)
+        if experiment is None:
             raise ApiError(404, "canary_not_found", f"model {model!r} never had a canary", param="model")
-        if found.is_running:
-            found = replace(found, evidence=described(found, None))
-        return JSONResponse(to_plain(found))
+        if experiment.is_running:
+            experiment = replace(experiment, evidence=described(experiment, None))
+        return JSONResponse(to_plain(experiment))
 
     @router.put(
         "/canaries/{model:path}",
@@ -101,7 +95,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         the call is rejected, because a promotion would undo the changes since.
         """
         canary = _canary(await object_of(request), model)
-        present = await writer.found(model)
+        present = await writer.stored(model)
         if if_match is not None:
             await writer.expected(model, present, if_match, None)
         changes = differences(writer.plain(present, model), to_plain(canary.policy))
@@ -132,10 +126,7 @@ def _canary(plain: dict[str, Any], model: str) -> Canary:
     """Return the canary that `plain` describes; its policy may leave out `model`, which the path names."""
     policy = plain.get("policy")
     named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
-    try:
-        canary = from_plain(Canary, named)
-    except InvalidDocumentError as error:
-        raise invalid(error.faults, "canary") from error
+    canary = document_from(Canary, named, "canary")
     if canary.policy.model != model:
         problem = f"is {canary.policy.model!r}, but the path names {model!r}; leave it out or make them agree"
         raise invalid([Fault("policy.model", problem)], "canary")
@@ -168,10 +159,11 @@ def _gateway_faults(tried: Policy, present: Policy) -> list[Fault]:
     if tried.match != present.match:
         problem = f"differs from the present policy's, but a canary cannot try rules of the gateway; {whole}"
         faults.append(Fault("policy.match", problem))
-    wanted, named = (sorted({*policy.classes} - {DEFAULT_CLASS}) for policy in (present, tried))
-    if wanted != named:
-        names = f"names {', '.join(named) or 'none'}, but the present policy {', '.join(wanted) or 'none'}"
-        faults.append(Fault("policy.classes", f"{names}, and a canary cannot try other classes; {whole}"))
+    present_classes, tried_classes = (sorted({*policy.classes} - {DEFAULT_CLASS}) for policy in (present, tried))
+    if present_classes != tried_classes:
+        tried_names, present_names = (", ".join(names) or "none" for names in (tried_classes, present_classes))
+        problem = f"names {tried_names}, but the present policy {present_names}, and a canary cannot try other classes"
+        faults.append(Fault("policy.classes", f"{problem}; {whole}"))
     return faults
 
 
@@ -181,18 +173,18 @@ def _another(running: Experiment) -> ApiError:
     return ApiError(412, "version_conflict", f"{message}; GET it again, then repeat the call", param="If-Match")
 
 
-def _end(store: Store, found: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:
-    """End `found` for an operator, also when the leader has stored another block meanwhile."""
+def _end(store: Store, experiment: Experiment, outcome: Outcome, now: float, change: Change) -> Experiment:
+    """End `experiment` for an operator, also when the leader has stored another block meanwhile."""
     while True:
-        last = replace(ended(found, outcome, now), version=found.version + 1)
+        last = replace(ended(experiment, outcome, now), version=experiment.version + 1)
         try:
             store.put_canary(last, None, now, change)
         except VersionConflictError:
-            again = store.canary(found.model)
-            if again is None or not again.is_running or again.version == found.version:
+            stored = store.canary(experiment.model)
+            if stored is None or not stored.is_running or stored.version == experiment.version:
                 raise
-            if again.experiment_id != found.experiment_id:
-                raise _another(again) from None
-            found = again
+            if stored.experiment_id != experiment.experiment_id:
+                raise _another(stored) from None
+            experiment = stored
         else:
             return last

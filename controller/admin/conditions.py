@@ -15,42 +15,42 @@ IfMatch = Annotated[str | None, Header(alias="If-Match")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
 
 
-def check_conditions(what: str, version: int | None, if_match: str | None, if_none_match: str | None) -> None:
-    """Raise `ApiError` unless the caller may write `what`, which is stored at `version` (`None`: not at all)."""
+def check_conditions(document: str, version: int | None, if_match: str | None, if_none_match: str | None) -> None:
+    """Raise `ApiError` unless the caller may write `document`, which is stored at `version` (`None`: not at all)."""
     if if_none_match is not None and if_none_match.strip() != "*":
         raise ApiError(400, "invalid_condition", 'If-None-Match may only be "*" here', param="If-None-Match")
     if version is None:
         if if_match is not None:
-            raise ApiError(412, "version_conflict", f"there is no {what}; leave If-Match out", param="If-Match")
+            raise ApiError(412, "version_conflict", f"there is no {document}; leave If-Match out", param="If-Match")
         return
     if if_none_match is not None:
-        message = f"the {what} exists already, at version {version}; replace it with If-Match"
+        message = f"the {document} exists already, at version {version}; replace it with If-Match"
         raise ApiError(412, "version_conflict", message, param="If-None-Match")
     if if_match is None:
-        message = f'the {what} exists; GET it and send its ETag as If-Match (now "{version}") to replace it'
+        message = f'the {document} exists; GET it and send its ETag as If-Match (now "{version}") to replace it'
         raise ApiError(428, "precondition_required", message, param="If-Match")
     if if_match.strip() != "*" and version_in(if_match) != version:
-        message = f"the {what} is at version {version}, not {if_match[:40]}; GET it again and repeat the change"
+        message = f"the {document} is at version {version}, not {if_match[:40]}; GET it again and repeat the change"
         raise ApiError(412, "version_conflict", message, param="If-Match")
 
 
 def version_in(etag: str | None) -> int | None:
     """Return the version in `etag`; `None` if it has none."""
-    wanted = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
-    return int(wanted[1]) if wanted else None
+    match = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
+    return int(match[1]) if match else None
 
 
 def merged(old: Any, change: Any) -> Any:
     """Return `old` with the JSON merge patch `change` applied: objects merge by member, `None` removes one."""
     if not isinstance(change, dict):
         return change
-    found = dict(old) if isinstance(old, dict) else {}
+    members = dict(old) if isinstance(old, dict) else {}
     for key, value in change.items():
         if value is None:
-            found.pop(key, None)
+            members.pop(key, None)
         else:
-            found[key] = merged(found.get(key), value)
-    return found
+            members[key] = merged(members.get(key), value)
+    return members
 
 
 def patched(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -39,5 +39,5 @@ def answer(
     subject: str, version: int | None, changes: Sequence[Difference], forecast: Sequence[PoolForecast] | None = None
 ) -> JSONResponse:
     """Return a dry run's answer."""
-    found = DryRun(True, subject, version, tuple(changes), None if forecast is None else tuple(forecast))
-    return JSONResponse(to_plain(found))
+    reply = DryRun(True, subject, version, tuple(changes), None if forecast is None else tuple(forecast))
+    return JSONResponse(to_plain(reply))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import expiry_faults, expiry_in
 from specpilot.controller.admin.problems import ApiError, invalid
@@ -25,7 +25,6 @@ from specpilot.policy.history import differences
 from specpilot.policy.names import model_name_faults
 from specpilot.policy.store import Store
 
-_FIELDS = ("hold", "until", "for_s", "replace")
 _FREEZE_REQUEST: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -42,20 +41,20 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
     """Add the routes of freezes to `router`, and return it."""
 
     async def in_force(model: str, now: float) -> Freeze | None:
-        found = (await asyncio.to_thread(store.freezes)).get(model)
-        return found if found is not None and found.holds(now) else None
+        freeze = (await asyncio.to_thread(store.freezes)).get(model)
+        return freeze if freeze is not None and freeze.holds(now) else None
 
-    async def begin(model: str, request: Request, write: Write) -> JSONResponse:
+    async def begin_freeze(model: str, request: Request, write: Write) -> JSONResponse:
         write.note.subject = model
         faults = [] if model == EVERYTHING else model_name_faults("it", model)
         if faults:
             raise invalid([Fault("model", fault) for fault in faults], "freeze")
         plain, now = await object_of(request), clock.now()
         freeze = _freeze(plain, model, write, now)
-        found = await in_force(model, now)
-        if found is not None and found.author != freeze.author and not plain.get("replace"):
-            raise _anothers(found)
-        changes = differences(_shown(found), _shown(freeze))
+        present = await in_force(model, now)
+        if present is not None and present.author != freeze.author and not plain.get("replace"):
+            raise _anothers(present)
+        changes = differences(_shown(present), _shown(freeze))
         if write.is_dry_run:
             return answer(model, None, changes)
         write.note.changes = changes
@@ -63,12 +62,12 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         on_change()
         return JSONResponse(to_plain(freeze))
 
-    async def lift(model: str, write: Write) -> Response:
+    async def lift_freeze(model: str, write: Write) -> Response:
         write.note.subject = model
-        found = await in_force(model, clock.now())
-        if found is None:
+        freeze = await in_force(model, clock.now())
+        if freeze is None:
             raise ApiError(404, "not_frozen", f"{_name(model)} is not frozen", param="model")
-        changes = differences(_shown(found), {})
+        changes = differences(_shown(freeze), {})
         if write.is_dry_run:
             return answer(model, None, changes)
         write.note.changes = changes
@@ -79,8 +78,8 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
     @router.get("/freezes", response_model=FreezeList)
     async def list_freezes() -> JSONResponse:
         """The freezes in force; the model `*` is every model."""
-        found, now = await asyncio.to_thread(store.freezes), clock.now()
-        return JSONResponse({"freezes": [to_plain(item) for item in found.values() if item.holds(now)], "now": now})
+        freezes, now = await asyncio.to_thread(store.freezes), clock.now()
+        return JSONResponse({"freezes": [to_plain(item) for item in freezes.values() if item.holds(now)], "now": now})
 
     body = body_schema(_FREEZE_REQUEST, is_required=False)
     written: dict[str, Any] = {
@@ -93,28 +92,28 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
     @router.put("/freezes", **written)
     async def freeze_everything(request: Request, write: Writing) -> JSONResponse:
         """Freeze K of every model, until the freeze is lifted or expires."""
-        return await begin(EVERYTHING, request, write)
+        return await begin_freeze(EVERYTHING, request, write)
 
     @router.put("/freezes/{model:path}", **written)
     async def freeze_model(model: str, request: Request, write: Writing) -> JSONResponse:
         """Freeze K of one model, until the freeze is lifted or expires."""
-        return await begin(model, request, write)
+        return await begin_freeze(model, request, write)
 
     @router.delete("/freezes", **lifted)
     async def unfreeze_everything(write: WritingAlone) -> Response:
         """Lift the freeze of every model; those of single models stay."""
-        return await lift(EVERYTHING, write)
+        return await lift_freeze(EVERYTHING, write)
 
     @router.delete("/freezes/{model:path}", **lifted)
     async def unfreeze_model(model: str, write: WritingAlone) -> Response:
         """Lift the freeze of one model."""
-        return await lift(model, write)
+        return await lift_freeze(model, write)
 
     return router
 
 
 def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Freeze:
-    faults = [Fault(name, f"is not known; give {', '.join(_FIELDS)}") for name in plain if name not in _FIELDS]
+    faults = unknown_fields(plain, _FREEZE_REQUEST)
     hold = plain.get("hold", Hold.CURRENT.value)
     if hold not in tuple(Hold):
         faults.append(Fault("hold", f"must be one of {', '.join(Hold)}"))
@@ -127,11 +126,11 @@ def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Free
     return Freeze(model, Hold(str(hold)), now, until, write.caller.name, write.note.comment)
 
 
-def _anothers(found: Freeze) -> ApiError:
+def _anothers(freeze: Freeze) -> ApiError:
     """Return the error for a call that would replace another caller's freeze, which may have a stricter purpose."""
-    until = "it is lifted" if found.until is None else utc(found.until)
-    why = f" ({found.comment})" if found.comment else ""
-    message = f"{_name(found.model)} is frozen by {found.author or 'somebody'} until {until}{why}"
+    until = "it is lifted" if freeze.until is None else utc(freeze.until)
+    why = f" ({freeze.comment})" if freeze.comment else ""
+    message = f"{_name(freeze.model)} is frozen by {freeze.author or 'somebody'} until {until}{why}"
     return ApiError(
         409, "frozen_by_another", f"{message}; send replace: true to put yours in its place", param="replace"
     )

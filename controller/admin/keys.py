@@ -1,7 +1,6 @@
 """The admin API's client keys: made and shown once, stored as SHA-256 only."""
 
 import asyncio
-import hashlib
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
     EXPIRY,
@@ -21,7 +20,8 @@ from specpilot.controller.admin.expiry import (
     rotation_faults,
 )
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals
+from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals, shown
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import (
     ALLOWED_MODELS_LIMIT,
     RATE_LIMIT_MAX,
@@ -33,11 +33,10 @@ from specpilot.policy.api_key import (
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import Fault
 from specpilot.policy.history import differences
-from specpilot.policy.names import K_LIMIT, is_class_name
+from specpilot.policy.names import K_LIMIT, class_name_faults, is_class_name
 from specpilot.policy.store import Store
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
-_FIELDS = ("traffic_class", "allowed_classes", "allowed_models", *_LIMITS, "k_max", *EXPIRY_FIELDS)
 _LONGEST_GRACE_S = 30 * 86_400.0
 
 _CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
@@ -75,8 +74,8 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     @router.get("/keys", response_model=KeyList)
     async def list_keys() -> JSONResponse:
         """Every client key: its id and limits, without its secret."""
-        found = await asyncio.to_thread(store.api_keys)
-        return JSONResponse({"keys": [_shown(key) for key in found], "now": clock.now()})
+        keys = await asyncio.to_thread(store.api_keys)
+        return JSONResponse({"keys": [shown(key) for key in keys], "now": clock.now()})
 
     @router.post(
         "/keys",
@@ -88,14 +87,14 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     async def add_key(request: Request, write: Writing) -> JSONResponse:
         """Make a client key with limits, every field optional. The key is shown only this once."""
         secret = _secret()
-        blank = ApiKey(secrets.token_hex(6), _sha256(secret))
+        blank = ApiKey(secrets.token_hex(6), sha256_of(secret))
         key = replace(blank, **_key_request(await object_of(request), clock.now()))
-        changes = differences(_shown(blank), _shown(key))
+        changes = differences(shown(blank), shown(key))
         if write.is_dry_run:
             return answer("", None, changes)
         write.note.subject, write.note.changes = key.key_id, changes
         await asyncio.to_thread(store.put_api_key, key)
-        return JSONResponse({**_shown(key), "key": secret}, status_code=201)
+        return JSONResponse({**shown(key), "key": secret}, status_code=201)
 
     @router.patch(
         "/keys/{key_id}",
@@ -105,16 +104,13 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     )
     async def change_key(request: Request, key_id: str, write: Writing) -> JSONResponse:
         """Change the limits of a client key; `null` resets a field, a field that is left out stays."""
-        wanted = _key_request(await object_of(request), clock.now())
+        fields = _key_request(await object_of(request), clock.now())
         if write.is_dry_run:
-            before = await _existing(store, key_id)
-            return answer(key_id, None, differences(_shown(before), _shown(replace(before, **wanted))))
-        done = await asyncio.to_thread(_change, store, key_id, wanted)
-        if done is None:
-            raise _unknown(key_id)
-        before, after = done
-        write.note.changes = differences(_shown(before), _shown(after))
-        return JSONResponse(_shown(after))
+            before = await asyncio.to_thread(_existing, store, key_id)
+            return answer(key_id, None, differences(shown(before), shown(replace(before, **fields))))
+        before, after = await asyncio.to_thread(_change, store, key_id, fields)
+        write.note.changes = differences(shown(before), shown(after))
+        return JSONResponse(shown(after))
 
     @router.post(
         "/keys/{key_id}/rotate",
@@ -130,19 +126,19 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         plain, now = await object_of(request), clock.now()
         grace_s = _grace_in(plain, now)
         secret = _secret()
-        before = await _existing(store, key_id)
+        before = await asyncio.to_thread(_existing, store, key_id)
         faults = rotation_faults(plain, before.expires_at, now)
         if faults:
             raise invalid(faults, "rotation")
         is_good = grace_s > 0 and (before.expires_at is None or now < before.expires_at)
         after = replace(
             before,
-            sha256=_sha256(secret),
+            sha256=sha256_of(secret),
             previous_sha256=before.sha256 if is_good else None,
             previous_expires_at=now + grace_s if is_good else None,
             expires_at=rotated_expiry(plain, before.expires_at, now),
         )
-        changes = differences(_shown(before), _shown(after))
+        changes = differences(shown(before), shown(after))
         if write.is_dry_run:
             return answer(key_id, None, changes)
         write.note.changes = changes
@@ -150,15 +146,18 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         # the key of the first.
         if not await asyncio.to_thread(store.change_api_key, before, after):
             raise ApiError(409, "key_changed", "somebody else changed this key just now; try again", param="key_id")
-        return JSONResponse({**_shown(after), "key": secret})
+        return JSONResponse({**shown(after), "key": secret})
 
     @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def delete_key(key_id: str, write: WritingAlone) -> Response:
         """Revoke a client key, also one whose document cannot be read."""
+        key = await asyncio.to_thread(_stored, store, key_id)
+        changes = differences(shown(key), {}) if key is not None else []
         if write.is_dry_run:
-            return answer(key_id, None, differences(_shown(await _existing(store, key_id)), {}))
-        found = await _stored(store, key_id)
-        write.note.changes = differences(_shown(found), {}) if found is not None else []
+            if key is None:
+                raise _unknown(key_id)
+            return answer(key_id, None, changes)
+        write.note.changes = changes
         if not await asyncio.to_thread(store.delete_api_key, key_id):
             raise _unknown(key_id)
         return Response(status_code=204)
@@ -166,31 +165,26 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     return router
 
 
-async def _stored(store: Store, key_id: str) -> ApiKey | None:
-    """Return a key; `None` when there is none or its document cannot be read."""
-    return next((key for key in await asyncio.to_thread(store.api_keys) if key.key_id == key_id), None)
+def _stored(store: Store, key_id: str) -> ApiKey | None:
+    """Return a key; `None` when there is none or its document cannot be read. Blocks."""
+    return next((key for key in store.api_keys() if key.key_id == key_id), None)
 
 
-async def _existing(store: Store, key_id: str) -> ApiKey:
-    found = await _stored(store, key_id)
-    if found is None:
+def _existing(store: Store, key_id: str) -> ApiKey:
+    """Return a key; raises `ApiError` 404 without one. Blocks."""
+    key = _stored(store, key_id)
+    if key is None:
         raise _unknown(key_id)
-    return found
+    return key
 
 
 def _secret() -> str:
     return "sk-" + secrets.token_urlsafe(32)
 
 
-def _sha256(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 def _grace_in(plain: dict[str, Any], now: float) -> float:
     """Return the `grace_s` of a rotation."""
-    known = ("grace_s", *EXPIRY_FIELDS)
-    faults = [Fault(name, f"is not known; give {', '.join(known)} or nothing") for name in plain if name not in known]
-    faults += expiry_faults(plain, now)
+    faults = unknown_fields(plain, _ROTATION) + expiry_faults(plain, now)
     grace_s = plain.get("grace_s", 0)
     is_number = isinstance(grace_s, int | float) and not isinstance(grace_s, bool)
     if not is_number or not 0 <= grace_s <= _LONGEST_GRACE_S:
@@ -200,15 +194,13 @@ def _grace_in(plain: dict[str, Any], now: float) -> float:
     return float(grace_s)
 
 
-def _change(store: Store, key_id: str, wanted: dict[str, Any]) -> tuple[ApiKey, ApiKey] | None:
-    """Change the key; repeat if another write came first. Return it before and after; `None` if it is gone."""
+def _change(store: Store, key_id: str, fields: dict[str, Any]) -> tuple[ApiKey, ApiKey]:
+    """Change a key, again if another write came first; return it before and after. Raises `ApiError` 404. Blocks."""
     while True:
-        found = next((key for key in store.api_keys() if key.key_id == key_id), None)
-        if found is None:
-            return None
-        changed = replace(found, **wanted)
-        if store.change_api_key(found, changed):
-            return found, changed
+        before = _existing(store, key_id)
+        after = replace(before, **fields)
+        if store.change_api_key(before, after):
+            return before, after
 
 
 def _unknown(key_id: str) -> ApiError:
@@ -217,13 +209,12 @@ def _unknown(key_id: str) -> ApiError:
 
 def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of `ApiKey` in a request."""
-    faults = [
-        Fault(name, f"is not known; give {', '.join(_FIELDS)} or nothing") for name in plain if name not in _FIELDS
-    ]
+    faults = unknown_fields(plain, _KEY_REQUEST)
     traffic_class = plain.get("traffic_class")
     allowed = plain.get("allowed_classes")
-    if traffic_class is not None and not (isinstance(traffic_class, str) and is_class_name(traffic_class)):
-        faults.append(Fault("traffic_class", "is not a class name (lower case, at most 32 characters)"))
+    if traffic_class is not None:
+        name = traffic_class if isinstance(traffic_class, str) else ""
+        faults.extend(Fault("traffic_class", fault) for fault in class_name_faults(repr(traffic_class), name))
     if allowed is not None and not (
         isinstance(allowed, list) and all(isinstance(item, str) and is_class_name(item) for item in allowed)
     ):
@@ -238,28 +229,13 @@ def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
         if limit is not None and type(limit) is not int:
             faults.append(Fault(name, "must be a whole number, or null for none"))
         else:
-            said = ceiling_faults(limit) if name == "k_max" else rate_faults(**{name: limit})
-            faults.extend(Fault(name, fault) for fault in said)
+            problems = ceiling_faults(limit) if name == "k_max" else rate_faults(**{name: limit})
+            faults.extend(Fault(name, fault) for fault in problems)
     faults += expiry_faults(plain, now)
     if faults:
         raise invalid(faults, "key request")
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    if found.keys() & EXPIRY_FIELDS:
-        found["expires_at"] = expiry_in(plain, now)
-        found.pop("expires_in_s", None)
-    return found
-
-
-def _shown(key: ApiKey) -> dict[str, Any]:
-    return {
-        "key_id": key.key_id,
-        "traffic_class": key.traffic_class,
-        "allowed_classes": None if key.allowed_classes is None else list(key.allowed_classes),
-        "allowed_models": None if key.allowed_models is None else list(key.allowed_models),
-        "requests_per_minute": key.requests_per_minute,
-        "tokens_per_minute": key.tokens_per_minute,
-        "max_concurrent_requests": key.max_concurrent_requests,
-        "k_max": key.k_max,
-        "expires_at": key.expires_at,
-        "previous_expires_at": key.previous_expires_at,
-    }
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    if fields.keys() & EXPIRY_FIELDS:
+        fields["expires_at"] = expiry_in(plain, now)
+        fields.pop("expires_in_s", None)
+    return fields

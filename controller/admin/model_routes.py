@@ -11,19 +11,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import body_schema, document_from, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
 from specpilot.controller.admin.dry_run import DryRun, answer
-from specpilot.controller.admin.problems import invalid
 from specpilot.controller.admin.replies import refusals
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import from_plain, to_plain
-from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.codec import to_plain
 from specpilot.policy.history import differences
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.store import Store
 
-_WHAT = "document of model routes"
+_DOCUMENT = "document of model routes"
 _SUBJECT = "model-routes"
 _BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object"}}})
 
@@ -31,17 +29,14 @@ _BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object
 def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
     """Add the routes of model routes to `router`, and return it."""
 
-    async def write_over(found: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
-        try:
-            routes = from_plain(ModelRoutes, plain)
-        except InvalidDocumentError as error:
-            raise invalid(error.faults, _WHAT) from error
-        changes = differences(_shown(found), to_plain(routes))
+    async def write_over(present: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
+        routes = document_from(ModelRoutes, plain, _DOCUMENT)
+        changes = differences(_shown(present), to_plain(routes))
         if write.is_dry_run:
-            return answer(_SUBJECT, found.version + 1, changes)
+            return answer(_SUBJECT, present.version + 1, changes)
         write.note.changes = changes
-        stored = await asyncio.to_thread(store.put_model_routes, routes, found.version, clock.now())
-        return _response(stored, status=201 if found.version == 0 else 200)
+        stored = await asyncio.to_thread(store.put_model_routes, routes, present.version, clock.now())
+        return _response(stored, status=201 if present.version == 0 else 200)
 
     @router.get("/model-routes", response_model=VersionedModelRoutes)
     async def get_model_routes() -> Response:
@@ -60,9 +55,9 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         """Replace all model routes (If-Match: the ETag; the first time If-None-Match: * or nothing)."""
         write.note.subject = _SUBJECT
         plain = await object_of(request)
-        found = await asyncio.to_thread(store.model_routes)
-        check_conditions(_WHAT, found.version or None, if_match, if_none_match)
-        return await write_over(found, plain, write)
+        present = await asyncio.to_thread(store.model_routes)
+        check_conditions(_DOCUMENT, present.version or None, if_match, if_none_match)
+        return await write_over(present, plain, write)
 
     @router.patch(
         "/model-routes",
@@ -74,17 +69,17 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         """Change the named routes (JSON merge patch: null removes a route, the others stay)."""
         write.note.subject = _SUBJECT
         change = await object_of(request)
-        found = await asyncio.to_thread(store.model_routes)
+        present = await asyncio.to_thread(store.model_routes)
         if if_match is not None:
-            check_conditions(_WHAT, found.version or None, if_match, None)
-        return await write_over(found, patched(_shown(found), change), write)
+            check_conditions(_DOCUMENT, present.version or None, if_match, None)
+        return await write_over(present, patched(_shown(present), change), write)
 
     return router
 
 
-def _response(found: VersionedModelRoutes, status: int = 200) -> Response:
-    return JSONResponse(to_plain(found), status_code=status, headers={"ETag": f'"{found.version}"'})
+def _response(document: VersionedModelRoutes, status: int = 200) -> Response:
+    return JSONResponse(to_plain(document), status_code=status, headers={"ETag": f'"{document.version}"'})
 
 
-def _shown(found: VersionedModelRoutes) -> dict[str, Any]:
-    return {"routes": to_plain(found)["routes"]}
+def _shown(document: VersionedModelRoutes) -> dict[str, Any]:
+    return {"routes": to_plain(document)["routes"]}

@@ -111,10 +111,10 @@ class OidcProvider:
             is_kept = keys is not None and age_s < KEYS_KEPT_S and key_id in keys.by_id
             keys = await self._read() or (keys if is_kept else None)
         if keys is None:
-            message = f"the identity provider {self._rules.issuer} does not answer as it should"
+            problem = f"the identity provider {self._rules.issuer} does not answer as it should"
+            message = f"{problem}; named tokens are good meanwhile"
             headers = {"Retry-After": f"{REST_S:.0f}"}
-            said = f"{message}; named tokens are good meanwhile"
-            raise ApiError(503, "identity_provider_unavailable", said, headers=headers)
+            raise ApiError(503, "identity_provider_unavailable", message, headers=headers)
         if key_id not in keys.by_id:
             raise _refused("invalid_admin_token", "the token is not good here: its key is none of the issuer's")
         return keys.by_id[key_id]
@@ -131,13 +131,13 @@ class OidcProvider:
         try:
             async with asyncio.timeout(LONGEST_S):
                 loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(self._thread, _keys_of, self._rules.issuer)
+                keys = await loop.run_in_executor(self._thread, _keys_of, self._rules.issuer)
         except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError) as error:
-            said = str(error)[:_LOGGED_CHARACTERS] or type(error).__name__
-            _log.warning("the identity provider %s cannot be used: %s", self._rules.issuer, said)
+            reason = str(error)[:_LOGGED_CHARACTERS] or type(error).__name__
+            _log.warning("the identity provider %s cannot be used: %s", self._rules.issuer, reason)
             self._rests_until = self._clock.monotonic() + REST_S
             return None
-        self._keys = _Keys(found, self._clock.monotonic())
+        self._keys = _Keys(keys, self._clock.monotonic())
         return self._keys
 
     def _known(self, claims: Mapping[str, Any]) -> Caller:
@@ -165,8 +165,8 @@ def _keys_of(issuer: str) -> dict[str, jwt.PyJWK]:
 
 def _algorithms_of(key: jwt.PyJWK) -> list[str]:
     """Return the algorithms of `key`: its own, or all for RSA, whose keys need not name one."""
-    own = RSA_ALGORITHMS if key.key_type == "RSA" else (key.algorithm_name,)
-    return [name for name in own if name in ALGORITHMS]
+    algorithms = RSA_ALGORITHMS if key.key_type == "RSA" else (key.algorithm_name,)
+    return [name for name in algorithms if name in ALGORITHMS]
 
 
 def _page(url: str) -> Any:

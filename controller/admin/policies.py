@@ -14,15 +14,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.controller.forecast import Forecast
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import from_plain, renamed, schema, to_plain
-from specpilot.policy.errors import Fault, InvalidDocumentError, VersionConflictError
+from specpilot.policy.codec import renamed, schema, to_plain
+from specpilot.policy.errors import Fault, VersionConflictError
 from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
 from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
 from specpilot.policy.store import Store
@@ -43,77 +43,76 @@ class PolicyWriter:
     on_change: Callable[[], None]
     default_mode: Mode
 
-    def plain(self, found: VersionedPolicy | PolicyVersion | None, model: str) -> Any:
+    def plain(self, stored: VersionedPolicy | PolicyVersion | None, model: str) -> Any:
         """Return a model's policy as plain data, else the defaults; `model` need not be a valid name."""
-        if found is not None and found.policy is not None:
-            return to_plain(found.policy)
+        if stored is not None and stored.policy is not None:
+            return to_plain(stored.policy)
         return {**to_plain(Policy("any", mode=self.default_mode)), "model": model}
 
-    async def found(self, model: str) -> VersionedPolicy | None:
+    async def stored(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` without one."""
         return await asyncio.to_thread(self.store.policy, model)
 
     async def existing(self, model: str) -> VersionedPolicy:
         """Return the policy of `model`; raises `ApiError` 404 without one."""
-        found = await self.found(model)
-        if found is None:
+        present = await self.stored(model)
+        if present is None:
             raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults apply", param="model")
-        return found
+        return present
 
-    async def put(self, policy: Policy, found: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
-        """Write `policy` over `found`, or describe the effect in a dry run."""
+    async def put(self, policy: Policy, present: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
+        """Write `policy` over `present`, or describe the effect in a dry run."""
         model = policy.model
-        changes = differences(self.plain(found, model), to_plain(policy))
+        changes = differences(self.plain(present, model), to_plain(policy))
         if write.is_dry_run:
-            return answer(model, await self._next_version(model, found), changes, self.forecast(model, policy))
+            return answer(model, await self._next_version(model, present), changes, self.forecast(model, policy))
         write.note.changes = changes
-        expected, now = found.version if found else 0, self.clock.now()
+        expected, now = present.version if present else 0, self.clock.now()
         try:
             stored = await asyncio.to_thread(self.store.put_policy, policy, expected, now, write.change(cause))
         except VersionConflictError as error:
             raise await self.conflict(model, expected, str(error)) from error
         self.on_change()
-        return policy_response(stored, status=201 if found is None else 200)
+        return policy_response(stored, status=201 if present is None else 200)
 
-    async def delete(self, found: VersionedPolicy, write: Write) -> Response:
-        """Remove `found`, or describe the effect in a dry run."""
-        model = found.policy.model
-        changes = differences(to_plain(found.policy), self.plain(None, model))
+    async def delete(self, present: VersionedPolicy, write: Write) -> Response:
+        """Remove `present`, or describe the effect in a dry run."""
+        model = present.policy.model
+        changes = differences(to_plain(present.policy), self.plain(None, model))
         if write.is_dry_run:
-            return answer(model, found.version + 1, changes, self.forecast(model, None))
+            return answer(model, present.version + 1, changes, self.forecast(model, None))
         write.note.changes = changes
         change, now = write.change(Cause.DELETE), self.clock.now()
         try:
-            await asyncio.to_thread(self.store.delete_policy, model, found.version, now, change)
+            await asyncio.to_thread(self.store.delete_policy, model, present.version, now, change)
         except VersionConflictError as error:
-            raise await self.conflict(model, found.version, str(error)) from error
+            raise await self.conflict(model, present.version, str(error)) from error
         self.on_change()
         return Response(status_code=204)
 
     async def expected(
-        self, model: str, found: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
+        self, model: str, present: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
     ) -> None:
-        """Raise `ApiError` unless the caller's conditions allow to replace `found`."""
+        """Raise `ApiError` unless the caller's conditions allow to replace `present`."""
         try:
-            check_conditions("policy", found.version if found else None, if_match, if_none_match)
+            check_conditions("policy", present.version if present else None, if_match, if_none_match)
         except ApiError as error:
-            seen = version_in(if_match)
-            if error.status != 412 or seen is None or found is None or seen >= found.version:  # noqa: PLR2004
+            base_version = version_in(if_match)
+            if error.status != 412 or base_version is None or present is None or base_version >= present.version:  # noqa: PLR2004
                 raise
-            raise await self.conflict(model, seen, str(error)) from error
+            raise await self.conflict(model, base_version, str(error)) from error
 
-    async def conflict(self, model: str, seen: int, message: str) -> ApiError:
-        """Return the error for a write over the version `seen`, with the authors and changes since."""
-        versions = [
-            item for item in await asyncio.to_thread(self.store.policy_versions, model, 50) if item.version > seen
-        ]
-        before = await asyncio.to_thread(self.store.policy_version, model, seen)
+    async def conflict(self, model: str, base_version: int, message: str) -> ApiError:
+        """Return the error for a write over `base_version`, with the authors and changes since."""
+        latest = await asyncio.to_thread(self.store.policy_versions, model, 50)
+        versions = [item for item in latest if item.version > base_version]
+        before = await asyncio.to_thread(self.store.policy_version, model, base_version)
         since = _since(before, versions) if versions else ""
         return ApiError(412, "version_conflict", message + since, param="If-Match")
 
-    async def _next_version(self, model: str, found: VersionedPolicy | None) -> int:
-        if found is not None:
-            return found.version + 1
+    async def _next_version(self, model: str, present: VersionedPolicy | None) -> int:
+        if present is not None:
+            return present.version + 1
         latest = await asyncio.to_thread(self.store.policy_versions, model, 1)
         return latest[0].version + 1 if latest else 1
 
@@ -125,8 +124,8 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> JSONResponse:
         """Every policy with its version; `default_mode` is the mode of models without one."""
-        found = await asyncio.to_thread(store.policies)
-        return JSONResponse({"policies": [to_plain(item) for item in found], "default_mode": writer.default_mode.value})
+        policies = [to_plain(item) for item in await asyncio.to_thread(store.policies)]
+        return JSONResponse({"policies": policies, "default_mode": writer.default_mode.value})
 
     @router.get("/policy-schema", response_model=dict[str, Any])
     async def policy_schema() -> JSONResponse:
@@ -149,9 +148,9 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     ) -> Response:
         """Create a policy (If-None-Match: * or nothing) or replace one (If-Match: its ETag)."""
         policy = policy_from(await object_of(request), model)
-        found = await writer.found(model)
-        await writer.expected(model, found, if_match, if_none_match)
-        return await writer.put(policy, found, write, Cause.PUT)
+        present = await writer.stored(model)
+        await writer.expected(model, present, if_match, if_none_match)
+        return await writer.put(policy, present, write, Cause.PUT)
 
     @router.patch(
         "/policies/{model:path}",
@@ -162,35 +161,32 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     async def patch_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
         change = renamed(await object_of(request))
-        found = await writer.existing(model)
+        present = await writer.existing(model)
         if if_match is not None:
-            await writer.expected(model, found, if_match, None)
-        policy = policy_from(patched(to_plain(found.policy), change), model)
-        return await writer.put(policy, found, write, Cause.PATCH)
+            await writer.expected(model, present, if_match, None)
+        policy = policy_from(patched(to_plain(present.policy), change), model)
+        return await writer.put(policy, present, write, Cause.PATCH)
 
     @router.delete(
         "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
     )
     async def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> Response:
         """Remove a policy (If-Match: its ETag); the defaults apply from then on."""
-        found = await writer.existing(model)
-        await writer.expected(model, found, if_match, None)
-        return await writer.delete(found, write)
+        present = await writer.existing(model)
+        await writer.expected(model, present, if_match, None)
+        return await writer.delete(present, write)
 
     return router
 
 
-def policy_response(found: VersionedPolicy, status: int = 200) -> JSONResponse:
+def policy_response(stored: VersionedPolicy, status: int = 200) -> JSONResponse:
     """Return a policy with its ETag."""
-    return JSONResponse(to_plain(found), status_code=status, headers={"ETag": f'"{found.version}"'})
+    return JSONResponse(to_plain(stored), status_code=status, headers={"ETag": f'"{stored.version}"'})
 
 
 def policy_from(plain: dict[str, Any], model: str) -> Policy:
     """Return the policy that `plain` describes; it may leave out `model`, which the path names. Raises `ApiError`."""
-    try:
-        policy = from_plain(Policy, {"model": model, **plain})
-    except InvalidDocumentError as error:
-        raise invalid(error.faults, "policy") from error
+    policy = document_from(Policy, {"model": model, **plain}, "policy")
     if policy.model != model:
         problem = f"is {policy.model!r}, but the path names {model!r}; leave it out or make them agree"
         raise invalid([Fault("model", problem)], "policy")

@@ -1,14 +1,16 @@
 """The shapes of the admin API's replies, for its OpenAPI page. A test checks every reply against them.
 
-The routes reply with plain JSON; these types are not used at run time.
+The routes reply with plain JSON; the types are not used at run time.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from specpilot.policy.access import Role
+from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
+from specpilot.policy.codec import to_plain
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_policy import Mode, VersionedPolicy
@@ -231,6 +233,11 @@ class Status:
 
     status: str
     problem: str = ""
+
+
+def shown(record: ApiKey | AdminToken) -> dict[str, Any]:
+    """Return a client key or a named token as plain JSON (`KeyShown`, `TokenShown`): without its hashes."""
+    return {name: value for name, value in to_plain(record).items() if not name.endswith("sha256")}
 
 
 def refusals(*statuses: int) -> Responses:

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 
 from specpilot.controller.admin.access import Access
-from specpilot.controller.admin.audit_log import audit_routes
 from specpilot.controller.admin.audited import AuditTrail, audited
 from specpilot.controller.admin.canaries import canary_routes
 from specpilot.controller.admin.dry_run import no_forecast
@@ -21,7 +20,7 @@ from specpilot.controller.admin.keys import key_routes
 from specpilot.controller.admin.model_routes import model_route_routes
 from specpilot.controller.admin.policies import PolicyWriter, policy_routes
 from specpilot.controller.admin.problems import ApiError
-from specpilot.controller.admin.replies import ALWAYS, DecisionList, EngineList, Explanation, ScheduleList
+from specpilot.controller.admin.replies import ALWAYS, AuditPage, DecisionList, EngineList, Explanation, ScheduleList
 from specpilot.controller.admin.tokens import token_routes
 from specpilot.controller.admin.versions import version_routes
 from specpilot.controller.forecast import Forecast
@@ -36,6 +35,7 @@ _AT_ONCE_S = 1e-6
 _ARRIVES_WITHIN_S = 2.0
 _ARRIVING = 30
 
+EntryNumber = Annotated[int | None, Query(ge=0, le=2**53)]
 Moment = Annotated[float | None, Query(gt=0, lt=1e11, description="Unix seconds")]
 
 
@@ -66,7 +66,17 @@ def routes(  # noqa: PLR0913 - collaborators
     key_routes(store, clock, router)
     model_route_routes(store, clock, router)
     token_routes(store, clock, router)
-    audit_routes(store, router)
+
+    @router.get("/audit", response_model=AuditPage)
+    async def read_audit(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, before: EntryNumber = None, after: EntryNumber = None
+    ) -> JSONResponse:
+        """Writes and rejected writes, newest first; `before` (a number) pages back.
+
+        With `after` (a number): the entries after that one, oldest first; repeat with the last number to follow.
+        """
+        entries = await asyncio.to_thread(store.audit, limit, before, after)
+        return JSONResponse({"entries": [to_plain(item) for item in entries]})
 
     @router.get("/schedules", response_model=ScheduleList)
     async def list_schedules() -> JSONResponse:
@@ -76,8 +86,8 @@ def routes(  # noqa: PLR0913 - collaborators
     @router.get("/engines", response_model=EngineList)
     async def list_engines() -> JSONResponse:
         """The engines whose heartbeat is fresh."""
-        found = await asyncio.to_thread(store.engines)
-        return JSONResponse({"engines": [to_plain(item) for item in found], "now": clock.now()})
+        engines = await asyncio.to_thread(store.engines)
+        return JSONResponse({"engines": [to_plain(item) for item in engines], "now": clock.now()})
 
     @router.get("/decisions", response_model=DecisionList)
     async def list_decisions(
@@ -87,18 +97,18 @@ def routes(  # noqa: PLR0913 - collaborators
         before: Moment = None,
     ) -> JSONResponse:
         """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
-        found = await _decisions(store, model, pool, limit, before)
-        return JSONResponse({"decisions": [to_plain(item) for item in found]})
+        decisions = await _decisions(store, model, pool, limit, before)
+        return JSONResponse({"decisions": [to_plain(item) for item in decisions]})
 
     @router.get("/explain", response_model=Explanation)
     async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
         """The K in force at a moment (default: now), its reason, its evidence, its predicted and measured gain."""
-        found = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
-        if not found:
+        decisions = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
+        if not decisions:
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
-        return JSONResponse(explain(found[0], await asyncio.to_thread(store.daily_gains, model, pool)))
+        return JSONResponse(explain(decisions[0], await asyncio.to_thread(store.daily_gains, model, pool)))
 
     return router
 
@@ -110,5 +120,5 @@ async def _decisions(store: Store, model: str, pool: str, limit: int, before: fl
     """
     if before is None:
         return list(await asyncio.to_thread(store.decisions, model, pool, limit))
-    found = await asyncio.to_thread(store.decisions, model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
-    return [item for item in found if item.at < before][:limit]
+    decisions = await asyncio.to_thread(store.decisions, model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
+    return [item for item in decisions if item.at < before][:limit]

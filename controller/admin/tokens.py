@@ -10,18 +10,17 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of
+from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
     EXPIRY,
-    EXPIRY_FIELDS,
     expiry_faults,
     expiry_in,
     rotated_expiry,
     rotation_faults,
 )
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals
+from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals, shown
 from specpilot.policy.access import TOKEN_NAME_LIMIT, AdminToken, Role, is_token_name, sha256_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import Fault
@@ -53,8 +52,8 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
     @router.get("/tokens", response_model=TokenList)
     async def list_tokens() -> JSONResponse:
         """Every named token, without its secret."""
-        found = await asyncio.to_thread(store.admin_tokens)
-        return JSONResponse({"tokens": [_shown(token) for token in found], "now": clock.now()})
+        tokens = await asyncio.to_thread(store.admin_tokens)
+        return JSONResponse({"tokens": [shown(token) for token in tokens], "now": clock.now()})
 
     @router.post(
         "/tokens",
@@ -65,7 +64,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
     )
     async def add_token(request: Request, write: Writing) -> JSONResponse:
         """Make a token. It is shown only this once."""
-        name, role, expires_at = _asked(await object_of(request), clock.now())
+        name, role, expires_at = _token_request(await object_of(request), clock.now())
         token_id = secrets.token_hex(6)
         secret = _secret(token_id)
         token = AdminToken(token_id, name, role, sha256_of(secret), clock.now(), write.caller.name, expires_at)
@@ -74,7 +73,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
             return answer(name, None, changes)
         write.note.subject, write.note.changes = f"{token_id} {name}", changes
         await asyncio.to_thread(store.put_admin_token, token, None)
-        return JSONResponse({**_shown(token), "token": secret}, status_code=201)
+        return JSONResponse({**shown(token), "token": secret}, status_code=201)
 
     @router.post(
         "/tokens/{token_id}/rotate",
@@ -88,35 +87,35 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         An expired token needs a new expiry.
         """
         plain, now = await object_of(request), clock.now()
-        found = await asyncio.to_thread(store.admin_token, token_id)
-        faults = _unknown_fields(plain, EXPIRY_FIELDS) + expiry_faults(plain, now)
-        faults += rotation_faults(plain, found.expires_at if found else None, now)
+        before = await asyncio.to_thread(store.admin_token, token_id)
+        faults = unknown_fields(plain, _ROTATION) + expiry_faults(plain, now)
+        faults += rotation_faults(plain, before.expires_at if before else None, now)
         if faults:
             raise invalid(faults, "rotation")
-        if found is None:
+        if before is None:
             raise _not_found(token_id)
         secret = _secret(token_id)
-        expires_at = rotated_expiry(plain, found.expires_at, now)
-        token = replace(found, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
-        changes = differences(_shown(found), _shown(token))
+        expires_at = rotated_expiry(plain, before.expires_at, now)
+        after = replace(before, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
+        changes = differences(shown(before), shown(after))
         if write.is_dry_run:
-            return answer(found.name, None, changes)
-        write.note.subject, write.note.changes = f"{token_id} {found.name}", changes
-        if not await asyncio.to_thread(store.put_admin_token, token, found):
+            return answer(before.name, None, changes)
+        write.note.subject, write.note.changes = f"{token_id} {before.name}", changes
+        if not await asyncio.to_thread(store.put_admin_token, after, before):
             raise ApiError(409, "token_changed", "somebody else changed this token just now; try again")
-        return JSONResponse({**_shown(token), "token": secret})
+        return JSONResponse({**shown(after), "token": secret})
 
     @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
     async def revoke_token(token_id: str, write: WritingAlone) -> Response:
         """Revoke a token, also one whose document cannot be read; it is rejected at once."""
-        found = await asyncio.to_thread(store.admin_token, token_id)
-        changes = differences(_shown(found), {}) if found is not None else []
+        token = await asyncio.to_thread(store.admin_token, token_id)
+        changes = differences(shown(token), {}) if token is not None else []
         if write.is_dry_run:
-            if found is None:
+            if token is None:
                 raise _not_found(token_id)
-            return answer(found.name, None, changes)
-        if found is not None:
-            write.note.subject = f"{token_id} {found.name}"
+            return answer(token.name, None, changes)
+        if token is not None:
+            write.note.subject = f"{token_id} {token.name}"
         write.note.changes = changes
         if not await asyncio.to_thread(store.delete_admin_token, token_id):
             raise _not_found(token_id)
@@ -133,13 +132,9 @@ def _not_found(token_id: str) -> ApiError:
     return ApiError(404, "token_not_found", f"there is no token {token_id!r}", param="token_id")
 
 
-def _unknown_fields(plain: dict[str, Any], known: tuple[str, ...]) -> list[Fault]:
-    return [Fault(name, f"is not known; give {', '.join(known)}") for name in plain if name not in known]
-
-
-def _asked(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:
+def _token_request(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:
     """Return the name, role and expiry in a request."""
-    faults = _unknown_fields(plain, ("name", "role", *EXPIRY_FIELDS))
+    faults = unknown_fields(plain, _TOKEN_REQUEST)
     name, role = plain.get("name"), plain.get("role")
     if not isinstance(name, str) or not is_token_name(name):
         faults.append(
@@ -152,15 +147,3 @@ def _asked(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:
         raise invalid(faults, "token")
     assert isinstance(name, str)
     return name, Role(str(role)), expiry_in(plain, now)
-
-
-def _shown(token: AdminToken) -> dict[str, Any]:
-    return {
-        "token_id": token.token_id,
-        "name": token.name,
-        "role": token.role.value,
-        "created_at": token.created_at,
-        "created_by": token.created_by,
-        "expires_at": token.expires_at,
-        "rotated_at": token.rotated_at,
-    }

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import body_schema, object_of
+from specpilot.controller.admin.body import body_schema, object_of, unknown_fields
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
 from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
@@ -38,11 +38,11 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     store = writer.store
 
     async def version_of(model: str, number: int) -> PolicyVersion:
-        found = await asyncio.to_thread(store.policy_version, model, number)
-        if found is None:
+        version = await asyncio.to_thread(store.policy_version, model, number)
+        if version is None:
             message = f"there is no version {number} of the policy of {model!r}; the last {VERSIONS_KEPT} are kept"
             raise ApiError(404, "version_not_found", message, param="version")
-        return found
+        return version
 
     @router.get("/policies/{model:path}/versions", response_model=VersionList)
     async def list_versions(
@@ -51,8 +51,8 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         before: Annotated[int | None, Query(ge=1, le=_NEWEST)] = None,
     ) -> JSONResponse:
         """A policy's versions, newest first; `before` (a version) pages back. A deletion is a version too."""
-        found = await asyncio.to_thread(store.policy_versions, model, limit, before)
-        return JSONResponse({"versions": [to_plain(item) for item in found]})
+        versions = await asyncio.to_thread(store.policy_versions, model, limit, before)
+        return JSONResponse({"versions": [to_plain(item) for item in versions]})
 
     @router.get("/policies/{model:path}/versions/{version}", response_model=PolicyVersion)
     async def get_version(model: str, version: Number) -> JSONResponse:
@@ -83,21 +83,21 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     ) -> Response:
         """Write an older version of a policy again, as a new version; conditions as for PUT."""
         number = _number_in(await object_of(request))
-        found = await writer.found(model)
-        await writer.expected(model, found, if_match, if_none_match)
-        then = await version_of(model, number)
-        if then.policy is None:
+        present = await writer.stored(model)
+        await writer.expected(model, present, if_match, if_none_match)
+        version = await version_of(model, number)
+        if version.policy is None:
             message = f"version {number} is a deletion; DELETE the policy, or name another version"
             raise ApiError(422, "version_is_deletion", message, param="version")
         write.note.comment = write.note.comment or f"back to version {number}"
-        return await writer.put(then.policy, found, write, Cause.ROLLBACK)
+        return await writer.put(version.policy, present, write, Cause.ROLLBACK)
 
     return router
 
 
 def _number_in(plain: dict[str, Any]) -> int:
     number = plain.get("version")
-    faults = [Fault(name, "is not known; give version") for name in plain if name != "version"]
+    faults = unknown_fields(plain, _ROLLBACK)
     if type(number) is not int or not 1 <= number <= _NEWEST:
         faults.append(Fault("version", "must be the number of a version, 1 or more"))
     if faults:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.credentials import commented, expiry, expiry_body, parsed, secret
+from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.credentials import expiry, expiry_body, parsed, secret
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot token"
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command == "create":
         if settings.role is None:
             fail(PROGRAM, "create: --role: name viewer, operator or admin")
-        asked = json.dumps({"name": name, "role": settings.role, **body}).encode()
-        secret(client.ask(commented("/admin/tokens", settings.comment), "POST", asked)[0], "token")
+        request = json.dumps({"name": name, "role": settings.role, **body}).encode()
+        secret(client.ask(write_path("/admin/tokens", settings.comment), "POST", request)[0], "token")
     elif command == "rotate":
-        path = commented(f"/admin/tokens/{name}/rotate", settings.comment)
+        path = write_path(f"/admin/tokens/{name}/rotate", settings.comment)
         secret(client.ask(path, "POST", json.dumps(body).encode())[0], "token")
     else:
-        client.ask(commented(f"/admin/tokens/{name}", settings.comment), "DELETE")
+        client.ask(write_path(f"/admin/tokens/{name}", settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")

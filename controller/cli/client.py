@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 from pydantic import AliasChoices, Field, SecretStr
@@ -50,8 +50,8 @@ class AdminClient:
         self, path: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[Any, Mapping[str, str]]:
         """Return the answer's JSON (`None` when it is empty) and its headers."""
-        found: tuple[Any, Mapping[str, str]] = self._send(self._request(path, method, body, headers))
-        return found
+        answer: tuple[Any, Mapping[str, str]] = self._send(self._request(path, method, body, headers))
+        return answer
 
     def read(self, path: str) -> Any:
         """Return the JSON at `path` with control characters escaped, to print as text."""
@@ -60,8 +60,8 @@ class AdminClient:
     def find(self, path: str) -> tuple[Any, Mapping[str, str]] | None:
         """Return as `ask`; `None` when the reply is 404."""
         request = self._request(path, "GET", None, None)
-        found: tuple[Any, Mapping[str, str]] | None = self._send(request, is_optional=True)
-        return found
+        answer: tuple[Any, Mapping[str, str]] | None = self._send(request, is_optional=True)
+        return answer
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
@@ -90,6 +90,14 @@ class AdminClient:
         except (URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             self.refuse(f"--admin-url: no controller answers at {self._base}: {reason}; start it or give its address")
+
+
+def write_path(path: str, comment: str, *, is_dry_run: bool = False) -> str:
+    """Return `path` with a write's parameters: the comment that goes into the audit, and whether it is a dry run."""
+    parameters = {"comment": comment} if comment else {}
+    if is_dry_run:
+        parameters["validate_only"] = "true"
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _message_of(error: HTTPError) -> str:

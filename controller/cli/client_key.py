@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.credentials import commented, expiry, expiry_body, parsed, seconds, secret
+from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.credentials import expiry, expiry_body, parsed, seconds, secret
 from specpilot.policy.settings import load
 
 PROGRAM = "specpilot key"
@@ -63,21 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
             sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
     elif command == "create":
-        path = commented("/admin/keys", settings.comment)
+        path = write_path("/admin/keys", settings.comment)
         secret(client.ask(path, "POST", json.dumps(_key_body(settings)).encode())[0], "key")
         sys.stderr.write(f"{PROGRAM}: from now on gateways reject requests without a key\n")
     elif command == "change":
         body = json.dumps(_key_body(settings)).encode()
-        path = commented(f"/admin/keys/{name}", settings.comment)
+        path = write_path(f"/admin/keys/{name}", settings.comment)
         sys.stdout.write(json.dumps(client.ask(path, "PATCH", body)[0], indent=2) + "\n")
     elif command == "rotate":
-        asked = expiry_body(PROGRAM, settings.expires_in)
+        rotation = expiry_body(PROGRAM, settings.expires_in)
         if settings.grace is not None:
-            asked["grace_s"] = seconds(PROGRAM, "--grace", settings.grace)
-        path = commented(f"/admin/keys/{name}/rotate", settings.comment)
-        secret(client.ask(path, "POST", json.dumps(asked).encode())[0], "key")
+            rotation["grace_s"] = seconds(PROGRAM, "--grace", settings.grace)
+        path = write_path(f"/admin/keys/{name}/rotate", settings.comment)
+        secret(client.ask(path, "POST", json.dumps(rotation).encode())[0], "key")
     else:
-        client.ask(commented(f"/admin/keys/{name}", settings.comment), "DELETE")
+        client.ask(write_path(f"/admin/keys/{name}", settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")
         sys.stderr.write(
             f"{PROGRAM}: with no key left, a gateway that has seen one rejects all requests until it is restarted\n"
@@ -88,11 +88,11 @@ def _key_body(settings: KeySettings) -> dict[str, Any]:
     body: dict[str, Any] = {}
     reads: dict[str, Callable[[str], Any]] = {
         "traffic_class": str,
-        **dict.fromkeys(_LISTS, lambda given: [item.strip() for item in given.split(",")]),
-        **dict.fromkeys(_NUMBERS, lambda given: int(given) if given.isdecimal() else given),
+        **dict.fromkeys(_LISTS, lambda text: [item.strip() for item in text.split(",")]),
+        **dict.fromkeys(_NUMBERS, lambda text: int(text) if text.isdecimal() else text),
     }
     for field, read in reads.items():
-        given = getattr(settings, field)
-        if given is not None:
-            body[field] = None if given == "none" else read(given)
+        value = getattr(settings, field)
+        if value is not None:
+            body[field] = None if value == "none" else read(value)
     return body | expiry_body(PROGRAM, settings.expires_in)

@@ -1,9 +1,8 @@
-"""Shared by the commands `token` and `key`: arguments, durations, and the output of a new secret."""
+"""Shared by the commands `token`, `key` and `freeze`: arguments, durations, and the output of a new secret."""
 
 import sys
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 from specpilot.controller.cli import text
 from specpilot.policy.settings import fail
@@ -27,24 +26,19 @@ def parsed(
     return command, words.pop(0), words
 
 
-def seconds(program: str, flag: str, given: str) -> float:
+def seconds(program: str, flag: str, duration: str) -> float:
     """Return the seconds of a duration such as 90d; ends the program with status 2 for anything else."""
-    found = text.duration_s(given)
-    if found is None:
-        fail(program, f"{flag}: {given!r} is no duration; give 90s, 10m, 12h or 90d")
-    return found
+    duration_s = text.duration_s(duration)
+    if duration_s is None:
+        fail(program, f"{flag}: {duration!r} is no duration; give 90s, 10m, 12h or 90d")
+    return duration_s
 
 
-def expiry_body(program: str, given: str | None) -> dict[str, Any]:
+def expiry_body(program: str, duration: str | None) -> dict[str, Any]:
     """Return the body's part for `--expires-in`: `none` is for ever; without the flag it is empty."""
-    if given is None:
+    if duration is None:
         return {}
-    return {"expires_at": None} if given == "none" else {"expires_in_s": seconds(program, "--expires-in", given)}
-
-
-def commented(path: str, comment: str) -> str:
-    """Return `path` with the comment that goes into the audit."""
-    return f"{path}?{urlencode({'comment': comment})}" if comment else path
+    return {"expires_at": None} if duration == "none" else {"expires_in_s": seconds(program, "--expires-in", duration)}
 
 
 def expiry(item: dict[str, Any]) -> str:

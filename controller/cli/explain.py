@@ -38,40 +38,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if model is None or pool is None:
         model, pool = _only_one(client, model, pool)
     query = {"model": model, "pool": pool, **moment}
-    found, _ = client.ask("/admin/explain?" + urlencode(query))
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if settings.as_json else text(printable(found)))
+    explanation, _ = client.ask("/admin/explain?" + urlencode(query))
+    sys.stdout.write(json.dumps(explanation, indent=2) + "\n" if settings.as_json else text(printable(explanation)))
 
 
-def _moment(given: str) -> float:
+def _moment(value: str) -> float:
     try:
-        return float(given)
+        return float(value)
     except ValueError:
         pass
     try:
-        moment = datetime.fromisoformat(given)
+        moment = datetime.fromisoformat(value)
     except ValueError:
-        fail(PROGRAM, f"--at: {given!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
+        fail(PROGRAM, f"--at: {value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
     """Return the only model and pool of running engines that match the given ones (`None`: any)."""
     answer, _ = client.ask("/admin/engines")
-    found = sorted(
+    pairs = sorted(
         {
             (item["model"], item["pool"])
             for item in answer["engines"]
             if model in (None, item["model"]) and pool in (None, item["pool"])
         }
     )
-    if not found:
+    if not pairs:
         client.refuse("no engine of such a model and pool runs; name both --model and --pool to look back")
-    models, pools = sorted({item[0] for item in found}), sorted({item[1] for item in found})
+    models, pools = sorted({item[0] for item in pairs}), sorted({item[1] for item in pairs})
     if len(models) > 1:
         client.refuse(f"--model: name one of: {', '.join(models)}")
     if len(pools) > 1:
         client.refuse(f"--pool: name one of: {', '.join(pools)}")
-    return found[0]
+    return pairs[0]
 
 
 if __name__ == "__main__":

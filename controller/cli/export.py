@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if schedule["guidance"] is not None and decision.get("schedule"):
         classes = decision["schedule"]["classes"]
         notes.append("the engines choose K themselves; the table is the controller's estimate of their choice")
-    row, said = one_row(classes, row_shares(classes, decision.get("evidence", {})))
-    notes.append(said)
+    row, origin = one_row(classes, row_shares(classes, decision.get("evidence", {})))
+    notes.append(origin)
     if settings.format is Format.VLLM:
         table: Mapping[str, Any] = vllm_table(row)
         notes.append("add it to --speculative-config, with your method and model")
@@ -105,10 +105,10 @@ def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[li
     if not known:
         known = {name: 1.0 for name in serving_rows(classes) if row_parts(name)[0] == DEFAULT_CLASS}
         rows = f"the row {DEFAULT_CLASS!r} alone" if len(known) == 1 else f"the mean of the rows of {DEFAULT_CLASS!r}"
-        said = f"no traffic is known: {rows}"
+        note = f"no traffic is known: {rows}"
     else:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in sorted(known.items()))
-        said = f"the mean of the rows by their share of running decodes: {parts}"
+        note = f"the mean of the rows by their share of running decodes: {parts}"
     total = sum(known.values())
     bounds = sorted({hi for name in known for _, hi, _ in classes[name]})
     row: list[KRange] = []
@@ -121,7 +121,7 @@ def one_row(classes: Mapping[str, Row], shares: Mapping[str, float]) -> tuple[li
         else:
             row.append(KRange(lo, hi, k))
         lo = hi + 1
-    return row, said
+    return row, note
 
 
 def row_shares(rows: Mapping[str, Row], evidence: Mapping[str, Any]) -> dict[str, float]:
@@ -129,16 +129,16 @@ def row_shares(rows: Mapping[str, Row], evidence: Mapping[str, Any]) -> dict[str
 
     The evidence has shares by class and by band; a row for a band of a class gets their product.
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     names, serving = {name: name for name in rows}, serving_rows(rows)
     bands = _shares(evidence.get("bands"))
     for name, share in _shares(evidence.get("classes")).items():
         if not bands and name in serving:
-            found[name] = share
+            shares[name] = share
         for band, part in bands.items():
             row = row_of(names, name, int(band))
-            found[row] = found.get(row, 0.0) + share * part
-    return found
+            shares[row] = shares.get(row, 0.0) + share * part
+    return shares
 
 
 def vllm_table(row: Sequence[KRange]) -> dict[str, Any]:
@@ -170,27 +170,27 @@ def sglang_notes(row: Sequence[KRange]) -> list[str]:
 
 
 def _schedule(client: AdminClient, model: str, pool: str | None) -> dict[str, Any]:
-    found: list[dict[str, Any]] = [
+    schedules: list[dict[str, Any]] = [
         item
         for item in client.read("/admin/schedules")["schedules"]
         if item["model"] == model and pool in (None, item["pool"])
     ]
-    if not found:
+    if not schedules:
         client.refuse(f"--model: there is no schedule for {model}; `specpilot explain` says why")
-    if len(found) > 1:
-        client.refuse(f"--pool: {model} has {', '.join(sorted(item['pool'] for item in found))}; name one")
-    return found[0]
+    if len(schedules) > 1:
+        client.refuse(f"--pool: {model} has {', '.join(sorted(item['pool'] for item in schedules))}; name one")
+    return schedules[0]
 
 
 def _latest_decision(client: AdminClient, model: str, pool: str) -> Mapping[str, Any]:
     """Return the latest decision; empty when there is none."""
     answer = client.read(f"/admin/decisions?{urlencode({'model': model, 'pool': pool, 'limit': 1})}")
-    found: Mapping[str, Any] = answer["decisions"][0] if answer["decisions"] else {}
-    return found
+    decision: Mapping[str, Any] = answer["decisions"][0] if answer["decisions"] else {}
+    return decision
 
 
-def _shares(found: Mapping[str, Mapping[str, Any]] | None) -> dict[str, float]:
-    return {name: item["share"] for name, item in (found or {}).items() if item.get("share")}
+def _shares(entries: Mapping[str, Mapping[str, Any]] | None) -> dict[str, float]:
+    return {name: item["share"] for name, item in (entries or {}).items() if item.get("share")}
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.credentials import seconds
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot freeze"
@@ -42,11 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if bool(settings.model) == settings.everything:
         fail(PROGRAM, "name one model, or give --all")
     name = settings.model or "everything"
-    query = {"comment": settings.comment} if settings.comment else {}
-    if settings.dry_run:
-        query["validate_only"] = "true"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
-    path += "?" + urlencode(query) if query else ""
+    path = write_path(path, settings.comment, is_dry_run=settings.dry_run)
     warning = ""
     if settings.model and not settings.lift:
         warning = text.unless_it_runs(settings.model, client.read("/admin/engines")["engines"])
@@ -65,9 +63,7 @@ def _body(settings: FreezeSettings) -> bytes:
     if settings.replace:
         body["replace"] = True
     if settings.duration is not None:
-        body["for_s"] = text.duration_s(settings.duration)
-        if body["for_s"] is None:
-            fail(PROGRAM, f"--for: {settings.duration!r} is no duration; give 90s, 10m, 2h or 1d")
+        body["for_s"] = seconds(PROGRAM, "--for", settings.duration)
     return json.dumps(body).encode()
 
 

@@ -4,12 +4,11 @@ import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot models"
@@ -75,11 +74,9 @@ def _route(targets: Sequence[str], fallback: str) -> dict[str, Any]:
 
 
 def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict[str, Any] | None) -> None:
-    query = {"comment": settings.comment} if settings.comment else {}
-    if settings.dry_run:
-        query["validate_only"] = "true"
     body = json.dumps({"routes": {name: route}}).encode()
-    answer = client.ask(_PATH + ("?" + urlencode(query) if query else ""), "PATCH", body)[0]
+    path = write_path(_PATH, settings.comment, is_dry_run=settings.dry_run)
+    answer = client.ask(path, "PATCH", body)[0]
     if answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
     elif route is None:

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.settings import fail, load
 
@@ -87,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command not in _TAKES:
         fail(PROGRAM, f"no command {command!r}; choose one of {', '.join(_TAKES)}")
     names = []
-    for what in _TAKES[command]:
+    for argument in _TAKES[command]:
         if not words or (words[0].startswith("-") and words[0] != "-"):
-            fail(PROGRAM, f"{command}: name the {what}, as in {USAGE}")
+            fail(PROGRAM, f"{command}: name the {argument}, as in {USAGE}")
         names.append(words.pop(0))
     last = words.pop(0) if command == "diff" and words and words[0].isdecimal() else None
     settings = load(PolicySettings, f"{PROGRAM} {command}", words)
@@ -129,11 +129,11 @@ class _Commands:
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
-    def _write(self, path: str, method: str, body: bytes | None, headers: dict[str, str], **also: str) -> Any:
-        query = {**({"comment": self._settings.comment} if self._settings.comment else {}), **also}
-        if self._settings.dry_run:
-            query["validate_only"] = "true"
-        return self._client.ask(path + ("?" + urlencode(query) if query else ""), method, body, headers)[0]
+    def _write(
+        self, path: str, method: str, body: bytes | None, headers: dict[str, str], *, is_dry_run: bool = False
+    ) -> Any:
+        path = write_path(path, self._settings.comment, is_dry_run=is_dry_run or self._settings.dry_run)
+        return self._client.ask(path, method, body, headers)[0]
 
     def _show(self, answer: Any) -> None:
         if isinstance(answer, dict) and answer.get("dry_run"):
@@ -151,8 +151,8 @@ class _Commands:
         """Return the headers for a write over the given version, else over the present one."""
         version = self._settings.version
         if version is None:
-            found = self._client.find(path)
-            version = found[0]["version"] if found else 0
+            present = self._client.find(path)
+            version = present[0]["version"] if present else 0
         return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
 
     def _list(self) -> None:
@@ -162,10 +162,11 @@ class _Commands:
             line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
             sys.stdout.write(line + "\n")
 
-    def _put(self, document: dict[str, Any], **also: str) -> Any:
+    def _put(self, document: dict[str, Any], *, is_dry_run: bool = False) -> Any:
         path = _path(str(document["model"]))
         engines = self._client.read("/admin/engines")["engines"]
-        answer = self._write(path, "PUT", json.dumps(document).encode(), self._condition(path), **also)
+        body = json.dumps(document).encode()
+        answer = self._write(path, "PUT", body, self._condition(path), is_dry_run=is_dry_run)
         limits: dict[str, int] = {}
         for engine in engines:
             if engine["model"] == document["model"] and engine["k_max"]:
@@ -176,10 +177,10 @@ class _Commands:
         return answer
 
     def _edit(self, model: str) -> None:
-        found = self._client.find(_path(model))
-        document = found[0]["policy"] if found else {"model": model}
+        present = self._client.find(_path(model))
+        document = present[0]["policy"] if present else {"model": model}
         if self._settings.version is None:
-            self._settings.version = found[0]["version"] if found else 0
+            self._settings.version = present[0]["version"] if present else 0
         file = _draft(document)
         is_kept = True
         try:
@@ -196,7 +197,7 @@ class _Commands:
         if edited == document:
             sys.stdout.write("nothing changed\n")
             return False
-        sys.stdout.write(text.dry_run(self._put(edited, validate_only="true")))
+        sys.stdout.write(text.dry_run(self._put(edited, is_dry_run=True)))
         if self._settings.dry_run:
             return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
@@ -219,16 +220,16 @@ class _Commands:
             self._client.refuse(f"model {model!r} never had a policy")
         for item in versions:
             comment = f"  # {item['comment']}" if item["comment"] else ""
-            who = item["author"] or "unknown"
+            author = item["author"] or "unknown"
             sys.stdout.write(
-                f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {who}{comment}\n"
+                f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
             )
 
     def _diff(self, model: str, older: int, newer: int | None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))[0]["version"])
-        found = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
-        sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(found["changes"]))
+        diff = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
+        sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(diff["changes"]))
 
     def _canary(self, command: str, name: str) -> None:
         if command == "start":
@@ -245,9 +246,9 @@ class _Commands:
         elif command == "abort":
             self._show(self._write(_canary_path(name), "DELETE", None, self._only_experiment()))
         else:
-            found = self._client.ask(_canary_path(name))[0]
-            _print(found)
-            sys.stderr.writelines(f"{line}\n" for line in canary_lines(found["evidence"]))
+            experiment = self._client.ask(_canary_path(name))[0]
+            _print(experiment)
+            sys.stderr.writelines(f"{line}\n" for line in canary_lines(experiment["evidence"]))
 
 
 def _canary_path(model: str) -> str:

@@ -27,6 +27,7 @@ from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import freeze_of
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.names import PoolKey
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -58,7 +59,7 @@ class Replayed:
 def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[Replayed]:
     """Yield every decision of the control law on `ticks`, in order."""
     law: ControlLaw | None = None
-    own: dict[tuple[str, str], Schedule] = {}
+    published: dict[PoolKey, Schedule] = {}
     fence: int | None = None
     sightings, runner = Sightings(), Runner()
     for tick in ticks:
@@ -71,7 +72,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
         law.observe(of_steerable(tick.observations, tick.engines))
         policies = {**tick.policies, **({other.model: other} if other else {})}
         pools = pool_contexts(tick.engines, policies, tick.schedules, tick.default_mode)
-        sightings.take(
+        sightings.expire_pools(
             ((pool.model, pool.pool) for pool in pools), ((item.model, item.pool) for item in tick.schedules), tick.now
         )
         law.forget_all_but((engine.engine_id for engine in tick.engines), sightings.seen_at)
@@ -87,7 +88,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
                 experiment = None
             windows_at = tick.windows_at or tick.at
             context = (
-                replace(recorded, in_force=own.get(key, recorded.in_force))
+                replace(recorded, in_force=published.get(key, recorded.in_force))
                 if is_other
                 else in_window(recorded, None if freeze else experiment, windows_at)
             )
@@ -96,7 +97,7 @@ def replay(ticks: Iterable[Recorded], other: Policy | None = None) -> Iterator[R
             result = held(context, runner.reported(experiment, context, decided), freeze)
             version = (context.in_force.version if context.in_force else 0) + 1
             if result.publish is not None:
-                own[key] = schedule_of(context, result.publish, result, version, tick.at)
+                published[key] = schedule_of(context, result.publish, result, version, tick.at)
             yield Replayed(tick.at, context, result)
 
 

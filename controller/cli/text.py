@@ -32,25 +32,25 @@ def moment(at: float | None) -> str:
     return "never" if at is None else utc(at)
 
 
-def duration_s(given: str) -> float | None:
+def duration_s(duration: str) -> float | None:
     """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; `None` when it is malformed."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", given)
-    return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
+    return float(match[1]) * _UNITS_S[match[2] or "s"] if match else None
 
 
-def changes(found: Sequence[Any]) -> str:
+def changes(differences: Sequence[Any]) -> str:
     """Return a line for each `[field, before, after]`, or each object with these members."""
-    rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in found]
+    rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in differences]
     return "".join(f"  {field}: {shown(before)} -> {shown(after)}\n" for field, before, after in rows) or "  nothing\n"
 
 
-def forecast(found: Sequence[Mapping[str, Any]] | None) -> str:
+def forecast(pools: Sequence[Mapping[str, Any]] | None) -> str:
     """Return the forecast of a dry run as text, pool by pool."""
-    if found is None:
+    if pools is None:
         return ""
-    if not found:
+    if not pools:
         return "no engine of this model runs: nothing can be forecast\n"
-    return "".join(_pool(item) for item in found)
+    return "".join(_pool(item) for item in pools)
 
 
 def dry_run(answer: Mapping[str, Any]) -> str:
@@ -86,9 +86,9 @@ def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
 def audit_line(entry: Mapping[str, Any]) -> str:
     """Return one entry of the audit as a line."""
     entry = printable(entry)
-    who = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
+    caller = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
     source = f" from {entry['source']}" if entry["source"] else ""
-    line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {who}{source}"
+    line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
     changed = [f"{field} {shown(before)} -> {shown(after)}" for field, before, after in entry["changes"]]
@@ -101,11 +101,11 @@ def audit_line(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _pool(found: Mapping[str, Any]) -> str:
-    lines = [f"pool {found['pool']}:"]
-    if found["unknown"]:
-        lines.append(f"  no prediction: {found['unknown']}")
-    today, then = found["today"], found["then"]
+def _pool(pool: Mapping[str, Any]) -> str:
+    lines = [f"pool {pool['pool']}:"]
+    if pool["unknown"]:
+        lines.append(f"  no prediction: {pool['unknown']}")
+    today, then = pool["today"], pool["then"]
     if today and then:
         for name in serving_rows({*today["k"], *then["k"]}):
             itl = f"{_number(today['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
@@ -113,7 +113,7 @@ def _pool(found: Mapping[str, Any]) -> str:
             lines.append(f"  {row_name(name)}: K {k}, inter-token latency {itl}")
         lines.append(
             f"  weighted throughput: {_number(today['throughput'])} -> {_number(then['throughput'])} tokens/s"
-            f" and engine{_gain(found)}"
+            f" and engine{_gain(pool)}"
         )
         lines.append(f"  why: {then['reason']}: {then['meaning']}")
     return "\n".join(lines) + "\n"
@@ -121,12 +121,12 @@ def _pool(found: Mapping[str, Any]) -> str:
 
 def k_by_class(k: Mapping[str, int]) -> str:
     """Return K by class, over the bands of a class as a range: `code=2 default=0..7`."""
-    found: dict[str, list[int]] = {}
+    by_class: dict[str, list[int]] = {}
     for name in serving_rows(k):
-        found.setdefault(row_parts(name)[0], []).append(k[name])
+        by_class.setdefault(row_parts(name)[0], []).append(k[name])
     return " ".join(
         f"{name}={min(values)}" + (f"..{max(values)}" if max(values) > min(values) else "")
-        for name, values in found.items()
+        for name, values in by_class.items()
     )
 
 
@@ -136,8 +136,8 @@ def row_name(name: str) -> str:
     return f"{traffic_class}, band {band}" if colon else traffic_class
 
 
-def _gain(found: Mapping[str, Any]) -> str:
-    return "" if found["gain_ratio"] is None else f" ({found['gain_ratio']:+.1%}, predicted)"
+def _gain(pool: Mapping[str, Any]) -> str:
+    return "" if pool["gain_ratio"] is None else f" ({pool['gain_ratio']:+.1%}, predicted)"
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -41,7 +41,7 @@ class ModelAcceptance(BandCounts):
         return FleetAcceptance(tuple(map(tuple, tried)), tuple(map(tuple, accepted)))
 
     def described(self, k_max: int) -> list[dict[str, Any]]:
-        """Return the numbers of each band as plain data; none for a band without a draft, which has only its prior."""
+        """Return the numbers of each band as plain data; `{}` for a band without a draft, which has only a prior."""
         conditional = self.conditional()[:, :k_max]
         survival = np.cumprod(conditional, axis=1)
         return [

@@ -1,6 +1,6 @@
 """Reads the prices of an engine's steps and its slowdown factor from its page of metrics. Pure.
 
-The engine fits them to its own steps (`engine_adapter.law`); CUDA graphs and the largest load are in its record.
+The engine fits them to its own steps (`engine_adapter.law`); CUDA graphs and the largest load come from its record.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The values of one scrape of an engine, and the differences between two scrapes.
 
-Counters only grow while an engine lives. If one of them fell, or the start time changed, the engine was restarted, and
-all its counts are from after the restart, as Prometheus' `rate` assumes too. A series that vanished keeps its last
-value, so that its total is not counted again when it is back. The first scrape of an engine gives no evidence.
+Counters only grow while an engine lives. If one fell, or the start time changed, the engine was restarted, and all
+counts are new, as Prometheus' `rate` assumes too. A series that vanished keeps its last value, so that its total is not
+counted again when it is back. The first scrape of an engine gives no evidence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.names import DEFAULT_CLASS
 
 
 class Series(NamedTuple):
@@ -118,36 +119,47 @@ class Evidence:
 class Snapshot(NamedTuple):
     """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
 
-    `corrected_s` is the cost of its decodes in seconds: the time of its steps without those of kind `catch_up` and
+    `cost_s` is the cost of its decodes in seconds: the time of its steps without those of kind `catch_up` and
     without prefilling (`Evidence.decode_s`), plus the later catching up of its decodes at K = 0.
     """
 
     at: float
     elapsed_s: float
     evidence: Evidence
-    corrected_s: float
+    cost_s: float
 
-    @property
-    def counted_decodes(self) -> float:
-        """The decodes in steps of other kinds than `catch_up`, as in `corrected_s`."""
-        return sum(count for kind, count in self.evidence.decodes_by.items() if kind != names.CATCH_UP)
+    def weighted_throughput(self, weights: Mapping[str, float]) -> float | None:
+        """Return the weighted tokens per second of decodes alone, by `cost_s`; `None` without a decode.
+
+        A class that is not in `weights` has the weight of `default`. `cost_s` is that of the decodes in steps of other
+        kinds than `catch_up`, so the tokens are taken in the same share.
+        """
+        evidence = self.evidence
+        tokens = 0.0
+        for (name, _), count in evidence.decode_tokens.items():
+            tokens += weights.get(name, weights.get(DEFAULT_CLASS, 1.0)) * count
+        counted = sum(count for kind, count in evidence.decodes_by.items() if kind != names.CATCH_UP)
+        whole = sum(evidence.drafts.values())
+        if min(evidence.steps, self.cost_s, counted, tokens) <= 0:
+            return None
+        return tokens * counted / whole / self.cost_s
 
     @property
     def step_s(self) -> float | None:
-        """The mean duration of a step with decodes, `catch_up` excepted, by `corrected_s`; `None` without one."""
+        """The mean duration of a step with decodes, `catch_up` excepted, by `cost_s`; `None` without one."""
         steps = self.evidence.decode_steps - self.evidence.steps_by.get(names.CATCH_UP, 0.0)
-        return self.corrected_s / steps if steps else None
+        return self.cost_s / steps if steps else None
 
 
 class Compared(NamedTuple):
-    """The differences between two scrapes of an engine, and the baseline of the next comparison.
+    """The differences between two scrapes of an engine, and the older scrape of the next comparison.
 
     `gained` has the increase of each counter (series that did not grow are left out) and the value of each gauge.
-    `kept` is the newer scrape, plus the last values of the counters that vanished.
+    `merged` is the newer scrape, plus the last values of the counters that vanished.
     """
 
     gained: dict[Series, float]
-    kept: Observation
+    merged: Observation
 
 
 def compare(before: Observation | None, after: Observation) -> Compared:
@@ -179,16 +191,16 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     for part in parts:
         for series, value in part.items():
             totals[series] = totals.get(series, 0.0) + value
-    found = Evidence(decode_s=totals.get(Series(names.DECODE_SECONDS, ()), 0.0))
+    evidence = Evidence(decode_s=totals.get(Series(names.DECODE_SECONDS, ()), 0.0))
     placed: dict[str, tuple[Any, int]] = {  # the target of a metric's series, and its number of text labels
-        names.TRIALS: (found.trials, 0),
-        names.ACCEPTS: (found.accepts, 0),
-        names.DRAFTS: (found.drafts, 1),
-        names.DECODE_TOKENS: (found.decode_tokens, 1),
-        names.RUNNING_DECODES: (found.running, 1),
-        names.STEPS: (found.steps_by, 1),
-        names.STEP_SECONDS: (found.seconds_by, 1),
-        names.STEP_DECODES: (found.decodes_by, 1),
+        names.TRIALS: (evidence.trials, 0),
+        names.ACCEPTS: (evidence.accepts, 0),
+        names.DRAFTS: (evidence.drafts, 1),
+        names.DECODE_TOKENS: (evidence.decode_tokens, 1),
+        names.RUNNING_DECODES: (evidence.running, 1),
+        names.STEPS: (evidence.steps_by, 1),
+        names.STEP_SECONDS: (evidence.seconds_by, 1),
+        names.STEP_DECODES: (evidence.decodes_by, 1),
     }
     for (metric, labels), value in totals.items():
         if metric in placed:
@@ -196,4 +208,4 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
             if all(label.isdecimal() for label in labels[text:]):
                 key = (*labels[:text], *map(int, labels[text:]))
                 table[key if len(key) > 1 else key[0]] = value
-    return found
+    return evidence

@@ -9,19 +9,19 @@ engines. A window is measured in throughput and in latency, by counters alone (`
 
 Nearby are the windows of the same block, up to `NEAR_WINDOWS` on either side of the drawn one. Because the window is
 drawn at random, the mean of d is 0 if both ways are equally good; slow drift and slow changes of traffic cancel. (In
-blocks of more than four windows the first and last ones are neighbours of fewer windows. Traffic with exactly the
-period of a block would show there, with up to 5 % of its deviation.) Blocks share no window and are drawn
-independently, so the d of a unit are uncorrelated, also if the noise is not. Hence
+blocks of more than four windows the first and last ones are neighbours of fewer windows. Traffic with exactly a block's
+period would bias d by up to 5 % of its deviation.) Blocks share no window and are drawn independently, so the d of a
+unit are uncorrelated even if the noise is correlated. Hence
 
     mean(d) +- t(1 - e, B - 1) s(d) / sqrt(B)
 
-is the interval for the mean log ratio over B blocks (batch means, paired; Student's t is the usual approximation of
-this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojinov, Simchi-Levi and Zhao, Design and
-Analysis of Switchback Experiments, 2023.
+is the interval, with error e at each end, for the mean log ratio over B blocks (batch means, paired; Student's t is the
+usual approximation of this randomisation test). Sources: Cochran and Cox, Experimental Designs; Bojinov, Simchi-Levi
+and Zhao, Design and Analysis of Switchback Experiments, 2023.
 
-The schedule in force, not the draw, determines the K in force. A window in which this changed, or was neither way, does
-not count. Only snapshots from `DELIVERED_S` after a window's first tick until its end count, because the schedule may
-not have arrived before. Snapshots may come late, and less often than ticks.
+The schedule in force, not the draw, determines the K in force. A window counts only if one way was in force throughout.
+Only snapshots from `DELIVERED_S` after a window's first tick until its end count, because the schedule may not have
+arrived before. Snapshots may come late, and less often than ticks.
 
 Limit: if an open load of short requests keeps an engine busy all the time, tokens per second equal the arrival rate at
 any K. Then only latency shows a difference.
@@ -35,7 +35,8 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from specpilot.controller.estimation.observation import Snapshot
-from specpilot.controller.estimation.window_sums import ROUNDING_S, Scores, WindowSums, mean
+from specpilot.controller.estimation.window_sums import ROUNDING_S, WindowSums, mean
+from specpilot.policy.gain import LogGain
 
 NEAR_WINDOWS = 3
 """Largest number of windows on either side with which a drawn one is compared."""
@@ -81,10 +82,11 @@ class Draw(NamedTuple):
     until: float | None = None
 
 
-class Seen(NamedTuple):
-    """The state of a unit at a tick: its newest snapshot (`None` before the first), and the end of that snapshot.
+class UnitState(NamedTuple):
+    """The state of a unit at a tick: its newest snapshot, `None` before the first.
 
-    `seen_at`: the end, in Unix seconds. `is_drawn`: the alternative was in force until now; `None`: neither way was.
+    `seen_at`: the snapshot's end in Unix seconds. `is_drawn`: the alternative was in force until now; `None`: neither
+    way was.
     """
 
     snapshot: Snapshot | None
@@ -100,13 +102,13 @@ class BlockGain(NamedTuple):
 
     unit: str
     block: int
-    gain: Scores | None
+    gain: LogGain | None
     busy_s: float
 
 
 @dataclass(slots=True)
 class _Window:
-    """A window of a unit, from its first tick (`begun_at`) on. `is_drawn`: as in `Seen`; `None` until it is known."""
+    """A window of a unit, from its first tick (`begun_at`) on. `is_drawn`: as in `UnitState`; `None`: not known yet."""
 
     index: int
     begun_at: float
@@ -141,8 +143,8 @@ class Switchback:
         self._plan: Plan | None = None
         self._ticked_at = -math.inf
 
-    def take(
-        self, plan: Plan, seen: Mapping[str, Seen], at: float, weights: Mapping[str, float] | None = None
+    def add_tick(
+        self, plan: Plan, units: Mapping[str, UnitState], at: float, weights: Mapping[str, float] | None = None
     ) -> list[BlockGain]:
         """Add a tick at `at` with the present units; return the gains of the blocks that it completes.
 
@@ -155,15 +157,15 @@ class Switchback:
             self.pause()
             self._plan = plan
         self._ticked_at = at
-        self._units = {name: unit for name, unit in self._units.items() if name in seen}
-        return [gain for name, newest in seen.items() for gain in self._take(plan, name, newest, at, weights)]
+        self._units = {name: unit for name, unit in self._units.items() if name in units}
+        return [gain for name, state in units.items() for gain in self._add(plan, name, state, at, weights)]
 
     def pause(self) -> None:
         """Begin a time without comparison: drop the running blocks."""
         self._units.clear()
 
-    def _take(
-        self, plan: Plan, name: str, seen: Seen, at: float, weights: Mapping[str, float] | None
+    def _add(
+        self, plan: Plan, name: str, state: UnitState, at: float, weights: Mapping[str, float] | None
     ) -> list[BlockGain]:
         unit = self._units.setdefault(name, _Unit(deque(maxlen=2 * NEAR_WINDOWS + 2)))
         windows, index = unit.windows, plan.window(at)
@@ -175,21 +177,21 @@ class Switchback:
             windows.append(_Window(index, at))  # until now the K of the window before was in force
             gains = self._completed(plan, name, windows, weights)
         else:
-            windows[-1].note(is_drawn=seen.is_drawn)
-        if seen.snapshot is None or seen.snapshot.at <= unit.newest:  # each is added once
+            windows[-1].note(is_drawn=state.is_drawn)
+        if state.snapshot is None or state.snapshot.at <= unit.newest:  # each is added once
             return gains
-        unit.newest = seen.snapshot.at
+        unit.newest = state.snapshot.at
         for window in windows:
-            late_by_s = seen.seen_at - seen.snapshot.elapsed_s - window.begun_at - DELIVERED_S
-            if window.index == plan.window(seen.seen_at) and late_by_s >= -ROUNDING_S:
-                window.sums.take(seen.snapshot)
+            late_by_s = state.seen_at - state.snapshot.elapsed_s - window.begun_at - DELIVERED_S
+            if window.index == plan.window(state.seen_at) and late_by_s >= -ROUNDING_S:
+                window.sums.add(state.snapshot)
         return gains
 
     def _completed(
         self, plan: Plan, name: str, windows: deque[_Window], weights: Mapping[str, float] | None
     ) -> list[BlockGain]:
         """Return the gain of each drawn window whose neighbours are over; the newest window has just begun."""
-        newest, found = windows[-1].index, []
+        newest, gains = windows[-1].index, []
         for drawn in windows:
             block = drawn.index // plan.windows
             is_over = newest - drawn.index > NEAR_WINDOWS or newest // plan.windows != block
@@ -204,14 +206,14 @@ class Switchback:
                 and window.ran(is_drawn=False)
             ]
             if others:
-                found.append(self._gain(name, block, drawn, others, weights))
-        return found
+                gains.append(self._gain(name, block, drawn, others, weights))
+        return gains
 
     def _gain(
         self, name: str, block: int, drawn: _Window, others: list[_Window], weights: Mapping[str, float] | None
     ) -> BlockGain:
         alternative = drawn.sums.log_scores(WINDOW_STEPS, weights)
-        usual = [scores for window in others if (scores := window.sums.log_scores(WINDOW_STEPS, weights))]
+        usual_scores = [scores for window in others if (scores := window.sums.log_scores(WINDOW_STEPS, weights))]
         busy_s = drawn.sums.busy_s + math.fsum(window.sums.busy_s for window in others)
-        gain = alternative.minus(mean(usual)) if alternative is not None and usual else None
+        gain = alternative.minus(mean(usual_scores)) if alternative is not None and usual_scores else None
         return BlockGain(name, block, gain, busy_s)

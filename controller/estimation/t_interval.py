@@ -6,8 +6,7 @@ of Mathematical Functions, 26.7.3 and 26.7.4); with theta = atan(t / sqrt(v)):
     v odd:   A = 2/pi (theta + sin(theta) (cos(theta) + 2/3 cos^3(theta) + ... up to cos^(v-2)))
     v even:  A = sin(theta) (1 + 1/2 cos^2(theta) + 1*3/(2*4) cos^4(theta) + ... up to cos^(v-2))
 
-Above 200 degrees the form of 200 is used: its quantile is larger by less than 1 %, so the interval is too wide, not too
-narrow.
+Above 200 degrees the form of 200 is used: its quantile is larger by less than 1 %, so the interval is too wide.
 """
 
 import math

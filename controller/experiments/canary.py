@@ -48,13 +48,13 @@ def judge(experiment: Experiment, policy_version: int) -> Outcome | None:
     """Return the outcome, with the model's policy at `policy_version`; `None` while the experiment goes on."""
     if policy_version != experiment.base_version:
         return Outcome.POLICY_CHANGED
-    canary, count, found = experiment.canary, len(experiment.blocks), intervals(experiment)
+    canary, count, gains = experiment.canary, len(experiment.blocks), intervals(experiment)
     is_over = experiment.closed >= canary.max_blocks
     least, tolerated = math.log1p(canary.minimum_gain_ratio), math.log1p(-canary.tolerance_ratio)
-    if found and min(bounds.high for bounds in found) < tolerated:
+    if gains and min(bounds.high for bounds in gains) < tolerated:
         return Outcome.WORSE
-    if found and (is_over or count in checkpoints(canary)):
-        low = sorted(bounds.low for bounds in found)
+    if gains and (is_over or count in checkpoints(canary)):
+        low = sorted(bounds.low for bounds in gains)
         if low[1] > least and low[0] >= tolerated:
             return Outcome.BETTER
     if not is_over:
@@ -65,8 +65,7 @@ def judge(experiment: Experiment, policy_version: int) -> Outcome | None:
 
 def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
     """Return the experiment's numbers as evidence, ready for JSON; gains as ratios minus 1."""
-    canary, found = experiment.canary, intervals(experiment)
-    corrected = interval(_fleet(experiment, "corrected"), _tail(canary)) if found else None
+    canary, gains = experiment.canary, intervals(experiment)
     return {
         "experiment_id": experiment.experiment_id,
         "arm": arm.value if arm else None,
@@ -74,16 +73,15 @@ def described(experiment: Experiment, arm: Arm | None) -> dict[str, Any]:
         "blocks": len(experiment.blocks),
         "blocks_at_most": canary.max_blocks,
         "lost_blocks": {cause.value: number for cause, number in experiment.lost.items()},
-        "throughput_gain_ratio": _ratios(found[0]) if found else None,
-        "itl_gain_ratio": _ratios(found[1]) if found else None,
-        "corrected_gain_ratio": _ratios(corrected) if corrected else None,
+        "throughput_gain_ratio": _ratios(gains[0]) if gains else None,
+        "itl_gain_ratio": _ratios(gains[1]) if gains else None,
     }
 
 
 def ended(experiment: Experiment, outcome: Outcome, at: float) -> Experiment:
     """Return `experiment` ended with `outcome` at `at`, with its numbers as evidence."""
-    found = replace(experiment, outcome=outcome, ended_at=at)
-    return replace(found, evidence=described(found, None))
+    experiment = replace(experiment, outcome=outcome, ended_at=at)
+    return replace(experiment, evidence=described(experiment, None))
 
 
 def _tail(canary: Canary) -> float:

@@ -13,15 +13,16 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.switchback import BlockGain
-from specpilot.controller.estimation.window_sums import Scores
 from specpilot.controller.experiments.canary import described, ended, judge, plan_of
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost
+from specpilot.policy.gain import LogGain
+from specpilot.policy.names import PoolKey
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Record:
     """The record of one experiment: numbers of windows, and gains by block and pool.
 
     `windows`: those in which this controller ran and the model was not frozen. `with_pool`: those in which the model
@@ -44,8 +45,8 @@ class Runner:
     """One controller's state of the running experiments."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
-        self._seen_running: dict[tuple[str, str], str] = {}  # by model and pool
+        self._records: dict[str, _Record] = {}
+        self._running: dict[PoolKey, str] = {}
 
     def judge(
         self, experiments: Iterable[Experiment], policy_versions: Mapping[str, int], at: float
@@ -67,9 +68,9 @@ class Runner:
     def add(self, experiment: Experiment | None, result: TickResult) -> None:
         """Add the gains that the tick of one pool completed."""
         if experiment is not None:
-            gains = self._seen.setdefault(experiment.experiment_id, _Seen()).gains
-            for found in result.canary_gains:
-                gains.setdefault(found.block, {})[found.unit] = found
+            gains = self._records.setdefault(experiment.experiment_id, _Record()).gains
+            for gain in result.canary_gains:
+                gains.setdefault(gain.block, {})[gain.unit] = gain
 
     def end_tick(
         self, experiments: Iterable[Experiment], with_pool: Container[str], frozen: Container[str], at: float
@@ -79,28 +80,29 @@ class Runner:
         `with_pool` are models with a pool that can speculate, `frozen` are models; `at` determined the windows.
         """
         running = {item.experiment_id: item for item in experiments if item.is_running}
-        self._seen = {name: self._seen.get(name, _Seen()) for name in running}
+        self._records = {name: self._records.get(name, _Record()) for name in running}
         for name, experiment in running.items():
-            seen, window = self._seen[name], plan_of(experiment).window(at)
-            seen.until = window
+            record, window = self._records[name], plan_of(experiment).window(at)
+            record.until = window
             if experiment.model not in frozen:
-                seen.windows.add(window)
+                record.windows.add(window)
             if experiment.model in with_pool:
-                seen.with_pool.add(window)
+                record.with_pool.add(window)
 
     def _closed(self, experiment: Experiment) -> Experiment | None:
         """Return `experiment` with one more block, if it is over and not stored yet; otherwise `None`."""
-        canary, seen, index = experiment.canary, self._seen.get(experiment.experiment_id, _Seen()), experiment.closed
-        if index >= canary.max_blocks or seen.until < (index + 1) * canary.windows:
+        canary, index = experiment.canary, experiment.closed
+        record = self._records.get(experiment.experiment_id, _Record())
+        if index >= canary.max_blocks or record.until < (index + 1) * canary.windows:
             return None
         gains = {
-            pool: _stored(found.gain, found.busy_s)
-            for pool, found in sorted(seen.gains.get(index, {}).items())
-            if found.gain is not None
+            pool: _stored(block_gain.gain, block_gain.busy_s)
+            for pool, block_gain in sorted(record.gains.get(index, {}).items())
+            if block_gain.gain is not None
         }
         if gains:
             return replace(experiment, blocks=(*experiment.blocks, Block(index, gains)))
-        lost = seen.lost(canary, index)
+        lost = record.lost(canary, index)
         return replace(experiment, lost={**experiment.lost, lost: experiment.lost.get(lost, 0) + 1})
 
     def reported(self, experiment: Experiment | None, context: PoolContext, result: TickResult) -> TickResult:
@@ -109,14 +111,14 @@ class Runner:
             return result
         place = (context.model, context.pool)
         if experiment.is_running:
-            self._seen_running[place] = experiment.experiment_id
+            self._running[place] = experiment.experiment_id
             arm = None if context.window is None else context.window.arm
             return replace(result, evidence={**result.evidence, "canary": described(experiment, arm)})
-        if self._seen_running.pop(place, None) != experiment.experiment_id or experiment.outcome is None:
+        if self._running.pop(place, None) != experiment.experiment_id or experiment.outcome is None:
             return result
         evidence = {**result.evidence, "canary": {**described(experiment, None), **experiment.evidence}}
         return replace(result, reason=Reason.CANARY_ENDED, evidence=evidence)
 
 
-def _stored(gain: Scores, busy_s: float) -> Gain:
-    return Gain(round(busy_s, 3), *(round(value, 6) for value in (*gain.counted, gain.corrected)))
+def _stored(gain: LogGain, busy_s: float) -> Gain:
+    return Gain(round(busy_s, 3), *(round(value, 6) for value in gain))

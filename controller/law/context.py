@@ -11,13 +11,13 @@ from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
-from specpilot.policy.names import K_LIMIT
-from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, Ranges, Schedule, k_at
+from specpilot.policy.names import DEFAULT_CLASS, K_LIMIT
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Ranges, Schedule, k_at
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryWindow:
-    """A window of a canary: the experiment's plan, both policies, and whether the window is the canary's."""
+    """A window of a canary: the plan, both policies, and which of them is in force."""
 
     plan: Plan
     present: Policy
@@ -43,7 +43,7 @@ class PoolContext:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
         max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the policy of the present window, by which engines choose (`during`).
+        policy: while a canary runs, the one in force in this window, in the form of `choosing`.
         window: the present window of a canary; `None` without one.
         engines: the names of its engines that can speculate.
         hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in
@@ -71,17 +71,17 @@ class PoolContext:
         return Arm.PRESENT if self.window is None else self.window.arm
 
     @property
-    def fallback_k(self) -> int:
-        """The operator's static K, at most the engines' K_max."""
-        wanted = self.static_k if self.policy.static_k is None else self.policy.static_k
-        return max(0, min(wanted, self.k_max))
+    def effective_static_k(self) -> int:
+        """The policy's static K, else the engines' own; at most K_max."""
+        k = self.static_k if self.policy.static_k is None else self.policy.static_k
+        return max(0, min(k, self.k_max))
 
     def during(self, window: CanaryWindow) -> "PoolContext":
         """Return the context in the window of a canary."""
         return replace(self.choosing(window.policy), window=window)
 
     def choosing(self, policy: Policy) -> "PoolContext":
-        """Return the context with `policy` as it takes part in a canary.
+        """Return the context with `policy` in the form for a canary.
 
         Engines choose K by both policies, so that one schedule can contain both. For a policy that does not let engines
         choose, with mode `off` or `advise`, its static K is pinned.
@@ -89,7 +89,7 @@ class PoolContext:
         context = replace(self, policy=policy)
         if policy.mode is Mode.ACT:
             return context
-        k = context.fallback_k
+        k = context.effective_static_k
         classes = {name: ClassPolicy(weight=policy.of_class(name).weight, pin=k) for name in policy.class_names}
         return replace(self, policy=replace(policy, mode=Mode.ACT, classes=classes))
 
@@ -99,11 +99,16 @@ class PoolContext:
         return self.policy.mode if self.window is None else self.window.policy.mode
 
     @property
+    def operator_rows(self) -> Ranges:
+        """One row with the effective static K, without bounds and pins."""
+        return {DEFAULT_CLASS: (KRange(1, max(1, self.max_num_seqs), self.effective_static_k),)}
+
+    @property
     def unsteered_k(self) -> int:
-        """The K of engines that follow no schedule: their own static K, or the policy's if it was ever published."""
+        """The K of engines without a schedule: their own static K, or the policy's once any schedule was published."""
         if self.in_force is None and not self.engines_version:
             return max(0, min(self.static_k, self.k_max))
-        return self.fallback_k
+        return self.effective_static_k
 
     def bounds(self, name: str) -> tuple[int, int]:
         """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
@@ -115,18 +120,18 @@ class PoolContext:
         """Return the guidance of `policy`. Each engine limits the bounds to its own K_max."""
         classes = {}
         for name in self.policy.class_names:
-            wanted = self.policy.of_class(name)
+            class_policy = self.policy.of_class(name)
             low, high = self._asked_bounds(name)
-            classes[name] = ClassGuidance(wanted.weight, min(low, high), high, wanted.itl_slo_ms)
+            classes[name] = ClassGuidance(class_policy.weight, min(low, high), high, class_policy.itl_slo_ms)
         return Guidance(self.policy.objective, classes, self.policy.probe_ratio)
 
     def _asked_bounds(self, name: str) -> tuple[int, int]:
         """Return the bounds on K of class `name` as the policy has them, for engines of any K_max."""
-        wanted = self.policy.of_class(name)
-        if wanted.pin is not None:
-            return wanted.pin, wanted.pin
-        low = self.policy.k_min if wanted.k_min is None else wanted.k_min
-        high = self.policy.k_max if wanted.k_max is None else wanted.k_max
+        class_policy = self.policy.of_class(name)
+        if class_policy.pin is not None:
+            return class_policy.pin, class_policy.pin
+        low = self.policy.k_min if class_policy.k_min is None else class_policy.k_min
+        high = self.policy.k_max if class_policy.k_max is None else class_policy.k_max
         return low, K_LIMIT if high is None else high
 
 
@@ -134,23 +139,17 @@ class PoolContext:
 class TickResult:
     """The decision of one tick for one pool.
 
-    Attributes:
-        proposed: the estimate of the K that engines choose by the policy.
-        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
-            `act`.
-        draw: the engines in a drawn window of an experiment.
-        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
-            differ from the rest.
-        fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
-        guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not drawn, and of those that are.
-            Without guidance, or until they can choose, engines follow `publish`.
-        gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
-            `None` when unknown.
-        evidence: every number that the decision used, ready for JSON.
-        log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
-        canary_gains: the gains of the canary in each block that this tick completed.
-        baseline: the baseline of a freeze of the current K: the rows and the probe ratio that were in force when it
-            began, outside windows of the control group and of a canary; `None` if there are none.
+    Attributes: proposed: the estimate of the K that engines choose by the policy. publish: the rows to publish, `None`
+        for none. Mode `advise` publishes none, except the static K once after mode `act`. draw: the engines in a drawn
+        window of an experiment. is_own_choice: whether the engines' K is their own choice. In a pool of several
+        engines, those in `drawn` may differ from the rest. fleet: the acceptance that is published beside `guidance`,
+        as a prior for the engines. guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not
+        drawn, and of those that are. Without guidance, or until they can choose, engines follow `publish`. gain_ratio:
+        the predicted throughput of `proposed` at the present load over that of the K in force, minus 1; `None` when
+        unknown. evidence: every number that the decision used, ready for JSON. log_gains: the gain of adaptive K over
+        the static K in each window of the control group that this tick compared. canary_gains: the gains of the canary
+        in each block that this tick completed. baseline: what a freeze of the current K holds: the rows and the probe
+        ratio in force when it began, not those of a window of the control group or a canary; `None` without any.
     """
 
     reason: Reason

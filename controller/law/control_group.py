@@ -1,19 +1,18 @@
 """The control group: the measured gain of adaptive K over the static K on live traffic, and the fall back on a loss.
 
-It is a switchback experiment (`switchback`) without an end. Its units are engines. In a window of `window_s`
-drawn in each block, an engine runs the static K; `control_group_ratio` of the policy is the share of these windows. The
-gain of adaptive K is reported in throughput and in latency, with a 95 % interval (Student's t over the newest blocks of
-all engines). The measure of the policy's objective decides (`Comparison.measure`). The corrected throughput is reported
-too, and decides nothing.
+It is a switchback experiment (`switchback`) without an end. Its units are engines. In one window of each block, drawn
+at random, an engine runs the static K. The policy's `control_group_ratio` is the share of these windows. The gain of
+adaptive K is reported in throughput and in latency, with a 95 % interval (Student's t over the newest blocks of all
+engines). The measure of the policy's objective decides (`Comparison.measure`).
 
 Fall back. Adaptive K is tested after `LEAST_WINDOWS` drawn windows, then each time there are 40 % more, and from
-`MEMORY_WINDOWS` on after every fifth of `MEMORY_WINDOWS` new ones. The pool falls back to the static K when a
-confidence interval with error e / L lies entirely below 0, where L is the number of tests within `MEMORY_WINDOWS`
-windows. By the union bound the error over so many windows is at most e = `FALL_BACK_ERROR`. The interval does not widen
-with the age of the control group. A test after every window would cost most of the power. After a fall back the static
-K is in force. Drawn windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when
-the same test shows a gain. Each change of state resets the count, and so does a change of the comparison: of the static
-K, or of the policy's objective and bounds (`set_comparison`).
+`MEMORY_WINDOWS` on after each `MEMORY_WINDOWS` / 5 more. The pool falls back to the static K when a confidence interval
+with error e / L lies entirely below 0, where L is the number of tests within `MEMORY_WINDOWS` windows. By the union
+bound the error over so many windows is at most e = `FALL_BACK_ERROR`. The interval does not widen with the age of the
+control group. A test after every window would cost most of the power. After a fall back the static K is in force. Drawn
+windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when the same test shows a
+gain. Each change of state resets the count, and so does a change of the static K, or of the policy's objective,
+weights, bounds or SLOs (`set_comparison`).
 
 | state        | outside drawn windows | in a drawn window | next state when       |
 |--------------|-----------------------|-------------------|-----------------------|
@@ -28,9 +27,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from specpilot.controller.estimation.switchback import Draw, Plan, Seen, Switchback
+from specpilot.controller.estimation.switchback import Draw, Plan, Switchback, UnitState
 from specpilot.controller.estimation.t_interval import Interval, interval
-from specpilot.controller.estimation.window_sums import Scores
 from specpilot.policy.gain import MEASURES, LogGain
 from specpilot.policy.schedule import Objective
 
@@ -46,7 +44,7 @@ LEAST_WINDOWS = 5
 
 FALL_BACK_ERROR = 0.05
 """Probability that an adaptive K without a loss falls back within the first `MEMORY_WINDOWS` drawn windows. Each later
-test, after every fifth of that number, adds to it."""
+test adds to this probability."""
 
 FALLEN_BACK_RATIO = 0.05
 """Share of the time that a pool which has fallen back runs the adaptive K, to detect that it has become better."""
@@ -56,12 +54,12 @@ _FEWEST_WINDOWS = 2  # of a block
 _LEAST_SHARE = 1e-6  # one window in 46 days
 
 
-def judgements(least: int, memory: int) -> tuple[int, ...]:
+def windows_at_tests(least: int, memory: int) -> tuple[int, ...]:
     """Return the numbers of windows at which adaptive K is tested, from `least` to `memory`."""
-    found = [least]
-    while found[-1] < memory:
-        found.append(min(memory, math.ceil(1.4 * found[-1])))
-    return tuple(found)
+    numbers = [least]
+    while numbers[-1] < memory:
+        numbers.append(min(memory, math.ceil(1.4 * numbers[-1])))
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,8 @@ class Comparison:
     @property
     def digest(self) -> str:
         """A short digest, the same in every controller."""
-        known = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
-        return sha256(repr(known).encode()).hexdigest()[:16]
+        inputs = (self.static_k, self.objective.value, sorted(self.weights.items()), self.bounds)
+        return sha256(repr(inputs).encode()).hexdigest()[:16]
 
 
 class ControlGroup:
@@ -95,9 +93,9 @@ class ControlGroup:
         # Room for two snapshots: the first tick comes up to `scrape_s` late, and the first snapshot DELIVERED_S later.
         self.window_s = max(WINDOW_S, 4 * scrape_s)
         self._switchback = Switchback()
-        self._gains: deque[Scores] = deque(maxlen=MEMORY_WINDOWS)
-        self._judgements = judgements(LEAST_WINDOWS, MEMORY_WINDOWS)
-        self._taken = 0  # compared windows since the last reset
+        self._gains: deque[LogGain] = deque(maxlen=MEMORY_WINDOWS)
+        self._windows_at_tests = windows_at_tests(LEAST_WINDOWS, MEMORY_WINDOWS)
+        self._compared = 0  # compared windows since the last reset
         self._comparison: Comparison | None = None
         self._lost_comparison = ""  # digest of the comparison by which the pool fell back under the last leader
         self.has_lost = False
@@ -117,43 +115,43 @@ class ControlGroup:
             self._lost_comparison = ""
 
     def resume(self, digest: str) -> None:
-        """Take over a pool that fell back under the last leader, by the comparison with this `digest`.
+        """Take over a pool that fell back under the last leader; `digest` names the comparison.
 
         If this controller's own windows, compared in stand-by, show a gain of adaptive K, the pool does not fall back.
         """
         if self._comparison is None:
             self._lost_comparison = digest
-        elif digest == self._comparison.digest and not self.has_lost and not self._is_found_to_gain():
+        elif digest == self._comparison.digest and not self.has_lost and not self._shows_a_gain():
             self.reset()
             self.has_lost = True
 
-    def take(self, seen: Mapping[str, Seen], at: float, ratio: float) -> list[LogGain]:
+    def add_tick(self, engines: Mapping[str, UnitState], at: float, ratio: float) -> list[LogGain]:
         """Add a tick at `at` with the present engines; return the gain of each window that it compares.
 
-        In each measure, as a logarithm: adaptive K over the static K, with either of them as the alternative.
+        A gain is the logarithm, in each measure, of adaptive K over the static K, also after a fall back.
         """
         weights = (self._comparison or Comparison(0)).weights
-        found = []
-        for block in self._switchback.take(self._plan(ratio), seen, at, weights):
+        gains = []
+        for block in self._switchback.add_tick(self._plan(ratio), engines, at, weights):
             if block.gain is None:
                 continue
             gain = block.gain.times(1.0 if self.has_lost else -1.0)  # the alternative is adaptive K, or the static K
-            found.append(gain.counted)
+            gains.append(gain)
             self._gains.append(gain)
-            self._taken += 1
-            if self._judge():
+            self._compared += 1
+            if self._test():
                 break  # the other windows were drawn under the old state
-        return found
+        return gains
 
     def pause(self) -> None:
         """Begin a time without comparison; the gains so far stay."""
         self._switchback.pause()
 
     def reset(self) -> None:
-        """Drop all gains and windows, after a change of the comparison."""
+        """Drop all gains and windows."""
         self.pause()
         self._gains.clear()
-        self._taken = 0
+        self._compared = 0
         self.has_lost = False
 
     def described(self) -> dict[str, Any]:
@@ -161,17 +159,15 @@ class ControlGroup:
 
         `measure` is the measure that decides, `gain_ratio` the gain in it.
         """
-        is_told = len(self._gains) >= LEAST_WINDOWS
-        gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_told else None for name in MEASURES}
-        corrected = interval([gain.corrected for gain in self._gains], _TAIL).ratios() if is_told else None
+        is_reported = len(self._gains) >= LEAST_WINDOWS
+        gains = {name: interval(self._gains_in(name), _TAIL).ratios() if is_reported else None for name in MEASURES}
         return {
             "windows": len(self._gains),
             "has_lost": self.has_lost or bool(self._lost_comparison),
             "compared": self._comparison.digest if self._comparison else self._lost_comparison or None,
             "measure": self._measure,
             "gain_ratio": gains[self._measure],
-            **{f"{name}_gain_ratio": found for name, found in gains.items()},
-            "corrected_gain_ratio": corrected,
+            **{f"{name}_gain_ratio": gain for name, gain in gains.items()},
         }
 
     def _plan(self, ratio: float) -> Plan:
@@ -184,19 +180,21 @@ class ControlGroup:
         return (self._comparison or Comparison(0)).measure
 
     def _gains_in(self, measure: str) -> list[float]:
-        return [getattr(gain.counted, measure) for gain in self._gains]
+        return [getattr(gain, measure) for gain in self._gains]
 
     def _bounds(self) -> Interval:
         """Return the interval of a test; needs at least two windows."""
-        return interval(self._gains_in(self._measure), FALL_BACK_ERROR / len(self._judgements))
+        return interval(self._gains_in(self._measure), FALL_BACK_ERROR / len(self._windows_at_tests))
 
-    def _is_found_to_gain(self) -> bool:
+    def _shows_a_gain(self) -> bool:
         return len(self._gains) >= LEAST_WINDOWS and self._bounds().low > 0
 
-    def _judge(self) -> bool:
+    def _test(self) -> bool:
         """Test adaptive K if it is time; return whether the state changed."""
         memory = MEMORY_WINDOWS
-        is_due = self._taken in self._judgements or (self._taken > memory and self._taken % (memory // 5) == 0)
+        is_due = self._compared in self._windows_at_tests or (
+            self._compared > memory and self._compared % (memory // 5) == 0
+        )
         if not is_due:
             return False
         bounds = self._bounds()
@@ -205,6 +203,6 @@ class ControlGroup:
         if is_changed:
             self.has_lost = not self.has_lost
             self._gains.clear()
-            self._taken = 0
+            self._compared = 0
             self.pause()  # drawn windows now run the other K
         return is_changed

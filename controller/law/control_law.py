@@ -34,59 +34,59 @@ class ControlLaw:
         self._last: dict[str, Observation] = {}
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Learn from one scrape of every engine that answered and can speculate; ignores repeated and older ones."""
+        """Learn from one scrape of every engine that answered and can speculate; ignore repeated and older scrapes."""
         gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
         elapsed_s: dict[PoolKey, float] = {}
         latest: dict[PoolKey, float] = {}
         times: dict[str, tuple[float, float]] = {}  # by engine: seconds since the last scrape; time
-        for seen in observations:
-            key = (seen.model, seen.pool)
-            before = self._last.get(seen.engine_id)
+        for observation in observations:
+            key = (observation.model, observation.pool)
+            before = self._last.get(observation.engine_id)
             if before is not None and (before.model, before.pool) != key:
                 before = None
-            if before is not None and seen.at <= before.at:
+            if before is not None and observation.at <= before.at:
                 continue
-            found, self._last[seen.engine_id] = compare(before, seen)
-            latest[key] = max(latest.get(key, seen.at), seen.at)
+            increases, self._last[observation.engine_id] = compare(before, observation)
+            latest[key] = max(latest.get(key, observation.at), observation.at)
             if before is not None:
-                gained.setdefault(key, {})[seen.engine_id] = found
-                times[seen.engine_id] = seen.at - before.at, seen.at
-                elapsed_s[key] = max(elapsed_s.get(key, 0.0), seen.at - before.at)
+                gained.setdefault(key, {})[observation.engine_id] = increases
+                times[observation.engine_id] = observation.at - before.at, observation.at
+                elapsed_s[key] = max(elapsed_s.get(key, 0.0), observation.at - before.at)
         for key, at in latest.items():
             parts_of = gained.get(key, {})
             evidence = evidence_of(parts_of.values())
             pool = self._pool(key)
-            corrected_s = 0.0
+            cost_s = 0.0
             for engine_id, part in parts_of.items():
                 prices = price_list_of(self._last[engine_id].values)
-                corrected_s += pool.take_engine(engine_id, evidence_of([part]), *times[engine_id], prices)
-            pool.take(evidence, elapsed_s.get(key, 0.0), at, corrected_s)
+                cost_s += pool.add_engine_snapshot(engine_id, evidence_of([part]), *times[engine_id], prices)
+            pool.add_snapshot(evidence, elapsed_s.get(key, 0.0), at, cost_s)
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
         """Drop the state of engines, pools and models that are gone."""
-        alive, kept = set(engines), set(pools)
-        models = {model for model, _ in kept}
-        self._last = {name: seen for name, seen in self._last.items() if name in alive}
+        engine_ids, keys = set(engines), set(pools)
+        models = {model for model, _ in keys}
+        self._last = {name: last for name, last in self._last.items() if name in engine_ids}
         for key, pool in self._pools.items():  # an engine may have been started anew for another pool
-            pool.forget_all_but({name for name, seen in self._last.items() if (seen.model, seen.pool) == key})
-        self._pools = {key: pool for key, pool in self._pools.items() if key in kept}
+            pool.keep_engines({name for name, last in self._last.items() if (last.model, last.pool) == key})
+        self._pools = {key: pool for key, pool in self._pools.items() if key in keys}
         self._models = {name: model for name, model in self._models.items() if name in models}
 
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Decide for one pool at `now`; `at` determines the windows of its experiments."""
         pool = self._pool((context.model, context.pool))
-        pool.begin(context.arm)
+        pool.start_tick(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def forecast(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Return what `decide` would return, and change nothing."""
         pool = copy.deepcopy(self._pool((context.model, context.pool)))
-        pool.begin(context.arm)
+        pool.start_tick(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
-        """Take over a pool that fell back under the last leader, by the comparison with this `digest`."""
+        """Take over a pool that fell back under the last leader; `digest` names the comparison."""
         self._pool((model, pool)).control_group.resume(digest)
 
     def take_over(self) -> None:

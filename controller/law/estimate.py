@@ -24,8 +24,7 @@ from specpilot.policy.schedule import Ranges
 Vector = NDArray[np.float64]
 MIX_HALF_LIFE_S = 2.0
 _QUIET_S = 5 * MIX_HALF_LIFE_S
-"""Seconds without a decode after which an engine counts as idle. The ratio of its sums, which only decay, stays the
-same."""
+"""Seconds without a decode after which an engine counts as idle: its sums then only decay, and their ratio stays."""
 _MS = 1000.0
 
 
@@ -41,7 +40,7 @@ class Mix:
     prices: PriceList | None = None
     quiet_s: float = 0.0
 
-    def take(self, evidence: Evidence, elapsed_s: float, prices: PriceList | None) -> None:
+    def add(self, evidence: Evidence, elapsed_s: float, prices: PriceList | None) -> None:
         """Add the evidence of one scrape."""
         keep = 0.5 ** (elapsed_s / MIX_HALF_LIFE_S)
         self.steps = self.steps * keep + evidence.decode_steps
@@ -66,12 +65,12 @@ def mean_running(mixes: Mapping[str, Mix]) -> float:
 def shares(mixes: Mapping[str, Mix]) -> dict[tuple[str, int], float]:
     """Return the share of each (class, band) in the running decodes of all engines."""
     busy = [mix for mix in mixes.values() if mix.running > 0]
-    found: dict[tuple[str, int], float] = {}
+    counts: dict[tuple[str, int], float] = {}
     for mix in busy:
         for key, count in mix.decodes.items():
-            found[key] = found.get(key, 0.0) + count
-    whole = sum(found.values())
-    return {key: count / whole for key, count in sorted(found.items()) if count}
+            counts[key] = counts.get(key, 0.0) + count
+    whole = sum(counts.values())
+    return {key: count / whole for key, count in sorted(counts.items()) if count}
 
 
 def representative(mixes: Mapping[str, Mix]) -> Mix | None:
@@ -82,7 +81,7 @@ def representative(mixes: Mapping[str, Mix]) -> Mix | None:
 
 
 class Estimate:
-    """The choice of one engine with this `mix` and acceptance `lengths`, by the policy of `context`."""
+    """The choice of one engine with this `mix` and AL (`lengths`), by the policy of `context`."""
 
     def __init__(self, context: PoolContext, mix: Mix, lengths: Vector) -> None:
         assert mix.prices is not None
@@ -107,8 +106,8 @@ class Estimate:
         self._group: list[Group] = []
         group_of: dict[tuple[int, int], int] = {}  # classes with the same requirements share rows and groups
         for name in sorted(known):
-            wanted = context.policy.of_class(name)
-            slo_s = (wanted.itl_slo_ms or 0.0) / _MS / self._slowdown
+            class_policy = context.policy.of_class(name)
+            slo_s = (class_policy.itl_slo_ms or 0.0) / _MS / self._slowdown
             low, high = context.bounds(name)
             for band in range(BANDS):
                 row = row_of(places, name, band)
@@ -116,7 +115,7 @@ class Estimate:
                 if at == len(self._group):
                     self._of_row.append(row)
                     self._share.append(0.0)
-                    self._group.append(Group(0, band, wanted.weight, low, high, slo_s))
+                    self._group.append(Group(0, band, class_policy.weight, low, high, slo_s))
                 self._share[at] += shares.get((name, band), 0.0)
 
     def rows(self) -> Ranges:
@@ -148,12 +147,12 @@ class Estimate:
 
     def _counts(self, n: int) -> list[int]:
         """Distribute `n` decodes over the groups by their shares, as whole numbers that add up to `n`."""
-        wanted = np.array(self._share) * n
-        counts = np.floor(wanted).astype(int)
-        for at in np.argsort(counts - wanted, kind="stable")[: n - int(counts.sum())]:
+        exact = np.array(self._share) * n
+        counts = np.floor(exact).astype(int)
+        for at in np.argsort(counts - exact, kind="stable")[: n - int(counts.sum())]:
             counts[at] += 1
-        found: list[int] = counts.tolist()
-        return found
+        whole: list[int] = counts.tolist()
+        return whole
 
     def _ks(self, rows: Ranges) -> list[int]:
         """Return K of each group at the present load."""
@@ -162,7 +161,7 @@ class Estimate:
 
     def _by_row(self, ks: Sequence[int]) -> list[int]:
         """Return K by row from K by group; a row without a group gets the K of the largest group."""
-        found = [ks[int(np.argmax(self._share))]] * len(self._names)
+        by_row = [ks[int(np.argmax(self._share))]] * len(self._names)
         for row, k in zip(self._of_row, ks, strict=True):
-            found[row] = k
-        return found
+            by_row[row] = k
+        return by_row

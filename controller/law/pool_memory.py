@@ -13,11 +13,11 @@ from specpilot.policy.prices import PriceList
 from specpilot.policy.schedule import Ranges
 
 STALE_S = 5.0
-"""Age in seconds from which on the newest evidence is no evidence of the present load."""
+"""Age in seconds above which the newest evidence does not show the present load."""
 
 IDLE_S = 2.0
-"""Seconds without a decode, up to the newest snapshot, after which a pool counts as idle. At least two snapshots,
-because one may have only the sample of an idle engine if a server scrapes each engine at its own time."""
+"""Seconds without a decode, up to the newest snapshot, after which a pool counts as idle. At least two snapshots: if a
+server scrapes engines at different times, one may hold only an idle engine's sample."""
 
 
 @dataclass(slots=True)
@@ -25,10 +25,10 @@ class PoolMemory:
     """The state of one pool, scraped each `scrape_s` seconds: experiments, newest snapshots, each engine's requests.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
-    the time of the first of a series of snapshots in which requests ran and no counter changed. `engines`, `mixes`: the
-    newest snapshot and the mix of requests of each engine. `chosen`: the latest estimate of the engines' choice.
-    `baseline`: the baseline of a freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick;
-    `chosen` and `baseline` are for the policy of this arm.
+    since this snapshot requests have run and no counter has changed. `engines`, `mixes`: the newest snapshot and the
+    mix of requests of each engine. `chosen`: the latest estimate of the engines' choice. `baseline`: the baseline of a
+    freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick; `chosen` and `baseline` are for
+    the policy of this arm.
     """
 
     scrape_s: float = 0.5
@@ -46,8 +46,8 @@ class PoolMemory:
     def __post_init__(self) -> None:
         self.control_group = ControlGroup(self.scrape_s)
 
-    def begin(self, arm: Arm) -> None:
-        """Begin a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
+    def start_tick(self, arm: Arm) -> None:
+        """Start a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
         if arm is not self.arm:
             self.arm = arm
             self.take_over()
@@ -56,29 +56,29 @@ class PoolMemory:
         """Begin to lead: drop the decisions made in stand-by."""
         self.chosen = self.baseline = None
 
-    def take_engine(
+    def add_engine_snapshot(
         self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, prices: PriceList | None
     ) -> float:
-        """Add one snapshot of an engine; return its `corrected_s`."""
-        later_s = 0.0 if prices is None else prices.left_s * prices.slowdown
-        corrected_s = evidence.decode_s + later_s * evidence.drafted_ratio * evidence.undrafted
-        corrected_s *= evidence.decode_s > 0  # 0 if the engine does not report decode seconds: unknown
-        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, corrected_s)
-        self.mixes.setdefault(engine_id, Mix()).take(evidence, elapsed_s, prices)
-        return corrected_s
+        """Add one snapshot of an engine; return its `cost_s`."""
+        catch_up_s = 0.0 if prices is None else prices.left_out_s * prices.slowdown
+        cost_s = evidence.decode_s + catch_up_s * evidence.drafted_ratio * evidence.undrafted
+        cost_s *= evidence.decode_s > 0  # 0 if the engine does not report decode seconds: unknown
+        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, cost_s)
+        self.mixes.setdefault(engine_id, Mix()).add(evidence, elapsed_s, prices)
+        return cost_s
 
     def fresh_mixes(self, now: float) -> dict[str, Mix]:
         """Return the mix of each engine whose newest scrape is not older than `STALE_S`."""
         return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= STALE_S}
 
-    def forget_all_but(self, engines: Container[str]) -> None:
+    def keep_engines(self, engines: Container[str]) -> None:
         """Drop the snapshots of engines that are gone."""
-        self.engines = {name: found for name, found in self.engines.items() if name in engines}
-        self.mixes = {name: found for name, found in self.mixes.items() if name in engines}
+        self.engines = {name: snapshot for name, snapshot in self.engines.items() if name in engines}
+        self.mixes = {name: mix for name, mix in self.mixes.items() if name in engines}
 
-    def take(self, evidence: Evidence, elapsed_s: float, at: float, corrected_s: float) -> None:
+    def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float, cost_s: float) -> None:
         """Add one snapshot of the whole pool."""
-        self.newest = Snapshot(at, elapsed_s, evidence, corrected_s)
+        self.newest = Snapshot(at, elapsed_s, evidence, cost_s)
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts

@@ -16,11 +16,10 @@
 - With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as an
   `unpriced` one, runs the static K, which the same schedule contains.
 - The schedule also names the engines in a window of an experiment (`drawn`), with a guidance of their own. In a window
-  of the control group they run the static K and the others choose. In a pool that has fallen back drawn engines choose
-  and the others run the static K, also while the pool is `stale`, `idle` or `unpriced`. Without fresh evidence no
-  window of the control group is drawn.
-- The control group does not run a static K that is predicted to break an SLO which the engines' choice keeps. Nor
-  does the pool then fall back to the static K.
+  of the control group they run the static K and the others choose; in a pool that has fallen back it is the reverse.
+  While the pool is `stale`, `idle` or `unpriced`, no window of the control group is drawn.
+- If the static K is predicted to break an SLO that the engines' choice keeps, no window is drawn and the pool does not
+  fall back.
 - During a freeze of the current K, guidance is published until the controller has an estimate of K.
 - In mode `advise` the reason is the same, and nothing is published: engines keep their own K. If they hold an older
   schedule, the static K is published once to replace it.

@@ -24,7 +24,7 @@ _STEP = 1.15
 
 def bounds_of(context: PoolContext) -> Bounds:
     """Return the rows that the policy of `context` needs, each with its bounds."""
-    found: dict[str, tuple[int, int]] = {}
+    bounds_of: dict[str, tuple[int, int]] = {}
     of_default = requirements(context, DEFAULT_CLASS)
     for name in context.policy.class_names:
         required = requirements(context, name)
@@ -33,16 +33,16 @@ def bounds_of(context: PoolContext) -> Bounds:
         bounds = required[:2]
         is_pinned = bounds[0] == bounds[1]
         if name == DEFAULT_CLASS or is_pinned:
-            found[name] = bounds
+            bounds_of[name] = bounds
         if not is_pinned:
-            found |= {row_name(name, band): bounds for band in range(BANDS)}
-    return found
+            bounds_of |= {row_name(name, band): bounds for band in range(BANDS)}
+    return bounds_of
 
 
 def requirements(context: PoolContext, name: str) -> tuple[int, int, float, float | None]:
     """Return the requirements of the policy for class `name`: the smallest and largest K, weight, SLO (ms)."""
-    wanted = context.policy.of_class(name)
-    return (*context.bounds(name), wanted.weight, wanted.itl_slo_ms)
+    class_policy = context.policy.of_class(name)
+    return (*context.bounds(name), class_policy.weight, class_policy.itl_slo_ms)
 
 
 def loads(max_num_seqs: int, k_max: int, graphs: Graphs | None) -> list[int]:
@@ -63,13 +63,13 @@ def row_at(n: Sequence[int], k: Sequence[int], last: int) -> tuple[KRange, ...]:
 
     `n` is ascending. Neighbours with the same K are merged.
     """
-    found: list[KRange] = []
+    ranges: list[KRange] = []
     for lo, hi, value in zip(n, [*(following - 1 for following in n[1:]), last], k, strict=True):
-        if found and found[-1].k == value:
-            found[-1] = KRange(found[-1].lo, hi, value)
+        if ranges and ranges[-1].k == value:
+            ranges[-1] = KRange(ranges[-1].lo, hi, value)
         else:
-            found.append(KRange(lo, hi, value))
-    return tuple(found)
+            ranges.append(KRange(lo, hi, value))
+    return tuple(ranges)
 
 
 def one_k(names: Sequence[str], max_num_seqs: int, k: int) -> Ranges:
@@ -79,18 +79,17 @@ def one_k(names: Sequence[str], max_num_seqs: int, k: int) -> Ranges:
 
 def static_rows(context: PoolContext) -> Ranges:
     """Return the static K by class, moved inside bounds and pins."""
-    static = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)
-    return within(static, {name: context.bounds(name) for name in context.policy.class_names})
+    return within(context.operator_rows, {name: context.bounds(name) for name in context.policy.class_names})
 
 
 def within(rows: Ranges, bounds: Bounds) -> Ranges:
     """Return the rows named in `bounds`: for each name the K that applies in `rows`, limited to its bounds."""
-    found = {}
+    limited = {}
     for name, (low, high) in bounds.items():
         ranges = row_for(rows, name)
         k = [min(max(item.k, low), high) for item in ranges]
-        found[name] = row_at([item.lo for item in ranges], k, ranges[-1].hi)
-    return found
+        limited[name] = row_at([item.lo for item in ranges], k, ranges[-1].hi)
+    return limited
 
 
 def row_for(rows: Ranges, name: str) -> tuple[KRange, ...]:
@@ -105,10 +104,10 @@ def k_of(rows: Ranges, names: Sequence[str], decodes: int) -> list[int]:
 
 
 def _cliffs(graphs: Graphs, k_max: int) -> set[int]:
-    found = set()
+    loads = set()
     for k in range(k_max + 1):
         kinds = (graphs.mixed, graphs.varlen, graphs.uniform.get(1 + k, ()))
-        found |= {max(sizes) // (1 + k) + 1 for sizes in kinds if sizes}
+        loads |= {max(sizes) // (1 + k) + 1 for sizes in kinds if sizes}
         if k and graphs.drafter:
-            found.add(max(graphs.drafter) // (2 * k) + 1)
-    return found
+            loads.add(max(graphs.drafter) // (2 * k) + 1)
+    return loads

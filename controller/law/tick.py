@@ -5,19 +5,16 @@ the prices and counts that engines export (`estimate`): for `explain`, for forec
 It decides which engines are drawn for the control group or a canary, and whether the pool falls back to the static K.
 
 Bounds and pins apply to the guidance and to the static K of the control group. They do not apply to K that an operator
-sets directly: the static K of mode `off` and of the withdrawal in `advise`, and the schedule of a freeze.
+sets directly: the static K of modes `off` and `advise`, and the schedule of a freeze.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import Evidence
-from specpilot.controller.estimation.switchback import BlockGain, Draw, Seen
-from specpilot.controller.estimation.window_sums import WindowSums
+from specpilot.controller.estimation.switchback import BlockGain, Draw, UnitState
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_group import Comparison
 from specpilot.controller.law.estimate import Estimate, mean_running, representative, shares
@@ -31,6 +28,13 @@ from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance, Ranges, Schedule
 
 _SIGNIFICANT_DIGITS = 6
+
+
+class _Ways(NamedTuple):
+    """The guidance of an experiment's usual and alternative way; `None` is the static K."""
+
+    usual: Guidance | None
+    alternative: Guidance | None
 
 
 class Tick:
@@ -59,7 +63,7 @@ class Tick:
     def result(self) -> TickResult:
         """Return the decision and its reason."""
         context, pool, mode = self._context, self._pool, self._policy.mode
-        operator_rows = one_k((DEFAULT_CLASS,), context.max_num_seqs, context.fallback_k)  # without bounds and pins
+        operator_rows = context.operator_rows
         if context.k_max == 0:
             self._set_baseline(None)
             is_steered = mode is not Mode.ADVISE or context.hold is not None
@@ -97,41 +101,37 @@ class Tick:
         """Return the result for mode `act`: engines choose K, except those in a window of the control group."""
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
-        is_back = self._has_lost and not breaks_slo
-        usual, alternative = self._ways[is_back]
+        has_fallen_back = self._has_lost and not breaks_slo
+        ways = self._ways(has_fallen_back=has_fallen_back)
         draw = Draw()
         if context.window is not None:
             draw = self._canary_draw()
         elif unknown is None and not breaks_slo:
             draw = pool.control_group.draw(pool.engines, self._at, policy.control_group_ratio)
         all_are_drawn = bool(draw.engines) and pool.engines.keys() <= set(draw.engines)
-        is_static = (alternative if all_are_drawn else usual) is None
-        known = (Reason.STATIC_BETTER if is_back else Reason.CONTROL_GROUP) if is_static else Reason.ADAPTIVE
+        is_static = (ways.alternative if all_are_drawn else ways.usual) is None
+        known = (Reason.STATIC_BETTER if has_fallen_back else Reason.CONTROL_GROUP) if is_static else Reason.ADAPTIVE
         known = Reason.OFF if context.mode is Mode.OFF else known
-        is_known = is_back or pool.chosen is not None
-        pool.baseline = (self._static if is_back else chosen, policy.probe_ratio) if is_known else None
+        is_known = has_fallen_back or pool.chosen is not None
+        pool.baseline = (self._static if has_fallen_back else chosen, policy.probe_ratio) if is_known else None
         return self._answer(
             unknown or known, chosen, self._static, gain,
             probe_ratio=self._present.policy.probe_ratio,
-            guidance=usual,
-            drawn_guidance=alternative,
+            guidance=ways.usual,
+            drawn_guidance=ways.alternative,
             draw=draw,
             fleet=self._model.shared(),
             is_own_choice=not is_static and unknown is not Reason.UNPRICED and pool.chosen is not None,
         )  # fmt: skip
 
-    @cached_property
-    def _ways(self) -> Mapping[bool, tuple[Guidance | None, Guidance | None]]:
-        """The guidance of the experiment's usual and alternative way, by whether the pool has fallen back.
-
-        `None` is the static K.
-        """
+    def _ways(self, *, has_fallen_back: bool) -> _Ways:
+        """Return the ways of the running experiment; `has_fallen_back`: the pool has fallen back."""
         window, adaptive = self._context.window, self._present.guidance()
         canary = None if window is None else self._context.choosing(window.canary).guidance()
-        return {False: (adaptive, canary), True: (None, canary or adaptive)}
+        return _Ways(None, canary or adaptive) if has_fallen_back else _Ways(adaptive, canary)
 
     def _canary_draw(self) -> Draw:
-        """Return all engines of the pool in a window of the canary."""
+        """Return all engines of the pool if the canary's window is drawn."""
         window, engines = self._context.window, {*self._context.engines, *self._pool.engines}
         if window is None or not window.is_drawn or not engines:
             return Draw()
@@ -154,8 +154,8 @@ class Tick:
     def _set_baseline(self, chosen: Ranges | None) -> None:
         """Set the baseline of a freeze of the current K: rows with their probe ratio. Without such a freeze, drop it.
 
-        The baseline of the last tick is kept. Without one, it is the rows in force or, if engines choose K, the
-        estimate `chosen`. While there is no estimate, there is no baseline.
+        The last tick's baseline is kept. Else it is the rows in force or, if engines choose K, the estimate `chosen`,
+        once there is one.
         """
         pool, in_force = self._pool, self._context.in_force
         if self._context.hold is not Hold.CURRENT:
@@ -172,10 +172,9 @@ class Tick:
         return self._present.policy.control_group_ratio > 0 and self._pool.control_group.has_lost
 
     def _withdrawal(self, static: Ranges) -> Ranges | None:
-        """Return the rows that replace a schedule from before mode `advise`; `None` if there is none.
+        """Return the rows that replace a schedule from before mode `advise`; `None` without one.
 
-        Without them engines would go on with that schedule. They may have one that Redis has lost, so their versions
-        count.
+        Engines would go on with that schedule. Redis may have lost it, so the engines' versions count.
         """
         context, in_force = self._context, self._context.in_force
         if context.hold is not None:
@@ -193,7 +192,7 @@ class Tick:
         policy = present.policy
         required = tuple(requirements(present, name) for name in policy.class_names)
         weights = {name: policy.of_class(name).weight for name in policy.class_names}
-        group.set_comparison(Comparison(present.fallback_k, policy.objective, weights, required))
+        group.set_comparison(Comparison(present.effective_static_k, policy.objective, weights, required))
         if window is None:
             pool.canary.pause()
             if policy.control_group_ratio <= 0:
@@ -205,11 +204,14 @@ class Tick:
         drawn, ran, ahead_s = self._drawn(in_force), self._ran(in_force), self._at - self._now
         if window is not None:
             newest = pool.newest
-            seen = {} if newest is None else {context.pool: Seen(newest, newest.at + ahead_s, ran[bool(drawn)])}
-            self._canary_gains = pool.canary.take(window.plan, seen, self._at)
+            units = {} if newest is None else {context.pool: UnitState(newest, newest.at + ahead_s, ran[bool(drawn)])}
+            self._canary_gains = pool.canary.add_tick(window.plan, units, self._at)
         elif policy.mode is Mode.ACT and policy.control_group_ratio > 0:
-            seen = {name: Seen(one, one.at + ahead_s, ran[name in drawn]) for name, one in pool.engines.items()}
-            self._log_gains = group.take(seen, self._at, policy.control_group_ratio)
+            units = {
+                name: UnitState(snapshot, snapshot.at + ahead_s, ran[name in drawn])
+                for name, snapshot in pool.engines.items()
+            }
+            self._log_gains = group.add_tick(units, self._at, policy.control_group_ratio)
 
     def _drawn(self, in_force: Schedule) -> frozenset[str]:
         """Return the engines that are in a window by the schedule in force.
@@ -220,21 +222,23 @@ class Tick:
         return frozenset() if is_over else frozenset(in_force.drawn)
 
     def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
-        """Return which way engines ran (`Seen.is_drawn`) by the schedule in force, by whether they are drawn.
+        """Return which way engines ran (`UnitState.is_drawn`), by whether the schedule in force draws them.
 
-        A canary's present policy may be a pool that has fallen back, and that leaves the static K while an SLO needs
-        it. Engines that cannot choose yet run rows in both kinds of windows.
+        Under a canary a pool that has fallen back runs adaptive K while the static K breaks an SLO. Engines that cannot
+        choose yet run rows in both kinds of windows.
         """
         is_canary = self._context.window is not None
-        is_back = self._has_lost and not (is_canary and in_force.guidance is not None)
+        has_fallen_back = self._has_lost and not (is_canary and in_force.guidance is not None)
         is_certain = self._at <= in_force.issued_at + in_force.valid_for_s
         is_certain &= not (is_canary and self._unknown_reason() is Reason.UNPRICED)
-        found = {}
-        for is_drawn, guidance in ((False, in_force.guidance), (True, in_force.drawn_guidance)):
-            is_way = guidance == self._ways[is_back][is_drawn]
-            is_way &= guidance is not None or in_force.classes == self._static
-            found[is_drawn] = is_drawn if is_way and is_certain else None
-        return found
+        ways, ran = self._ways(has_fallen_back=has_fallen_back), {}
+        for is_drawn, guidance, way in (
+            (False, in_force.guidance, ways.usual),
+            (True, in_force.drawn_guidance, ways.alternative),
+        ):
+            is_way = guidance == way and (guidance is not None or in_force.classes == self._static)
+            ran[is_drawn] = is_drawn if is_way and is_certain else None
+        return ran
 
     def _describe(self, *, is_known: bool) -> None:
         """Put the load and the acceptance into the evidence; nothing if the load is not known."""
@@ -244,20 +248,20 @@ class Tick:
         classes: dict[str, dict[str, Any]] = {}
         bands = self._model.described(self._context.k_max)
         for (name, band), share in shares(self._mixes).items():
-            found = classes.setdefault(name, {"share": 0.0, "measured_length": None})
-            found["share"] += share
+            described = classes.setdefault(name, {"share": 0.0, "measured_length": None})
+            described["share"] += share
             if band < len(bands):
                 bands[band]["share"] = bands[band].get("share", 0.0) + share
-        for name, found in classes.items():
+        for name, described in classes.items():
             drafts = sum(count for (owner, _), count in evidence.drafts_of.items() if owner == name)
             tokens = sum(count for (owner, _), count in evidence.decode_tokens.items() if owner == name)
-            found["measured_length"] = tokens / drafts if drafts else None
+            described["measured_length"] = tokens / drafts if drafts else None
         self._evidence |= {
             "decodes": mean_running(self._mixes),
             "drafts": sum(evidence.drafts.values()),
             "steps": evidence.steps,
             "classes": classes,
-            "bands": {str(band): found for band, found in enumerate(bands) if found},
+            "bands": {str(band): described for band, described in enumerate(bands) if described},
         }
 
     def _predict(self, estimate: Estimate, chosen: Ranges) -> float:
@@ -265,16 +269,12 @@ class Tick:
 
         Put the predicted throughputs and the predicted step into the evidence, beside the measured ones.
         """
-        snapshot, scores = self._pool.newest, None
+        snapshot = self._pool.newest
         rows = {"in_force": self._in_force(chosen), "best": chosen, "static": static_rows(self._context)}
         predicted = {name: estimate.throughput(table) for name, table in rows.items()}
-        if snapshot is not None:
-            sums = WindowSums()
-            sums.take(snapshot)
-            scores = sums.log_scores(1.0, self._weights)
         self._evidence["throughput"] = {
             **{f"predicted_{name}": throughput for name, (throughput, _) in predicted.items()},
-            "measured": math.exp(scores.corrected) if scores else None,
+            "measured": snapshot.weighted_throughput(self._weights) if snapshot else None,
         }
         self._evidence["step_s"] = {
             "predicted": predicted["in_force"][1],
@@ -287,9 +287,9 @@ class Tick:
     ) -> TickResult:
         """Return the result; `guiding` are the further fields of a result with guidance."""
         if self._policy.control_group_ratio > 0 or self._context.window is not None:
-            found = self._pool.control_group.described()
+            description = self._pool.control_group.described()
             is_paused = self._policy.mode is not Mode.ACT or self._context.window is not None
-            self._evidence["control_group"] = {**found, "is_paused": is_paused}
+            self._evidence["control_group"] = {**description, "is_paused": is_paused}
         return TickResult(
             reason=reason,
             proposed=proposed,

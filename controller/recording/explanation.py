@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specpilot.controller.law.reason import MEANING, Reason
-from specpilot.controller.recording import daily_gain
+from specpilot.controller.recording import gain_figures
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.codec import to_plain
@@ -44,7 +44,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "classes": evidence.get("classes", {}),
         "bands": with_intervals(evidence.get("bands", {})),
         "control_group": evidence.get("control_group"),
-        "control_group_days": daily_gain.described([item for item in gains if item.day <= day_of(moment.at)]),
+        "control_group_days": gain_figures.described([item for item in gains if item.day <= day_of(moment.at)]),
         "throughput": throughput,
         "step_s": evidence.get("step_s", {}),
         "predicted_gain_ratio": moment.predicted_gain_ratio,
@@ -56,33 +56,35 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
     }
 
 
-def text(found: dict[str, Any]) -> str:
+def text(explanation: dict[str, Any]) -> str:
     """Return an explanation as lines for a person."""
+    version, mode = explanation["version"], explanation["mode"]
     lines = [
-        f"{found['model']} in pool {found['pool']}, schedule version {found['version']}, mode {found['mode']}",
-        f"why: {found['reason']}: {found['meaning']}",
+        f"{explanation['model']} in pool {explanation['pool']}, schedule version {version}, mode {mode}",
+        f"why: {explanation['reason']}: {explanation['meaning']}",
     ]
-    if found["running_decodes"] is not None:
-        lines.append(f"load: {found['running_decodes']:.1f} running decodes per step")
-    lines += [_class_line(name, facts) for name, facts in sorted(found["classes"].items())]
-    if found["is_estimate"]:
+    if explanation["running_decodes"] is not None:
+        lines.append(f"load: {explanation['running_decodes']:.1f} running decodes per step")
+    lines += [_class_line(name, facts) for name, facts in sorted(explanation["classes"].items())]
+    if explanation["is_estimate"]:
         lines.append("K is the engines' own choice; the rows are the controller's estimate of it")
-    lines += _k_lines(found["k"], found["k_advised"])
-    lines += [_band_line(band, facts) for band, facts in sorted(found["bands"].items())]
-    throughput = found["throughput"]
+    lines += _k_lines(explanation["k"], explanation["k_advised"])
+    lines += [_band_line(band, facts) for band, facts in sorted(explanation["bands"].items())]
+    throughput = explanation["throughput"]
     lines += [
         f"throughput {label}: {throughput[key]:.0f} tokens/s"
         for key, label in _THROUGHPUTS
         if throughput.get(key) is not None
     ]
-    step = found["step_s"]
+    step = explanation["step_s"]
     if step.get("measured") is not None and step.get("predicted") is not None:
         lines.append(f"step: {step['measured'] * 1000:.2f} ms measured, {step['predicted'] * 1000:.2f} ms predicted")
-    if found["predicted_gain_ratio"] is not None:
-        lines.append(f"the engines' choice would gain {found['predicted_gain_ratio']:+.1%} now (predicted)")
-    if found["predicted_gain_over_static_ratio"] is not None:
-        lines.append(f"the K in force gains {found['predicted_gain_over_static_ratio']:+.1%} over static K (predicted)")
-    return "\n".join(lines + _control_group_lines(found) + canary_lines(found["canary"])) + "\n"
+    if explanation["predicted_gain_ratio"] is not None:
+        lines.append(f"the engines' choice would gain {explanation['predicted_gain_ratio']:+.1%} now (predicted)")
+    over_static = explanation["predicted_gain_over_static_ratio"]
+    if over_static is not None:
+        lines.append(f"the K in force gains {over_static:+.1%} over static K (predicted)")
+    return "\n".join(lines + _control_group_lines(explanation) + canary_lines(explanation["canary"])) + "\n"
 
 
 def canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
@@ -97,8 +99,8 @@ def canary_lines(canary: Mapping[str, Any] | None) -> list[str]:
     return lines + _gain_lines(canary)
 
 
-def _gain_lines(found: Mapping[str, Any]) -> list[str]:
-    return [f"  gain in {measure}: {gain}" for measure, gain in daily_gain.gain_texts(found)]
+def _gain_lines(evidence: Mapping[str, Any]) -> list[str]:
+    return [f"  gain in {measure}: {gain}" for measure, gain in gain_figures.gain_texts(evidence)]
 
 
 def _class_line(name: str, facts: Mapping[str, Any]) -> str:
@@ -137,24 +139,24 @@ def _between(low: float | None, high: float | None) -> str:
 
 
 def _control_group_lines(explained: Mapping[str, Any]) -> list[str]:
-    days = daily_gain.lines(explained["control_group_days"])
+    days = gain_figures.lines(explained["control_group_days"])
     return _latest_gain_lines(explained["control_group"], is_static=not explained["is_estimate"]) + (
         ["gain over the static K by day (UTC):", *days] if days else []
     )
 
 
-def _latest_gain_lines(found: Mapping[str, Any] | None, *, is_static: bool) -> list[str]:
-    if found is None:
+def _latest_gain_lines(control_group: Mapping[str, Any] | None, *, is_static: bool) -> list[str]:
+    if control_group is None:
         return []
-    gain, state = found["gain_ratio"], ""
-    if found["has_lost"]:
+    gain, state = control_group["gain_ratio"], ""
+    if control_group["has_lost"]:
         state = "; the static K is in force" if is_static else "; the static K was found to be better"
-    state += "; paused" if found.get("is_paused") else ""
+    state += "; paused" if control_group.get("is_paused") else ""
     if gain is None:
-        return [f"control group: {daily_gain.counted(found['windows'])}, too few for an interval{state}"]
-    bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {found['windows']} windows)"
+        return [f"control group: {gain_figures.counted(control_group['windows'])}, too few for an interval{state}"]
+    bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {control_group['windows']} windows)"
     head = f"control group: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"
-    return [head, *_gain_lines(found)]
+    return [head, *_gain_lines(control_group)]
 
 
 def _meaning(reason: str) -> str:

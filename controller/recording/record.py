@@ -68,14 +68,14 @@ def to_line(tick: Recorded) -> str:
         "unreadable": sorted(tick.unreadable),
         "observations": [
             {
-                "engine_id": seen.engine_id,
-                "model": seen.model,
-                "pool": seen.pool,
-                "at": seen.at,
-                "started_at": seen.started_at,
-                "values": [[series.metric, list(series.labels), value] for series, value in seen.values.items()],
+                "engine_id": observation.engine_id,
+                "model": observation.model,
+                "pool": observation.pool,
+                "at": observation.at,
+                "started_at": observation.started_at,
+                "values": [[series.metric, list(series.labels), value] for series, value in observation.values.items()],
             }
-            for seen in tick.observations
+            for observation in tick.observations
         ],
     }
     return json.dumps(plain, separators=(",", ":"))

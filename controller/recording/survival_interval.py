@@ -20,14 +20,14 @@ def with_intervals(bands: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
     A bound is `None` from the first position without a trial on: there the survival is the prior's.
     """
-    return {name: {**found, **_bounds(found)} for name, found in bands.items()}
+    return {name: {**facts, **_bounds(facts)} for name, facts in bands.items()}
 
 
-def _bounds(found: Mapping[str, Any]) -> dict[str, list[float | None]]:
+def _bounds(facts: Mapping[str, Any]) -> dict[str, list[float | None]]:
     low: list[float | None] = []
     high: list[float | None] = []
     log_survival, variance, is_tried = 0.0, 0.0, True
-    for acceptance, trials in zip(found.get("acceptance", ()), found.get("trials", ()), strict=False):
+    for acceptance, trials in zip(facts.get("acceptance", ()), facts.get("trials", ()), strict=False):
         is_tried &= trials >= 1 and 0 < acceptance < 1
         if not is_tried:
             low.append(None)

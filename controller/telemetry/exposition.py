@@ -22,13 +22,13 @@ _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 @lru_cache(maxsize=1 << 18)
 def _series(head: str) -> Series | None:
     name, _, rest = head.partition("{")
-    wanted = LABELS.get(name)
-    if wanted is None:
+    label_names = LABELS.get(name)
+    if label_names is None:
         return None
-    found = {key: re.sub(r'\\[\\"n]', lambda part: _ESCAPES[part[0]], text) for key, text in _LABEL.findall(rest)}
-    if any(label not in found for label in wanted):
+    labels = {key: re.sub(r'\\[\\"n]', lambda part: _ESCAPES[part[0]], text) for key, text in _LABEL.findall(rest)}
+    if any(label not in labels for label in label_names):
         return None
-    return Series(name, tuple(found[label] for label in wanted))
+    return Series(name, tuple(labels[label] for label in label_names))
 
 
 class PageReader:
@@ -56,8 +56,8 @@ class PageReader:
     def _update(self, lines: list[str], hashes: "array[int]") -> bool:
         """Read the lines that changed; return whether each still belongs to the same series."""
         values = dict(self._values)
-        for at, (found, known) in enumerate(zip(hashes, self._hashes, strict=True)):
-            if found != known:
+        for at, (new, old) in enumerate(zip(hashes, self._hashes, strict=True)):
+            if new != old:
                 series, value = _read(lines[at])
                 if series is None and self._series[at] is None:
                     continue

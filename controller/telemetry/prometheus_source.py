@@ -43,14 +43,14 @@ class PrometheusSource:
         self._clock = clock
         self._query_url = url.rstrip("/") + "/api/v1/query"
         self._timeout_s = timeout_s
-        self._seen: dict[str, tuple[float, float]] = {}  # engine id: time of its scrape on the server's clock and ours
+        self._scrapes: dict[str, tuple[float, float]] = {}  # engine id: time of its scrape on the server's clock, ours
         self._is_failing = False
         self.scraped_at: dict[str, float] = {}
 
     async def scrape(self, engines: Sequence[EngineRecord]) -> list[Observation]:
         """Return the newest scrape of every engine that the server scrapes; nothing when it does not answer."""
         ids = {engine.engine_id for engine in engines}
-        self._seen = {name: times for name, times in self._seen.items() if name in ids}
+        self._scrapes = {name: times for name, times in self._scrapes.items() if name in ids}
         asked_at = self._clock.monotonic()
         self.scraped_at = {name: self.scraped_at.get(name, asked_at) for name in ids}
         try:
@@ -63,7 +63,7 @@ class PrometheusSource:
             self._is_failing = True
             return []
         self._is_failing = False
-        found = []
+        observations = []
         for engine in engines:
             target = targets.get(("engine_id", engine.engine_id)) or targets.get(
                 ("instance", _address(engine.url) or "")
@@ -71,12 +71,12 @@ class PrometheusSource:
             if target is None:
                 continue
             scraped, values = target
-            seen = self._seen.get(engine.engine_id)
-            at = seen[1] if seen is not None and seen[0] == scraped else asked_at - max(0.0, server_now - scraped)
-            self._seen[engine.engine_id] = (scraped, at)
+            last = self._scrapes.get(engine.engine_id)
+            at = last[1] if last is not None and last[0] == scraped else asked_at - max(0.0, server_now - scraped)
+            self._scrapes[engine.engine_id] = (scraped, at)
             self.scraped_at[engine.engine_id] = at
-            found.append(Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values))
-        return found
+            observations.append(Observation(engine.engine_id, engine.model, engine.pool, at, engine.started_at, values))
+        return observations
 
     async def _ask(self, query: str) -> Any:
         async with self._session.post(self._query_url, data={"query": query}) as response:
@@ -89,8 +89,8 @@ def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Se
     targets: dict[tuple[str, str], tuple[float, dict[Series, float]]] = {}
     for item in result:
         labels = item["metric"]
-        wanted = LABELS.get(labels["__name__"])
-        if wanted is None or any(label not in labels for label in wanted):
+        label_names = LABELS.get(labels["__name__"])
+        if label_names is None or any(label not in labels for label in label_names):
             continue
         name = "engine_id" if "engine_id" in labels else "instance"
         key = (name, str(labels.get(name, "")))
@@ -100,7 +100,7 @@ def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Se
             continue
         if at > newest:
             values = {}
-        series = Series(labels["__name__"], tuple(labels[label] for label in wanted))
+        series = Series(labels["__name__"], tuple(labels[label] for label in label_names))
         values[series] = values.get(series, 0.0) + value
         targets[key] = (at, values)
     return targets

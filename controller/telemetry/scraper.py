@@ -54,8 +54,8 @@ class Collector:
         self._readers = {name: reader for name, reader in self._readers.items() if name in ids}
         self._failing &= ids
         self._whole_page &= {(engine.engine_id, engine.started_at) for engine in engines}
-        found = await asyncio.gather(*(self._scrape_one(engine) for engine in engines))
-        return [item for item in found if item is not None]
+        observations = await asyncio.gather(*(self._scrape_one(engine) for engine in engines))
+        return [item for item in observations if item is not None]
 
     async def _scrape_one(self, engine: EngineRecord) -> Observation | None:
         try:

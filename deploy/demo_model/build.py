@@ -41,8 +41,8 @@ def note(folder: Path, key: str, value: object) -> None:
 
 def build_target(folder: Path, seed: int) -> None:
     """Tokenizer and target."""
-    seen = corpus.conversations(seed, held_out=False)
-    texts = [item.text() for name in ("code", "chat") for item in seen[name]]
+    examples = corpus.conversations(seed, held_out=False)
+    texts = [item.text() for name in ("code", "chat") for item in examples[name]]
     tokenizer = train_tokenizer(texts + corpus.raw_documents(), Shape().vocab_size)
     save_tokenizer(tokenizer, folder / "target")
     note(folder, "target", train_target(TargetRun(seed), Shape(), tokenizer, folder / "target"))
@@ -71,9 +71,11 @@ def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
 def build_offline(folder: Path, work: Path) -> None:
     """Acceptance length in the layout of the training, for comparison with vLLM's."""
     target, samples = load_target(folder / "target"), load_samples(work / "held_out.jsonl")
-    found = {name: offline_acceptance_length(load_head(folder / name), target, samples, DRAFT_TOKENS) for name in HEADS}
-    print(found, flush=True)
-    note(folder, "offline_acceptance_length", found)
+    lengths = {
+        name: offline_acceptance_length(load_head(folder / name), target, samples, DRAFT_TOKENS) for name in HEADS
+    }
+    print(lengths, flush=True)
+    note(folder, "offline_acceptance_length", lengths)
 
 
 def main() -> None:
@@ -83,23 +85,23 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the generated text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=STEPS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore", SyntaxWarning)  # old escapes in library sources that `ast` reads
     os.nice(5)
-    asked.work.mkdir(parents=True, exist_ok=True)
-    for step in asked.only or STEPS:
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for step in arguments.only or STEPS:
         print(f"== {step}", flush=True)
         if step == "target":
-            build_target(asked.folder, asked.seed)
+            build_target(arguments.folder, arguments.seed)
         elif step == "prompts":
-            tokenizer = load_tokenizer(asked.folder / "target")
-            write_prompts(tokenizer, asked.folder / "prompts", asked.seed, PROMPTS_PER_CLASS)
+            tokenizer = load_tokenizer(arguments.folder / "target")
+            write_prompts(tokenizer, arguments.folder / "prompts", arguments.seed, PROMPTS_PER_CLASS)
         elif step == "samples":
-            build_samples(asked.folder, asked.work, asked.seed)
+            build_samples(arguments.folder, arguments.work, arguments.seed)
         elif step == "offline":
-            build_offline(asked.folder, asked.work)
+            build_offline(arguments.folder, arguments.work)
         else:
-            build_head(asked.folder, asked.work, asked.seed, step)
+            build_head(arguments.folder, arguments.work, arguments.seed, step)
 
 
 if __name__ == "__main__":

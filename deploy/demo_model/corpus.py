@@ -57,12 +57,12 @@ MAX_REPLY_CHARS = 900
 def library_files() -> list[tuple[str, str]]:
     """(path inside the library, text) of every usable module, sorted."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = []
+    files = []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if not SKIPPED.search(f"/{name}"):
-            found.append((name, path.read_text(encoding="utf-8", errors="replace")))
-    return found
+            files.append((name, path.read_text(encoding="utf-8", errors="replace")))
+    return files
 
 
 def module_name(path: str) -> str:
@@ -79,12 +79,12 @@ def definitions(text: str) -> Iterator[ast.FunctionDef | ast.ClassDef]:
 
 def whole_lines(lines: list[str]) -> str:
     """The first lines, up to the reply limit."""
-    kept: list[str] = []
+    head: list[str] = []
     for line in lines:
-        if sum(map(len, kept)) + len(line) > MAX_REPLY_CHARS:
+        if sum(map(len, head)) + len(line) > MAX_REPLY_CHARS:
             break
-        kept.append(line)
-    return "\n".join(kept)
+        head.append(line)
+    return "\n".join(head)
 
 
 def code_conversations(path: str, text: str, random: Random) -> Iterator[Conversation]:
@@ -106,13 +106,13 @@ def code_conversations(path: str, text: str, random: Random) -> Iterator[Convers
 
 def paragraphs(text: str) -> str:
     """Whole paragraphs up to the reply limit, line breaks inside them removed."""
-    kept: list[str] = []
+    blocks: list[str] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         flat = re.sub(r"\s+", " ", block).strip()
-        if re.match(r"[*=\-~^.|+]", flat) or not flat or sum(map(len, kept)) + len(flat) > MAX_REPLY_CHARS:
+        if re.match(r"[*=\-~^.|+]", flat) or not flat or sum(map(len, blocks)) + len(flat) > MAX_REPLY_CHARS:
             continue
-        kept.append(flat)
-    return "\n\n".join(kept)
+        blocks.append(flat)
+    return "\n\n".join(blocks)
 
 
 def doc_conversations(path: str, text: str, random: Random) -> Iterator[Conversation]:
@@ -143,14 +143,14 @@ def topic_conversations(random: Random) -> Iterator[Conversation]:
 def conversations(seed: int, *, held_out: bool) -> dict[str, list[Conversation]]:
     """By class, shuffled; a third of them opens with a system line."""
     random = Random(seed)
-    found: dict[str, list[Conversation]] = {name: [] for name in CLASSES}
+    by_class: dict[str, list[Conversation]] = {name: [] for name in CLASSES}
     for path, text in library_files():
-        found["code"] += code_conversations(path, text, random)
-        found["chat"] += doc_conversations(path, text, random)
-    found["chat"] += topic_conversations(random)
-    found["chat"] += [small_talk.draw_conversation(index) for index in range(2500)]
-    found["json"] = [json_records.draw_conversation(random) for _ in range(12000)]
-    for name, items in found.items():
+        by_class["code"] += code_conversations(path, text, random)
+        by_class["chat"] += doc_conversations(path, text, random)
+    by_class["chat"] += topic_conversations(random)
+    by_class["chat"] += [small_talk.draw_conversation(index) for index in range(2500)]
+    by_class["json"] = [json_records.draw_conversation(random) for _ in range(12000)]
+    for name, items in by_class.items():
         items[:] = [item for item in items if is_held_out(item.source) == held_out]
         random.shuffle(items)
         system = Message("system", SYSTEM_LINES[name])
@@ -158,7 +158,7 @@ def conversations(seed: int, *, held_out: bool) -> dict[str, list[Conversation]]
             Conversation(item.traffic_class, item.source, (system, *item.messages)) if random.random() < 1 / 3 else item
             for item in items
         ]
-    return found
+    return by_class
 
 
 def raw_documents() -> list[str]:

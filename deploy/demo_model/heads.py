@@ -38,8 +38,8 @@ class Elements:
         """Boolean [N, M]: which elements of `other` each of these may look at."""
         anchor = (self.position - self.depth)[:, None]
         known = (other.depth == 0)[None, :] & (other.position[None, :] <= anchor)
-        own = ((other.position - other.depth)[None, :] == anchor) & (other.depth > 0)[None, :]
-        return known | (own & (other.depth[None, :] <= self.depth[:, None]))
+        same_anchor = ((other.position - other.depth)[None, :] == anchor) & (other.depth > 0)[None, :]
+        return known | (same_anchor & (other.depth[None, :] <= self.depth[:, None]))
 
 
 def known_elements(length: int) -> Elements:
@@ -100,14 +100,14 @@ class Head(nn.Module):
         embeds = self.embed_tokens(tokens[:, 1:])
         if self.parallel:
             return [self._parallel_pass(known, extra, embeds, hidden)]
-        passes, seen, cache = [], known, Cache()
+        passes, context, cache = [], known, Cache()
         for depth in range(depths):
             now = Elements(known.position[depth:], known.depth[depth:] + depth)
             if depth:
                 hidden = hidden[:, :-1]
-                seen = Elements(torch.cat((seen.position, now.position)), torch.cat((seen.depth, now.depth)))
+                context = Elements(torch.cat((context.position, now.position)), torch.cat((context.depth, now.depth)))
             angles = rotary_angles(self.shape, now.position)
-            hidden = self.layers[0](embeds[:, depth:], hidden, angles, now.sees(seen), cache)
+            hidden = self.layers[0](embeds[:, depth:], hidden, angles, now.sees(context), cache)
             passes.append((now, self.norm(hidden)))
         return passes
 

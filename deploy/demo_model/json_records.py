@@ -154,8 +154,8 @@ def draw_schema(random: Random) -> Schema:
     """Four to seven fields of one entity."""
     entity = random.choice(list(ENTITIES))
     names = list(ENTITIES[entity])
-    kept = set(random.sample(names, random.randint(4, min(7, len(names)))))
-    return Schema(entity, tuple(name for name in names if name in kept))
+    fields = set(random.sample(names, random.randint(4, min(7, len(names)))))
+    return Schema(entity, tuple(name for name in names if name in fields))
 
 
 def draw_conversation(random: Random) -> Conversation:

@@ -162,9 +162,9 @@ class Llama(nn.Module):
         angles = rotary_angles(self.shape, torch.arange(tokens.shape[1]))
         x = self.embed_tokens(tokens)
         aux: list[Tensor] = []
-        for done, layer in enumerate(self.layers, start=1):
+        for depth, layer in enumerate(self.layers, start=1):
             x = layer(x, angles)
-            if done in aux_layers:
+            if depth in aux_layers:
                 aux.append(x)
         return self.lm_head(self.norm(x)), torch.cat(aux, dim=-1) if aux else None
 

@@ -25,8 +25,6 @@ from .heads import Elements, Head
 from .llama import PAD_ID, Llama
 from .train_target import learning_rate_factor
 
-NO_LABEL = -1
-
 
 @dataclass(frozen=True)
 class HeadRun:
@@ -115,8 +113,8 @@ def draft_loss(head: Head, target: Llama, batch: Batch, run: HeadRun) -> Tensor:
             logits = head.lm_head(outputs[rows, columns])
         log_probs = functional.log_softmax(logits.float(), dim=-1)
         greedy = batch.greedy[rows]
-        wanted = batch.tokens[rows, (drafted + 2).clamp(max=batch.tokens.shape[1] - 1)]
-        total = total - log_probs[greedy].gather(1, wanted[greedy][:, None]).sum()
+        labels = batch.tokens[rows, (drafted + 2).clamp(max=batch.tokens.shape[1] - 1)]
+        total = total - log_probs[greedy].gather(1, labels[greedy][:, None]).sum()
         soft = target_logits[rows[~greedy], drafted[~greedy] + 1].float().softmax(-1)
         total = total - (soft * log_probs[~greedy]).sum()
         count += len(rows)
@@ -180,4 +178,4 @@ def offline_acceptance_length(head: Head, target: Llama, samples: list[Sample], 
             accepted = int(right[anchor].long().cumprod(0).sum())
             lengths[sample.traffic_class].append(1 + accepted)
             anchor += 1 + accepted
-    return {name: round(sum(found) / max(len(found), 1), 3) for name, found in lengths.items()}
+    return {name: round(sum(values) / max(len(values), 1), 3) for name, values in lengths.items()}

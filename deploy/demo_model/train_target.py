@@ -53,8 +53,8 @@ def token_stream(documents: list[list[int]], random: Random) -> Iterator[int]:
 def training_rows(run: TargetRun, tokenizer: Tokenizer) -> Iterator[Tensor]:
     """Batches [rows, row_tokens + 1]; each row comes from one stream."""
     random = Random(run.seed)
-    seen = corpus.conversations(run.seed, held_out=False)
-    streams = [token_stream(encode_conversations(tokenizer, seen[name]), random) for name in CLASSES]
+    examples = corpus.conversations(run.seed, held_out=False)
+    streams = [token_stream(encode_conversations(tokenizer, examples[name]), random) for name in CLASSES]
     raw = [[BOS_ID, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.raw_documents())]
     streams.append(token_stream(raw, random))
     shares = (*run.class_shares, run.raw_code_share)

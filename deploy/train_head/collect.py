@@ -24,15 +24,15 @@ from openai import APIError, AsyncOpenAI
 
 
 async def reply_rows(
-    client: AsyncOpenAI, asked: argparse.Namespace, number: int, messages: list[Any]
+    client: AsyncOpenAI, arguments: argparse.Namespace, number: int, messages: list[Any]
 ) -> list[dict[str, Any]]:
     """The row of one prompt at each temperature; raises `APIError`."""
     rows = []
-    for temperature in asked.temperature:
+    for temperature in arguments.temperature:
         reply = await client.chat.completions.create(
-            model=asked.model,
+            model=arguments.model,
             messages=messages,
-            max_tokens=asked.max_tokens,
+            max_tokens=arguments.max_tokens,
             temperature=temperature,
             seed=number,
             extra_body={"return_token_ids": True},
@@ -44,52 +44,52 @@ async def reply_rows(
     return rows
 
 
-def done_before(asked: argparse.Namespace, prompts: list[Any]) -> set[int]:
+def done_before(arguments: argparse.Namespace, prompts: list[Any]) -> set[int]:
     """Return the numbers of the prompts with rows; ends the program when other settings made those rows."""
     question = {
         "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        "model": asked.model,
-        "temperature": asked.temperature,
-        "max-tokens": asked.max_tokens,
+        "model": arguments.model,
+        "temperature": arguments.temperature,
+        "max-tokens": arguments.max_tokens,
     }
-    if not asked.progress.exists():
-        asked.progress.write_text(json.dumps(question) + "\n")
+    if not arguments.progress.exists():
+        arguments.progress.write_text(json.dumps(question) + "\n")
         return set()
-    first, *numbers = asked.progress.read_text().splitlines() or ["null"]
+    first, *numbers = arguments.progress.read_text().splitlines() or ["null"]
     known = json.loads(first)
     differs = [f"--{name}" for name in question if not isinstance(known, dict) or known.get(name) != question[name]]
     if differs:
         raise SystemExit(
-            f"--out: {asked.out} holds rows of other {', '.join(differs)}; "
-            f"name another file, or remove it together with {asked.progress}"
+            f"--out: {arguments.out} holds rows of other {', '.join(differs)}; "
+            f"name another file, or remove it together with {arguments.progress}"
         )
     return {int(number) for number in numbers}
 
 
-async def collect(asked: argparse.Namespace) -> int:
+async def collect(arguments: argparse.Namespace) -> int:
     """Collect the missing rows; return the number of prompts that failed."""
     # split at "\n" only: a text may hold other line separators
-    lines = asked.prompts.read_text(encoding="utf-8").split("\n")
+    lines = arguments.prompts.read_text(encoding="utf-8").split("\n")
     prompts = [json.loads(line)["messages"] for line in lines if line.strip()]
-    done = done_before(asked, prompts)
-    waiting = iter([number for number in range(len(prompts)) if number not in done])
+    numbers = done_before(arguments, prompts)
+    waiting = iter([number for number in range(len(prompts)) if number not in numbers])
     failed = 0
-    async with AsyncOpenAI(base_url=f"{asked.url}/v1", api_key=asked.api_key, max_retries=2) as client:
+    async with AsyncOpenAI(base_url=f"{arguments.url}/v1", api_key=arguments.api_key, max_retries=2) as client:
 
         async def work() -> None:
             nonlocal failed
             for number in waiting:
                 try:
-                    rows = await reply_rows(client, asked, number, prompts[number])
+                    rows = await reply_rows(client, arguments, number, prompts[number])
                 except APIError as error:
                     failed += 1
                     print(f"prompt {number + 1}: {error}", file=sys.stderr)
                     continue
-                with asked.out.open("a") as out, asked.progress.open("a") as progress:
+                with arguments.out.open("a") as out, arguments.progress.open("a") as progress:
                     out.write("".join(json.dumps(row) + "\n" for row in rows))
                     progress.write(f"{number}\n")
 
-        await asyncio.gather(*(work() for _ in range(asked.concurrency)))
+        await asyncio.gather(*(work() for _ in range(arguments.concurrency)))
     return failed
 
 
@@ -104,11 +104,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--concurrency", type=int, default=16)
-    asked = parser.parse_args()
-    asked.progress = asked.out.with_suffix(".progress")
-    failed = asyncio.run(collect(asked))
-    rows = sum(1 for _ in asked.out.open()) if asked.out.exists() else 0
-    print(f"{rows} rows in {asked.out}; {failed} prompts failed")
+    arguments = parser.parse_args()
+    arguments.progress = arguments.out.with_suffix(".progress")
+    failed = asyncio.run(collect(arguments))
+    rows = sum(1 for _ in arguments.out.open()) if arguments.out.exists() else 0
+    print(f"{rows} rows in {arguments.out}; {failed} prompts failed")
     sys.exit(1 if failed else 0)
 
 

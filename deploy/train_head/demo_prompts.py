@@ -25,18 +25,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=int, default=600, help="characters of a prompt")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore", SyntaxWarning)  # old escapes in library sources that `ast` reads
-    rng = random.Random(asked.seed)
+    rng = random.Random(arguments.seed)
     lines = []
-    for items in corpus.conversations(asked.seed, held_out=False).values():
+    for items in corpus.conversations(arguments.seed, held_out=False).values():
         prompts = [[asdict(message) for message in item.prompt()] for item in items]
-        short = [prompt for prompt in prompts if sum(len(part["content"]) for part in prompt) <= asked.longest]
+        short = [prompt for prompt in prompts if sum(len(part["content"]) for part in prompt) <= arguments.longest]
         rng.shuffle(short)
-        lines += [json.dumps({"messages": prompt}) for prompt in short[: asked.per_class]]
+        lines += [json.dumps({"messages": prompt}) for prompt in short[: arguments.per_class]]
     rng.shuffle(lines)
-    asked.out.write_text("\n".join(lines) + "\n")
-    print(f"{len(lines)} prompts in {asked.out}")
+    arguments.out.write_text("\n".join(lines) + "\n")
+    print(f"{len(lines)} prompts in {arguments.out}")
 
 
 if __name__ == "__main__":

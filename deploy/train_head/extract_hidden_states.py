@@ -26,10 +26,10 @@ def states_of(model: torch.nn.Module, token_ids: torch.Tensor, layers: list[int]
     before_norm: list[torch.Tensor] = []
     hook = model.model.norm.register_forward_pre_hook(lambda _module, inputs: before_norm.append(inputs[0]))
     try:
-        found = model(token_ids[None], output_hidden_states=True, use_cache=False).hidden_states
+        states = model(token_ids[None], output_hidden_states=True, use_cache=False).hidden_states
     finally:
         hook.remove()
-    return torch.stack([*(found[layer][0] for layer in layers), before_norm[0][0]], dim=1)
+    return torch.stack([*(states[layer][0] for layer in layers), before_norm[0][0]], dim=1)
 
 
 def check_made_from(folder: Path, made_from: dict[str, object]) -> None:
@@ -49,20 +49,20 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder that `speculators prepare-data` wrote")
     parser.add_argument("--layers", type=int, nargs="+", required=True, help="as --target-layer-ids of the training")
-    asked = parser.parse_args()
-    folder = asked.data / "hidden_states"
-    made_from = {"target": asked.target, "layers": asked.layers}
+    arguments = parser.parse_args()
+    folder = arguments.data / "hidden_states"
+    made_from = {"target": arguments.target, "layers": arguments.layers}
     check_made_from(folder, made_from)
-    model = AutoModelForCausalLM.from_pretrained(asked.target, dtype=torch.bfloat16).eval()
-    if max(asked.layers) >= model.config.num_hidden_layers or min(asked.layers) < 1:
+    model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.bfloat16).eval()
+    if max(arguments.layers) >= model.config.num_hidden_layers or min(arguments.layers) < 1:
         raise SystemExit(f"--layers: each must be at least 1 and below {model.config.num_hidden_layers}")
     folder.mkdir(exist_ok=True)
     (folder / "made_from.json").write_text(json.dumps(made_from) + "\n")
-    rows = load_from_disk(str(asked.data)).with_format("torch")
+    rows = load_from_disk(str(arguments.data)).with_format("torch")
     for number, row in enumerate(rows):
         path = folder / f"hs_{number}.safetensors"
         if not path.exists():
-            states = states_of(model, row["input_ids"], asked.layers)
+            states = states_of(model, row["input_ids"], arguments.layers)
             part = path.with_suffix(".part")
             save_file({"token_ids": row["input_ids"], "hidden_states": states.contiguous()}, part)
             part.replace(path)

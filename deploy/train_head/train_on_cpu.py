@@ -16,8 +16,6 @@ import torch
 from speculators.train import cli, trainer
 from speculators.train.config import TrainConfig
 
-TRIED = "0.9.0"
-
 
 class CpuTrainer(trainer.Trainer):
     """The package's trainer, with the CPU for its device."""

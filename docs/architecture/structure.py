@@ -44,22 +44,22 @@ def leaves_of(graph: grimp.ImportGraph) -> set[str]:
 
 def arrows(graph: grimp.ImportGraph) -> Counter[tuple[str, str]]:
     """Return how many imports lead from each folder to each other one."""
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     leaves = leaves_of(graph)
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):
             pair = folder_of(importer, leaves), folder_of(imported, leaves)
             if pair[0] and pair[1] and pair[0] != pair[1]:
-                found[pair[0], pair[1]] += 1
-    return found
+                counts[pair[0], pair[1]] += 1
+    return counts
 
 
-def drawings(found: Counter[tuple[str, str]]) -> dict[str, str]:
+def drawings(counts: Counter[tuple[str, str]]) -> dict[str, str]:
     """Return one SVG a program: its folders in layers, and the arrows that do not follow from others."""
     drawn = {}
     for program in PROGRAMS:
-        own = {(a, b) for a, b in found if a.split("/")[0] == program == b.split("/")[0]}
-        drawn[program] = svg(program, own)
+        imports = {(a, b) for a, b in counts if a.split("/")[0] == program == b.split("/")[0]}
+        drawn[program] = svg(program, imports)
     return drawn
 
 
@@ -107,7 +107,7 @@ def svg(program: str, imports: Collection[tuple[str, str]]) -> str:
 
 def _reached(name: str, targets: dict[str, list[str]]) -> set[str]:
     """Every node that arrows lead to from `name`."""
-    return {found for target in targets[name] for found in {target, *_reached(target, targets)}}
+    return {node for target in targets[name] for node in {target, *_reached(target, targets)}}
 
 
 def _depth(name: str, imports: Collection[tuple[str, str]]) -> int:

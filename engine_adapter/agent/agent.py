@@ -90,7 +90,7 @@ class Agent:
     def _export_once(self) -> None:
         """Export the counts and the running decodes, and pass the counts to the law."""
         scheduler = self._scheduler
-        evidence = scheduler.meter.take()
+        evidence = scheduler.meter.take_evidence()
         self._exporter.add(evidence)
         now = self._clock.monotonic()
         self._learning.learn(evidence, now)

@@ -38,7 +38,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from specpilot.engine_adapter.evidence.acceptance import Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Priors
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
 from specpilot.policy.names import DEFAULT_CLASS
 
@@ -123,7 +123,7 @@ class Calibration:
         until = time.monotonic() + ANSWER_S
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
             time.sleep(_POLL_S)
-        self._scheduler.meter.take()
+        self._scheduler.meter.take_evidence()
         self._scheduler.meter.take_steps()
         self._scheduler.steps.priors = Priors()
         self._control.calibrating = None

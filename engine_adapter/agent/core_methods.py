@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError
-from specpilot.engine_adapter.evidence.acceptance import TEMPERATURE_RANGES
+from specpilot.engine_adapter.evidence.request_acceptance import TEMPERATURE_RANGES
 from specpilot.policy.bands import BAND_EDGES, band_of
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError

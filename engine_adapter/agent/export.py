@@ -111,25 +111,25 @@ class MetricsExporter:
             self._version.set(version, model)
             self._age.set(-1.0 if age_s is None else age_s, model)
 
-    def show_law(self, found: PriceList | None, decode_s: float) -> None:
+    def show_law(self, prices: PriceList | None, decode_s: float) -> None:
         """Set the gauges of the inputs of the law, and the seconds of its steps without prefilling.
 
-        `None`: it has fitted no prices yet.
+        `None`: it has fitted no `prices` yet.
         """
         model = self._model
         with self._lock:
             if decode_s:
                 self._decode_s.set(decode_s, model)
-            if found is None or found is self._priced:
+            if prices is None or prices is self._priced:
                 return
-            self._priced = found
-            for part, price_s in zip(PARTS, found.coefficients.parts, strict=True):
+            self._priced = prices
+            for part, price_s in zip(PARTS, prices.coefficients.parts, strict=True):
                 self._parts.set(price_s, model, part)
-            for knot, price_s in zip(KNOTS, found.coefficients.slopes, strict=True):
+            for knot, price_s in zip(KNOTS, prices.coefficients.slopes, strict=True):
                 self._tokens.set(price_s, model, f"{knot:g}")
-            self._left_out.set(found.left_s, model)
-            self._slowdown.set(found.slowdown, model)
-            for gauge, value in zip(self._extras, found.extras, strict=True):
+            self._left_out.set(prices.left_out_s, model)
+            self._slowdown.set(prices.slowdown, model)
+            for gauge, value in zip(self._extras, prices.extras, strict=True):
                 gauge.set(value, model)
 
     def write(self) -> None:

@@ -1,9 +1,7 @@
 """Adds the adapter's page of metrics to the answer of vLLM's server at `/metrics`.
 
 A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries do) and gets the page
-without vLLM's part. Any other client gets both parts, in the text format, which Prometheus always reads. Metrics with
-the adapter's names are removed from vLLM's part: they come from files of an earlier version of the adapter in the same
-folder.
+without vLLM's part. Any other client gets both parts, in the text format, which Prometheus always reads.
 
 An engine that does not speculate may have several engine cores (data parallelism), each of which writes a page. These
 pages are added up, as are pages of an earlier start in the same folder.
@@ -15,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from specpilot.engine_adapter.agent.export import ENDING, FOLDER
-from specpilot.engine_adapter.agent.page import those, together
+from specpilot.engine_adapter.agent.page import part_of, together
 from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.policy import engine_metrics as names
 
@@ -34,22 +32,18 @@ class MetricsMiddleware:
         if scope["type"] != "http" or route_path(scope).rstrip("/") != PATH:
             await self._app(scope, receive, send)
             return
-        wanted = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
-        ours = read_page()
-        if wanted:
-            ours = those(ours, wanted.__contains__)
-            if all(name.startswith(names.PREFIX) for name in wanted):
-                await _answer(send, 200, [(b"content-type", CONTENT_TYPE)], ours.encode())
+        selection = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
+        page = read_page()
+        if selection:
+            page = part_of(page, selection)
+            if all(name.startswith(names.PREFIX) for name in selection):
+                await _answer(send, 200, [(b"content-type", CONTENT_TYPE)], page.encode())
                 return
-        theirs = _Reply()
+        reply = _Reply()
         plain = [pair for pair in scope["headers"] if pair[0] not in (b"accept", b"accept-encoding")]
-        await self._app({**scope, "headers": plain}, receive, theirs.take)
-        body = theirs.body
-        if theirs.status == 200:  # noqa: PLR2004 - HTTP's own
-            if names.PREFIX.encode() in body:
-                body = those(body.decode(), lambda name: not name.startswith(names.PREFIX)).encode()
-            body += ours.encode()
-        await _answer(send, theirs.status, theirs.headers, body)
+        await self._app({**scope, "headers": plain}, receive, reply.add)
+        body = reply.body + page.encode() if reply.status == 200 else reply.body  # noqa: PLR2004 - HTTP's own
+        await _answer(send, reply.status, reply.headers, body)
 
 
 def read_page() -> str:
@@ -67,7 +61,7 @@ class _Reply:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
 
-    async def take(self, message: Any) -> None:
+    async def add(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = [pair for pair in message.get("headers", []) if pair[0] != b"content-length"]

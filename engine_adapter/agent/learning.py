@@ -8,20 +8,16 @@ the engine's own flags. A change of requirements reaches the law with the next c
 next refresh.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law.batch_choice import Wish
 from specpilot.engine_adapter.plan.speculation_control import Source, law_table
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import FleetAcceptance, Guidance
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, Objective
 
 REFRESH_S = 1.0
 """Seconds between two fits. Prices change slowly. A smaller value follows a new load sooner and takes more processor
 time."""
-
-_MS = 1000.0
 
 
 class Learning:
@@ -34,12 +30,11 @@ class Learning:
     def __init__(self, scheduler: Any, *, adapts: bool, probe_ratio: float, least_k: int = 0) -> None:
         self._scheduler = scheduler
         self._adapts = adapts and scheduler.control.k_max > 0
-        self._probe_ratio = probe_ratio
-        self._own = {DEFAULT_CLASS: Wish(low=least_k)}
+        self._by_flags = Guidance(Objective.THROUGHPUT, {DEFAULT_CLASS: ClassGuidance(k_min=least_k)}, probe_ratio)
         self._guidance: Guidance | None = None
         self._fleet: FleetAcceptance | None = None
         self._refreshed_at = float("-inf")
-        scheduler.law.wish(self._own)
+        scheduler.law.follow(self._by_flags)
 
     def learn(self, evidence: Evidence, now: float) -> None:
         """Learn from the counts since the last call; `now` is monotonic, in seconds."""
@@ -64,23 +59,12 @@ class Learning:
         if guidance == self._guidance:
             return False
         self._guidance = guidance
-        if guidance is None:
-            self._scheduler.law.wish(self._own)
-        else:
-            self._scheduler.law.wish(wishes_of(guidance), guidance.objective)
+        self._scheduler.law.follow(guidance or self._by_flags)
         return True
 
     def _replace_tables(self) -> None:
         control, law, guidance = self._scheduler.control, self._scheduler.law, self._guidance
         control.guided = None
-        if guidance is not None and law.state is not None:
+        if guidance is not None and law.estimates is not None:
             control.guided = law_table(law, guidance.probe_ratio, Source.GUIDANCE)
-        control.adapting = law_table(law, self._probe_ratio) if self._adapts else None
-
-
-def wishes_of(guidance: Guidance) -> Mapping[str, Wish]:
-    """Return the requirements of `guidance` by class, in the law's units."""
-    return {
-        name: Wish(asked.weight, asked.k_min, asked.k_max, (asked.itl_slo_ms or 0.0) / _MS)
-        for name, asked in guidance.classes.items()
-    }
+        control.adapting = law_table(law, self._by_flags.probe_ratio) if self._adapts else None

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
 from specpilot.policy.records import EngineRecord
@@ -137,7 +137,7 @@ class EngineLink:
 
     def _is_read_due(self, change: str | None, *, is_first: bool) -> bool:
         """Whether to read the pool's schedule: it was announced, or none was read for `READ_S`."""
-        is_announced = change == keys.SCHEDULES
+        is_announced = change == redis_keys.SCHEDULES
         return is_announced or is_first or self._clock.monotonic() - self._read_at >= READ_S
 
     def _follow(self, *, is_first: bool) -> None:

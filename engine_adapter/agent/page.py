@@ -5,7 +5,7 @@ occupy the API server's event loop for 60 ms, to read them and to format the pag
 only joins its lines.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 COUNTER: Final = "counter"
@@ -52,9 +52,9 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def those(page: str, is_wanted: Callable[[str], bool]) -> str:
-    """Return the part of `page` with the metrics for whose name `is_wanted` is true."""
-    return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if is_wanted(part.split(" ", 1)[0]))
+def part_of(page: str, names: Collection[str]) -> str:
+    """Return the part of `page` with the metrics of these `names`."""
+    return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if part.split(" ", 1)[0] in names)
 
 
 def together(pages: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def together(pages: Sequence[str]) -> str:
     if len(pages) < 2:  # noqa: PLR2004 - one needs no adding
         return "".join(pages)
     series: dict[str, dict[str, float]] = {}
-    for head, lines in (found for page in pages for found in _families(page)):
+    for head, lines in (family for page in pages for family in _families(page)):
         values = series.setdefault(head, {})
         is_counter = head.endswith(f" {COUNTER}\n")
         for line in lines:

@@ -2,7 +2,7 @@
 
 A step is counted as a whole (`commit`), under a lock that the exporting thread shares, so no reader sees half a step.
 Between two steps the processor's caches hold the model, so code that runs between steps waits for memory. `commit`
-therefore only notes a step, and some dozens are counted at once. `take` counts the rest first.
+therefore only notes a step, and some dozens are counted at once. `take_evidence` counts the rest first.
 
 Trials and accepts: a draft of K tokens, the first j of them accepted, is a trial at positions 1..min(j + 1, K) and an
 accept at 1..j. Positions past K or past the first rejection are censored and not counted, which makes the product-limit
@@ -20,7 +20,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import NamedTuple
 
-from specpilot.engine_adapter.evidence.acceptance import trials
+from specpilot.engine_adapter.evidence.request_acceptance import trials
 
 _COUNTED_TOGETHER = 32
 """Number of different steps that are noted before they are counted: some tenths of a millisecond of work with 32
@@ -104,7 +104,7 @@ class StepSums:
 
 @dataclass(slots=True)
 class Evidence:
-    """Counts since the last `Meter.take`.
+    """Counts since the last `Meter.take_evidence`.
 
     `first_trials` and `first_accepts` are the part of `trials` and `accepts` from first drafts. These are in the band
     in which requests of their kind start, not in the band of their own text.
@@ -196,7 +196,7 @@ class Meter:
             if len(self._noted) >= _COUNTED_TOGETHER:
                 self._count()
 
-    def take(self) -> Evidence:
+    def take_evidence(self) -> Evidence:
         """Return the counts since the last call, and start from zero."""
         with self._lock:
             self._count()

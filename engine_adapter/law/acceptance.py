@@ -21,15 +21,15 @@ class BandAcceptance(BandCounts):
 
     def begin_with(self, fleet: FleetAcceptance) -> None:
         """Replace the prior by these counts of the fleet."""
-        found = BandCounts(self.trials.shape[1])
-        k_max = min(found.trials.shape[1], len(fleet.trials[0]))
-        found.trials[:, :k_max] = np.array(fleet.trials)[:, :k_max]
-        found.accepts[:, :k_max] = np.array(fleet.accepts)[:, :k_max]
-        self._fleet = found
+        counts = BandCounts(self.trials.shape[1])
+        k_max = min(counts.trials.shape[1], len(fleet.trials[0]))
+        counts.trials[:, :k_max] = np.array(fleet.trials)[:, :k_max]
+        counts.accepts[:, :k_max] = np.array(fleet.accepts)[:, :k_max]
+        self._fleet = counts
 
     @property
     def has_prior(self) -> bool:
-        """Whether the fleet has tried any position."""
+        """Whether the prior has any trial."""
         return bool(self._fleet.trials.any())
 
     def lengths(self) -> NDArray[np.float64]:

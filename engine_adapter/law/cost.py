@@ -6,10 +6,10 @@ well-known cells over the mean time of their cells. Cells hold times divided by 
 itself.
 
 Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
-a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g together. The second decides
-if the data fit two explanations equally well: time is then attributed to the base and to tokens first. This
-underestimates the cost of a small K, so the law chooses it and its cost is measured. The opposite error would remain,
-because a K that seems too expensive is not chosen.
+a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g together. If two explanations
+fit the data equally well, the second attributes time to the base and to tokens first. This underestimates the cost of a
+small K, so the law chooses it and its cost is measured. The opposite error would remain, because a K that seems too
+expensive is not chosen.
 """
 
 import math
@@ -36,19 +36,20 @@ CELLS = 400
 SLOWDOWN_SHARE = 0.05
 """Share of a step's deviation that is added to the logarithm of the slowdown factor: a memory of 20 steps."""
 
-SLOWDOWN_KEPT = 0.99
+SLOWDOWN_DECAY = 0.99
 """The logarithm of the slowdown factor is multiplied by this at each step: a memory of 100 steps. So the factor returns
 to 1 unless steps of well-known cells are slow. Without it, a cause that slows only some steps, such as a slow host of a
-GPU, raised the factor permanently: on the simulated H200 to 1.9 within 80 s. Loads that did not run at that time then
-seemed twice as expensive. On the trace `h200` this memory gains 5 %."""
+GPU, raises the factor permanently (simulated H200: to 1.9 within 80 s), and loads that did not run at that time then
+seem twice as expensive. In that simulation this memory gains 5 %. Together with `SLOWDOWN_SHARE`, a lasting slowdown
+settles at 0.84 of its logarithm; the rest enters the cells."""
 
 PAUSE = 0.5
 """A step whose time differs from its cell's by more than this logarithm (a factor of 1.65) is not averaged into the
 cell: the difference is a pause, which is no cost of the step."""
 
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
-"""Numbers of decodes or tokens up to the first value have cells of their own. Above it, each doubling has as many cells
-as the second value."""
+"""Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number
+of cells per doubling."""
 _GRAPHS = PARTS.index("piecewise")
 """Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
@@ -56,16 +57,16 @@ _HALF_WEIGHT = 20.0
 _SMOOTHNESS, _RIDGE = 0.05, 1e-4
 """Weights of the two penalties, relative to a measured step. Both are small, so they matter only if the data do not
 decide."""
-_DOUBT = {
+_RIDGE_WEIGHT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
     "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0, "drafter_graphless": 5.0,
 }  # fmt: skip
 """The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
-_DOUBTS = np.array([*(_DOUBT[name] for name in PARTS), *([1.0] * len(KNOTS))])
+_RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
 
 
 class _Cell:
-    """The mean step of a cell: the amounts of `PARTS` and the padded tokens, and `seconds` without the slowdown."""
+    """The mean step of a cell: its `features` (`features_of`), and `seconds` without the slowdown."""
 
     __slots__ = ("features", "seconds", "steps")
 
@@ -102,7 +103,7 @@ class StepCost:
         key = (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
         seconds = max(seconds, 1e-6)
         self.steps += 1
-        self._log_slowdown *= SLOWDOWN_KEPT
+        self._log_slowdown *= SLOWDOWN_DECAY
         cell = self._cells.pop(key, None)
         if cell is not None and cell.steps >= KNOWN_STEPS:
             off = math.log(seconds / cell.seconds)
@@ -133,8 +134,8 @@ class StepCost:
         rows = np.vstack([columns * (size / seconds)[:, None], penalties])
         target = np.concatenate([size, np.zeros(len(penalties))])
         scale = np.linalg.norm(rows, axis=0)  # columns of one size: the solver's tolerance then suits each
-        found = (nnls.solve(rows / scale, target) / scale).tolist()
-        return Coefficients(tuple(found[: len(PARTS)]), tuple(found[len(PARTS) :]))
+        prices = (nnls.solve(rows / scale, target) / scale).tolist()
+        return Coefficients(tuple(prices[: len(PARTS)]), tuple(prices[len(PARTS) :]))
 
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
@@ -151,8 +152,8 @@ def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[
 def step_s(coefficients: Coefficients, features: Sequence[float]) -> float:
     """Return the seconds of a step with these features (`features_of`), prefill and catching up included."""
     slopes = np.array(coefficients.slopes)
-    passed = np.clip(features[-1] - KNOTS, 0.0, np.diff(EDGES))
-    return float(np.dot(coefficients.parts, features[:-1]) + slopes @ passed)
+    pass_s = np.clip(features[-1] - KNOTS, 0.0, np.diff(EDGES))
+    return float(np.dot(coefficients.parts, features[:-1]) + slopes @ pass_s)
 
 
 def _penalties(columns: Vector, most: float, typical_s: float) -> Vector:
@@ -161,7 +162,7 @@ def _penalties(columns: Vector, most: float, typical_s: float) -> Vector:
     widths = math.sqrt(_SMOOTHNESS) * np.minimum(np.diff(EDGES), most + 1.0)[:-1] / typical_s
     smooth = np.zeros((len(at), columns.shape[1]))
     smooth[at, len(PARTS) + at], smooth[at, len(PARTS) + at + 1] = widths, -widths
-    ridge = np.diag(math.sqrt(_RIDGE) * np.maximum(columns.max(axis=0), 1e-12) / typical_s * _DOUBTS)
+    ridge = np.diag(math.sqrt(_RIDGE) * np.maximum(columns.max(axis=0), 1e-12) / typical_s * _RIDGE_WEIGHTS)
     return np.vstack([smooth, ridge])
 
 

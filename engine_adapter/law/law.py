@@ -2,16 +2,33 @@
 
 Two threads use it. The scheduler's thread asks for K once a step (`k_of`) and reports how many decodes the plan left
 out (`note_plan`). The agent's thread adds evidence (`learn`) and computes prices and acceptance once a second
-(`refresh`). It publishes them by replacing one reference, so the scheduler's thread sees the old state or the new one,
+(`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new ones,
 never a mixture.
 
 K by group (`batch_choice`) is kept from step to step: a decode that changes its band has the K of the new band in the
-next step. K is chosen anew in two cases. After each refresh the agent's thread chooses among all widths of the drafter.
-When many decodes started, ended or changed their group (`MOVED_RATIO`), the scheduler's thread chooses among the widths
-near the last one.
+next step. K is chosen anew
 
-Drafts whose K was chosen before any draft of their request was verified do not count for their band, because they come
-from a mixture of requests. With them, the band's acceptance would be too low for the requests that really belong to it.
+- by the agent's thread after each refresh, among all widths of the drafter;
+- by the scheduler's thread if the estimates or the guidance are new, or if many decodes started, ended or changed their
+  group (`batch_choice.is_like`). It compares the widths near the last one, and all widths if that was 0 or the batch
+  has less than half or more than twice the decodes.
+
+When traffic changes, each input of the choice follows with its own memory:
+
+| input | memory | defined in |
+|---|---|---|
+| acceptance of a request, and so its band | 10 drafts | `evidence.request_acceptance` |
+| band in which similar requests start | 10 requests, 5 drafts of each | `evidence.request_acceptance` |
+| AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
+| prices of a step | 400 steps of a cell | `cost.CELL_STEPS` |
+| slowdown factor | 20 steps up, 100 steps down to 1 | `cost.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
+| share of prefilling, running decodes, context | 50 steps | `RECENT_SHARE` |
+| price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
+
+A request's band changes K in the next step, the others with the next refresh (`agent.learning.REFRESH_S`).
+
+Drafts whose K was chosen before any draft of their request was verified do not count for their band: requests of every
+acceptance are then in the band in which they start, and would bias its acceptance.
 
 The static K is in force until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
 start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps
@@ -19,21 +36,29 @@ are enough.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
+from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
 from specpilot.engine_adapter.law.acceptance import BandAcceptance
-from specpilot.engine_adapter.law.batch_choice import WISH_AT, Choice, State, Wish, Wishes, chosen, explained, is_like
+from specpilot.engine_adapter.law.batch_choice import (
+    REQUIREMENT_AT,
+    Choice,
+    Estimates,
+    Requirements,
+    chosen,
+    explained,
+    is_like,
+)
 from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.prices import PriceList, StepExtras
-from specpilot.policy.schedule import Objective
+from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 Step = tuple[StepShape, float, int]
 """A step that has ended, its seconds, and the total length of its requests' sequences."""
@@ -45,13 +70,18 @@ RECENT_SHARE = 0.02
 """Weight of a step in the running means (share of steps that prefill, running decodes, context of a decode): a
 memory of 50 steps."""
 
+PREFILL_SHARE = 0.1
+"""Weight of a step that prefills in the mean number of its prefilled tokens: a memory of ten such steps."""
+
 LEAST_DRAFTED_RATIO = 0.05
 """Least share of the decodes that a step drafts for by choice, so that its catching up counts for the price of leaving
 requests out. With fewer, single requests would determine this price."""
 
-LEFT_KEPT = 0.9995
-"""The sums behind the price of leaving requests out are multiplied by this at each such step: a memory of 2,000
-steps."""
+LEFT_OUT_DECAY = 0.9995
+"""Factor of the sums behind the price of leaving requests out, once for each such step: a memory of 2,000 steps."""
+
+NO_GUIDANCE = Guidance(Objective.THROUGHPUT, {DEFAULT_CLASS: ClassGuidance()})
+"""Used before any guidance: no bounds."""
 
 
 class Request(Protocol):
@@ -62,9 +92,9 @@ class Request(Protocol):
 
 
 class _Latest(NamedTuple):
-    """The groups of the latest step's decodes under these requirements; replaced as a whole."""
+    """The requirements, and the groups of the latest step's decodes; replaced as a whole."""
 
-    wishes: Wishes
+    requirements: Requirements
     groups: Sequence[int]
 
 
@@ -79,7 +109,7 @@ class EngineLaw:
         graphs: Graphs | None = None,
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
-        self.state: State | None = None
+        self.estimates: Estimates | None = None
         self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
         self.acceptance = BandAcceptance(k_max)
@@ -92,39 +122,39 @@ class EngineLaw:
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left_out = 0.0  # sum over drafting steps: decodes left out, times the share drafted for
-        self._later_s = 0.0  # seconds of catching up with these decodes
+        self._catch_up_s = 0.0  # seconds of catching up with these decodes
         self._latest: _Latest | None = None
-        self.wish({})
+        self.follow(NO_GUIDANCE)
 
-    def wish(self, wishes: Mapping[str, Wish], objective: Objective = Objective.THROUGHPUT) -> None:
-        """Use these requirements, by class, from now on; any other class has those of `default`."""
-        found = {DEFAULT_CLASS: Wish(), **wishes}
-        of = [*dict.fromkeys(found.values())]  # classes with the same requirements share one
-        deepest = {
-            name: 0 if wish.low >= wish.high else max(1, min(wish.high, self.k_max)) for name, wish in found.items()
-        }
-        self.wishes = Wishes(of, {name: of.index(wish) for name, wish in found.items()}, deepest, objective)
-        self._latest, self._choice = None, Choice(None, self.wishes, Counter(), {})
+    def follow(self, guidance: Guidance) -> None:
+        """Use this guidance from now on."""
+        self.requirements = Requirements.of(guidance, self.k_max)
+        self._latest, self._choice = None, Choice(None, self.requirements, Counter(), {})
 
     # The scheduler's thread
 
     def k_of(self, requests: Sequence[Request]) -> list[int]:
         """Return K of each of the requests that decode."""
-        state, wishes = self.state, self.wishes
-        wish_of, default = wishes.of_class, wishes.of_class[DEFAULT_CLASS]
-        if state is None:
-            static = [min(max(self.static_k, wish.low), wish.high, self.k_max) for wish in wishes.each]
-            return [static[wish_of.get(request.label, default)] for request in requests]
-        groups = [wish_of.get(request.label, default) << WISH_AT | request.acceptance.code for request in requests]
-        self._latest = _Latest(wishes, groups)
+        estimates, requirements = self.estimates, self.requirements  # each read once: the agent's thread replaces them
+        index_of, default = requirements.index_of, requirements.index_of[DEFAULT_CLASS]
+        if estimates is None:
+            static = [min(max(self.static_k, item.k_min), item.k_max, self.k_max) for item in requirements.distinct]
+            return [static[index_of.get(request.label, default)] for request in requests]
+        groups = [
+            index_of.get(request.label, default) << REQUIREMENT_AT | request.acceptance.code for request in requests
+        ]
+        self._latest = _Latest(requirements, groups)
         counts = Counter(groups)
         self.steps += 1
         choice = self._choice
-        if choice.state is not state or choice.wishes is not wishes or not is_like(counts, choice, len(requests)):
+        is_current = choice.estimates is estimates and choice.requirements is requirements
+        if not is_current or not is_like(counts, choice, len(requests)):
             self.choices += 1
             is_alike = len(requests) <= 2 * choice.counts.total() <= 4 * len(requests)
-            near = choice.width if is_alike and choice.width else None
-            self._choice = choice = chosen(state, wishes, counts, near)
+            near_width = (
+                choice.width if is_alike and choice.width else None
+            )  # otherwise the best width may be far from it
+            self._choice = choice = chosen(estimates, requirements, counts, near_width)
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
@@ -133,12 +163,12 @@ class EngineLaw:
 
         The rows are positions that earlier choices left out.
         """
-        state = self.state
-        if state is None or drafted < LEAST_DRAFTED_RATIO * decodes:
+        estimates = self.estimates
+        if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:
             return
-        self._left_out = self._left_out * LEFT_KEPT + (decodes - drafted) * drafted / decodes
-        spent = state.prices.reads_s + state.prices.read_s * rows if rows else 0.0
-        self._later_s = self._later_s * LEFT_KEPT + spent
+        self._left_out = self._left_out * LEFT_OUT_DECAY + (decodes - drafted) * drafted / decodes
+        catch_up_s = estimates.prices.reads_s + estimates.prices.read_s * rows if rows else 0.0
+        self._catch_up_s = self._catch_up_s * LEFT_OUT_DECAY + catch_up_s
 
     # The agent's thread
 
@@ -154,7 +184,7 @@ class EngineLaw:
                 self.decode_s += max(0.0, seconds - self._prefill_s(shape))
             ratio += RECENT_SHARE * ((shape.prefill > 0) - ratio)
             if shape.prefill:
-                tokens += (shape.prefill - tokens) * (0.1 if tokens else 1.0)
+                tokens += (shape.prefill - tokens) * (PREFILL_SHARE if tokens else 1.0)
             if shape.decodes:
                 self._decodes += RECENT_SHARE * (shape.decodes - self._decodes)
                 if not shape.prefill:
@@ -167,12 +197,12 @@ class EngineLaw:
 
     def _prefill_s(self, shape: StepShape) -> float:
         """Return the seconds of prefilling and catching up in a step that prefills, by the prices; 0 without prices."""
-        found = self.price_list
-        if not shape.prefill or found is None:
+        price_list = self.price_list
+        if not shape.prefill or price_list is None:
             return 0.0
         both = shape, shape._replace(prefill=0, read=0)
-        whole, without = (step_s(found.coefficients, features_of(each, 0, self._graphs)) for each in both)
-        return max(0.0, whole - without) * found.slowdown
+        whole, without = (step_s(price_list.coefficients, features_of(each, 0, self._graphs)) for each in both)
+        return max(0.0, whole - without) * price_list.slowdown
 
     def refresh(self) -> None:
         """Compute prices and acceptance from the evidence so far. Takes some milliseconds."""
@@ -181,30 +211,31 @@ class EngineLaw:
         coefficients = self.cost.fit()
         if coefficients is None:
             return
-        left_s = self._later_s / self._left_out if self._left_out >= 1 else 0.0
-        self.price_list = found = PriceList(coefficients, self._extras, left_s, self.cost.slowdown)
-        prices = found.prices(self._most, self._graphs)
-        probes = ProbePrices.of(prices, max(1, round(self._decodes)))
-        self.probe_prices = probes
+        left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0
+        self.price_list = price_list = PriceList(coefficients, self._extras, left_out_s, self.cost.slowdown)
+        prices = price_list.prices(self._most, self._graphs)
+        self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)))
         if self._has_traffic or self.acceptance.has_prior:
-            state, latest = State(self.acceptance.lengths(), prices, found.slowdown), self._latest
-            if latest is not None and latest.groups and latest.wishes is self.wishes:
-                self._choice = chosen(state, latest.wishes, Counter(latest.groups))
-            self.state = state
+            estimates, latest = Estimates(self.acceptance.lengths(), prices, price_list.slowdown), self._latest
+            if latest is not None and latest.groups and latest.requirements is self.requirements:
+                self._choice = chosen(estimates, latest.requirements, Counter(latest.groups))
+            self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:
-        """Return the inputs and results of the choice as plain data; `None` before the first state.
+        """Return the inputs and results of the choice as plain data; `None` before the first estimates.
 
         Call it on the scheduler's thread. It returns AL by band and K, the slowdown factor, and for each group of the
         latest step its K and why: the worth and the cost of its last draft position and of the next one.
         """
-        state, choice, latest = self.state, self._choice, self._latest
-        if state is None:
+        estimates, choice, latest = self.estimates, self._choice, self._latest
+        if estimates is None:
             return None
-        counts = Counter(latest.groups) if latest is not None and latest.wishes is choice.wishes else Counter()
+        counts = (
+            Counter(latest.groups) if latest is not None and latest.requirements is choice.requirements else Counter()
+        )
         return {
-            "acceptance_lengths": np.round(state.lengths, 3).tolist(),
-            "slowdown_ratio": round(state.slowdown, 3),
+            "acceptance_lengths": np.round(estimates.lengths, 3).tolist(),
+            "slowdown_ratio": round(estimates.slowdown, 3),
             "steps": self.steps,
             "choices": self.choices,
             "groups": explained(choice, counts),

@@ -10,12 +10,12 @@ _LEAST_POSITION = 1e-5
 
 
 class ProbePrices(NamedTuple):
-    """Costs of a probe in a step that drafts nothing else. The unit is the time of a step that drafts nothing.
+    """Costs of a probe in a step that drafts nothing else.
 
-    `drafting` is the fixed cost: a pass of the drafter, and the extra time of the next step because it verifies a
-    draft. `verifying` is the second part alone, the fixed cost if the drafter runs anyway for a prompt. `position` is
-    the cost of a position that the drafter reads or prepares, `token` that of a token to verify. `second` is the number
-    of steps that draft nothing in a second.
+    `drafting` is the fixed cost: a pass of the drafter, the fixed part of reading a backlog, and the extra time of the
+    next step because it verifies a draft. `verifying` is the last part alone, for a step in which the drafter reads a
+    prompt anyway. `position` is the cost of a position that the drafter reads or prepares, `token` that of a token to
+    verify. `steps_per_s`: such steps in a second.
     """
 
     drafting: float

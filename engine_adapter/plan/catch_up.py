@@ -6,10 +6,10 @@ request's whole backlog goes through the drafter before its next draft, so K may
 
 A. In a step that drafts:
 
-   A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. The drafter
-       reads its new positions anyway: only the accelerator knows which of them stay, and one more pass would take
-       longer than the slots.
-   A2. Requests with K > 0 catch up, smallest backlog first, up to `rows_per_step` rows, one request at least. The
+   A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It is not left
+       out: only the accelerator knows which of its positions are accepted, and a later pass would take longer than its
+       slots.
+   A2. Requests with K > 0 catch up, smallest backlog first, up to `catch_up_rows` rows, one request at least. The
        others get K = 0 in this step and are postponed, so that no step takes much longer than the steps before and
        after it.
    A3. Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
@@ -25,10 +25,9 @@ B. In a step that drafts nothing, the usual step at K = 0:
 C. Before a position joins a backlog (A3, B3), these requests catch up:
 
    C1. Held prompts, together: when there are `HELD_TOGETHER` of them, or `HELD_STEPS` steps after the first.
-   C2. Requests, largest backlog first, if all backlogs together would exceed `rows`, or one of them has reached
-       `rows_per_step`. Of several requests with equal backlogs one catches up in each step; the backlogs of the others
-       grow by a row per step meanwhile. A backlog that has grown beyond `rows_per_step` goes through the drafter in two
-       passes.
+   C2. Requests, largest backlog first, if all backlogs together would exceed `backlog_rows`, or one of them has reached
+       `catch_up_rows`. Of several requests with equal backlogs one catches up in each step, while the others grow by a
+       row. A backlog that has grown beyond `catch_up_rows` goes through the drafter in two passes.
 """
 
 from collections.abc import Sequence
@@ -37,9 +36,9 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 
 HELD_PROMPT = 48
-"""Tokens of the longest prompt that is held. A pass of the drafter for a prompt alone takes 2 ms of a GPU's step of
-5 ms (an 8B model on an H200), nearly independent of its tokens. Together with the rows of `HELD_STEPS` the backlog
-stays small enough for a first draft (`probes.FIRST_DRAFT_ROWS`)."""
+"""Tokens of the longest prompt that is held. A pass of the drafter for a prompt alone takes 2 ms of a GPU's step of 5
+ms (an 8B model on an H200), nearly independent of its tokens. With `HELD_STEPS` more rows the backlog still allows a
+free first draft (`probes.FIRST_DRAFT_ROWS`)."""
 
 HELD_TOGETHER = 8
 """Held prompts that go through the drafter in one pass. A larger number takes fewer passes and delays the first drafts
@@ -52,18 +51,18 @@ HELD_STEPS = 16
 class CatchUp:
     """Decides which requests of one engine catch up.
 
-    `rows` bounds the backlogs of all requests together, `rows_per_step` the rows that catch up in one step.
+    `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` the rows that catch up in one step.
     `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
     `reads_all` is true: no request is left out, and no prompt is held. A backlog from steps in which vLLM does not
-    draft catches up at once. `drafted_at` is the number of the last step that drafted.
+    draft is read at once. `drafted_at` is the number of the last step that drafted.
     """
 
-    def __init__(self, rows: int, rows_per_step: int, least_width: int = 0) -> None:
+    def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:
         self.least_width = least_width
         self.reads_all = least_width > 0
         self.drafted_at = 0
-        self._rows = rows
-        self._rows_per_step = rows_per_step
+        self._backlog_rows = backlog_rows
+        self._rows_per_step = catch_up_rows
 
     def drafting(self, batch: Sequence[DraftState], step: int) -> tuple[StepPlan, list[str]]:
         """Return the plan of step number `step`, which drafts, and the requests that it postpones (A2)."""
@@ -101,7 +100,9 @@ class CatchUp:
         caught_up: list[str] = []
         held: list[str] = []
         if read:
-            room = self._rows // 2 - sum([state.backlog for state in batch])  # held prompts fill half of the rows
+            room = self._backlog_rows // 2 - sum(
+                [state.backlog for state in batch]
+            )  # held prompts fill half of the rows
             for state in batch:
                 if may_be_held(state) and state.positions <= room:  # B1
                     room -= state.positions
@@ -118,18 +119,17 @@ class CatchUp:
     def identical_steps_ahead(self, states: Sequence[DraftState], step: int) -> int:
         """Return how many steps after `step` can draft nothing before one of `states` has to catch up."""
         backlogs = [state.backlog for state in states]
-        room = min((self._rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
+        room = min((self._backlog_rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
         return min([room, *(state.held_until - step - 1 for state in states if state.held_until is not None)])
 
     def _leave_positions(self, left_out: Sequence[DraftState], room: int, caught_up: list[str], step: int) -> int:
         """Add a row to the backlog of each of `left_out`; return how many rows catch up before that.
 
-        The requests that catch up are appended to `caught_up`. `room` is the number of rows for which this step still
-        has time.
+        The requests that catch up are appended to `caught_up`. `room`: rows that may still catch up in this step.
         """
         read = _catch_up_held(left_out, caught_up, step)  # C1
         backlogs = [state.backlog for state in left_out]
-        excess = sum(backlogs) + len(left_out) - self._rows
+        excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
             for state in sorted(left_out, key=backlog_of, reverse=True):
                 is_new = state.positions > 1 and state.backlog == state.positions - 1  # held in this very step

@@ -1,6 +1,6 @@
 """The state that the planner keeps for one request."""
 
-from specpilot.engine_adapter.evidence.acceptance import START_ACCEPTANCE, Acceptance, Kind, trials
+from specpilot.engine_adapter.evidence.request_acceptance import START_ACCEPTANCE, Acceptance, Kind, trials
 from specpilot.policy.bands import BANDS
 from specpilot.policy.names import K_LIMIT
 

@@ -7,13 +7,15 @@ vLLM's asynchronous loop not those of the step before it either.
 `Planner.plan` runs once a step. It determines K of each request in this order (the code has the same numbers):
 
 1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`).
-2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`).
+2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`). If vLLM will not
+   draft, because a request is too long for the drafter, K is 0 for all, without 4 and 5.
 3. *Scheduled K*, cut to the request's ceiling and to the room:
-   3a. under a table with a law, the K that the law chooses for this batch (`law.law`);
-   3b. under any other table, its K for the request's class, band and the number of running decodes.
-4. *Width*: the largest K of the step. A parallel drafter needs its slots in addition to the tokens of the step under
-   way, which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM keeps slots free for
-   `next_width` from the next step on, so this happens only in a step in which K rises.
+   3a. under a table with a law, the K that the law chooses for the decodes of this step (`law.law`);
+   3b. under any other table, its K for the request's class, its band and the number of running decodes, those without a
+       token in this step included.
+4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter needs its slots in addition to the
+   tokens of the step under way, which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM
+   keeps slots free for `next_width` from the next step on, so this happens only in a step in which K rises.
 5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes the
    choice of these requests, and the cost of a probe.
 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
@@ -30,17 +32,16 @@ When traffic changes:
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
   has the K that was chosen for that band.
-- The batch changes: under a law (3a) K of all bands is chosen anew when more than `MOVED_RATIO` of the decodes started,
-  ended or changed their group, and otherwise once a second. Under rows (3b) K changes with the number of running
-  decodes in the same step.
+- The batch changes: under a law (3a) K of all bands is chosen anew when more than an eighth of the decodes started,
+  ended or changed their group, and otherwise once a second (`law.law`, which also has the memories of its inputs).
+  Under rows (3b) K changes with the number of running decodes in the same step.
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
   move the band until step 3 gives the request a K above 0.
-- A new request starts in the band of similar requests (`evidence.acceptance.Priors`), and its first draft is due at
-  once. The outcome moves this starting band, and with it all similar requests without a verified draft.
+- A new request starts in the band of similar requests (`evidence.request_acceptance.Priors`), and its first draft is
+  due at once. The outcome moves this band, and so all similar requests without a verified draft.
 - K rises after steps at K = 0: backlogs catch up over several steps, smallest first (6).
-- A queue builds up: its length is not read. K changes with the number of running decodes, and with the room that they
-  leave (2).
+- A queue builds up: K changes only with the number of running decodes, and with the room that they leave (2).
 """
 
 from collections.abc import Sequence
@@ -49,12 +50,12 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.engine_adapter.plan.catch_up import CatchUp
 from specpilot.engine_adapter.plan.draft_state import DraftState
-from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, SEQUENTIAL_PROBE, Probes, deepest_probe
+from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, SEQUENTIAL_PROBE, Probes, probe_depth
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.step_room import StepRoom
 
-ROWS_PER_STEP = 1024
+CATCH_UP_ROWS = 1024
 """Rows that catch up in one step when K rises: the time of a short prompt, some 27 ms with the demo pair. With a larger
 number requests get drafts sooner; with a smaller one the durations of steps vary less."""
 
@@ -62,19 +63,18 @@ number requests get drafts sooner; with a smaller one the durations of steps var
 class Planner:
     """Plans the drafts of one engine, of at most `k_max` tokens each.
 
-    `rows` bounds the backlogs of all requests together, `rows_per_step` the rows that catch up in a step. `least_width`
-    is 1 for a drafter that must run in every step, else 0. `room` is the size of vLLM's step. `prices` are the costs of
-    probes, `None` while unknown; another thread replaces them.
+    `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` the rows that catch up in a step.
+    `least_width` is 1 for a drafter that must run in every step, else 0. `room` is the size of vLLM's step. `prices`
+    are the costs of probes, `None` while unknown; another thread replaces them.
 
-    `next_width` is the width of the next drafts by the law or the schedule, without the cut of case 4 and without
-    probes.
+    `next_width` is the width of the next drafts by the law or the table, before 4 and 5.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the facts of an engine
         self,
         k_max: int,
-        rows: int,
-        rows_per_step: int = ROWS_PER_STEP,
+        backlog_rows: int,
+        catch_up_rows: int = CATCH_UP_ROWS,
         least_width: int = 0,
         room: StepRoom = StepRoom(),  # noqa: B008 - frozen
         prices: ProbePrices | None = None,
@@ -82,8 +82,8 @@ class Planner:
         self.k_max = k_max
         self.next_width = 0
         self.prices = prices
-        self.catch_up = CatchUp(rows, rows_per_step, least_width)
-        self.probes = Probes(k_max, rows_per_step)
+        self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width)
+        self.probes = Probes(k_max, catch_up_rows)
         self._room = room
         self._lone_probe = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
         self._step = 0
@@ -104,30 +104,30 @@ class Planner:
         """
         # 1. Budget
         self._step += 1
-        self.probes.start_step(self.prices, table.probe_ratio)  # reads the prices once
+        self.probes.start_step(self.prices, table.probe_ratio)
         # 2. Room
         batch = (*states, *prefilling)
-        deepest = self._room.deepest(len(batch) + waiting)
+        k_room = self._room.largest_k(len(batch) + waiting)
         # 3. Scheduled K
         if can_draft and table.law is not None and states:
-            width = _set_k_by_law(states, table.law, deepest)
+            width = _set_k_by_law(states, table.law, k_room)
         else:
-            width = _set_k_by_table(states, table if can_draft else None, len(states) + waiting, deepest)
+            width = _set_k_by_table(states, table if can_draft else None, len(states) + waiting, k_room)
         self.next_width = width
         if self.k_max == 0:
             return StepPlan(0)
         if can_draft:
             # 4. Width
-            deepest = min(deepest, self._widest(batch))
-            if width > deepest:
-                width = deepest
+            k_room = min(k_room, self._widest(batch))
+            if width > k_room:
+                width = k_room
                 for state in states:
-                    state.k = min(state.k, deepest)
+                    state.k = min(state.k, k_room)
             width = max(width, self.catch_up.least_width)
             # 5. Probes
-            if table.probed and table.probe_ratio > 0.0 and deepest:
+            if table.probed and table.probe_ratio > 0.0 and k_room:
                 is_drafting = self.next_width > 0
-                depth = min(deepest, width if is_drafting else self._lone_probe)
+                depth = min(k_room, width if is_drafting else self._lone_probe)
                 width = self.probes.choose(states, table, self._step, width, depth)
         # 6. Backlogs
         if width == 0:
@@ -146,9 +146,8 @@ class Planner:
         if not states or self.k_max == 0:
             return 0
         ahead = self.catch_up.identical_steps_ahead(states, self._step)
-        self.probes.prices = self.prices
         if table.probe_ratio > 0.0:
-            probed = [state for state in states if deepest_probe(state, table)]
+            probed = [state for state in states if probe_depth(state, table)]
             if probed:
                 ahead = min(ahead, self.probes.steps_until_next(probed, table.probe_ratio, self._step))
         return max(0, ahead)
@@ -161,7 +160,7 @@ class Planner:
         self.probes.earn(table.probe_ratio, count)
 
     def idle(self, probe_ratio: float, steps: float) -> None:
-        """Account for idle time as long as `steps` mean steps: it adds to the budget for probes like busy time."""
+        """Add idle time, in steps of mean duration, to the budget for probes, like busy time."""
         self.probes.earn(probe_ratio, steps)
 
     def _widest(self, batch: Sequence[DraftState]) -> int:
@@ -171,7 +170,7 @@ class Planner:
         return self._room.widest(len(batch), sum([state.positions for state in batch]))
 
 
-def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running: int, deepest: int) -> int:
+def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running: int, k_room: int) -> int:
     """Give each request the K of the table for `running` decodes (case 3b), 0 without a table; return the largest."""
     width = 0
     k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
@@ -181,14 +180,14 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running:
         ceiling = state.ceiling
         k = k_of.get((state.traffic_class, band, ceiling))
         if k is None:
-            k = min(ceiling, deepest, table.k(state.traffic_class, band, running)) if table is not None else 0
+            k = min(ceiling, k_room, table.k(state.traffic_class, band, running)) if table is not None else 0
             k_of[state.traffic_class, band, ceiling] = k
             width = max(width, k)
         state.k = state.scheduled_k = k
     return width
 
 
-def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) -> int:
+def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> int:
     """Give each request the K that the law chooses (case 3a); return the largest.
 
     Report to the law how many rows catch up now because its earlier choices left these requests out.
@@ -198,8 +197,8 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
         acceptance = state.acceptance
         state.band, state.is_first = acceptance.band, acceptance.drafts == 0
         k = chosen  # comparisons, because `min` takes a third of this loop's time
-        if k > deepest:  # noqa: PLR1730
-            k = deepest
+        if k > k_room:  # noqa: PLR1730
+            k = k_room
         if k > state.ceiling:  # noqa: PLR1730
             k = state.ceiling
         state.k = state.scheduled_k = k
@@ -208,7 +207,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, deepest: int) ->
             if k > width:  # noqa: PLR1730
                 width = k
             if state.left_out_rows:
-                rows += min(state.left_out_rows, state.backlog)  # one that verified a draft then has no row of it
+                rows += min(state.left_out_rows, state.backlog)  # not of steps in which it verified a draft
                 state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:

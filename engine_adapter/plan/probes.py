@@ -17,14 +17,17 @@ room of the step.
             drafting    otherwise: the drafter's pass, and the extra time of the step that verifies
 
 *Budget.* Each step adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time. The budget
-is at most the cost of the most expensive probe. While the prices are unknown there are no probes.
+is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no probes. So in
+any time T probes are charged at most `probe_ratio` T, the limit, and the debt of follow-ups (2). Free first drafts (1)
+come in addition. A probe alone in its step costs about two steps with the demo pair on two CPU cores, so at a
+`probe_ratio` of 0.005 one runs every 400 steps.
 
 `choose` takes three kinds in this order:
 
-1. *First drafts*, in a step that drafts without them, are free up to `_FREE_STEPS` a step, for requests with at most
+1. *First drafts*, in a step that drafts without them, are free up to a time of `_FREE_STEPS`, for requests with at most
    `FIRST_DRAFT_ROWS` rows. Until its first draft a request is in the band in which similar requests start. If K is 0 in
-   this band, requests could end before any of their drafts is verified. With free first drafts, as soon as the step
-   drafts for one predictable request, all others get one draft in the same steps.
+   this band, requests could end before any of their drafts is verified. With free first drafts, as soon as steps draft
+   for one predictable request, all others get one draft too.
 2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged. They may
    overdraw the budget by `_FOLLOW_UP_DEBT` times `drafting`.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
@@ -48,12 +51,11 @@ PROBE_AFTER = 16
 change in the text is then noticed in 10 to 14 steps; more frequent probes cost more than they gain."""
 
 FIRST_DRAFT_ROWS = 64
-"""Rows of the largest backlog with which a request's first draft is free; with them it takes a quarter of a step at
-most. With a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that
-is unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of
-them predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. This is the
-same for 16, 64 and 1,000 rows. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00
-(docs/decisions/0021)."""
+"""Largest backlog, in rows, with which a request's first draft is free: it then takes a quarter of a step at most. With
+a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that is
+unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of them
+predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. 16 and 1,000
+rows give the same. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00."""
 
 PARALLEL_PROBE = 4
 """Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable
@@ -67,7 +69,7 @@ PROMPT_SHARE = 0.75
 counts for all similar requests. But only the other probes detect that the text of a running request has changed."""
 
 _FREE_STEPS = 1.0
-"""Longest time of the free first drafts of one step, in steps that draft nothing."""
+"""Longest time of the free first drafts of a step; the unit is a step that drafts nothing."""
 
 _FOLLOW_UP_DEBT = 3.0
 """Largest debt of the budget that follow-ups may cause, in multiples of `drafting`. A larger debt delays the next probe
@@ -86,17 +88,17 @@ DepthOf = Callable[[DraftState], int]
 class Probes:
     """The budget of one engine's probes, and the choice of the requests that are probed.
 
-    `k_max` and `rows_per_step` determine the most expensive probe. `prices` are those of the current step; `None`:
+    `k_max` and `catch_up_rows` determine the most expensive probe. `prices` are those of the current step; `None`:
     unknown. `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. The
     planner sets `drafted_at`, the number of the last step that drafted.
     """
 
-    def __init__(self, k_max: int, rows_per_step: int) -> None:
+    def __init__(self, k_max: int, catch_up_rows: int) -> None:
         self.prices: ProbePrices | None = None
         self.budget = 0.0
         self.drafted_at = 0
         self._k_max = k_max
-        self._rows_per_step = rows_per_step
+        self._rows_per_step = catch_up_rows
         self._prompt_budget = 0.0  # a second limit, for prompts in steps that draft nothing else
         self._charges: dict[str, float] = {}  # in the current step, by request
 
@@ -109,7 +111,7 @@ class Probes:
         return prices.drafting + prices.of_draft(self._rows_per_step, self._k_max, self._k_max)
 
     def earn(self, probe_ratio: float, steps: float) -> None:
-        """Add the share of so many `steps`, or of as much idle time, to the budget."""
+        """Add the share of `steps` steps, busy or idle, to the budget."""
         limit = self.limit
         self.budget = min(self.budget + steps * probe_ratio, limit)
         self._prompt_budget = min(self._prompt_budget + steps * probe_ratio * PROMPT_SHARE, limit)
@@ -131,9 +133,9 @@ class Probes:
             return width
 
         def depth_of(state: DraftState) -> int:
-            return min(depth, deepest_probe(state, table))
+            return min(depth, probe_depth(state, table))
 
-        candidates = [state for state in states if state.k == 0 and deepest_probe(state, table)]
+        candidates = [state for state in states if state.k == 0 and probe_depth(state, table)]
         if width:
             _draft_first(candidates, prices, width, depth_of)  # 1
         width = self._follow_up(candidates, prices, width, depth_of)  # 2
@@ -145,9 +147,9 @@ class Probes:
         self.budget += self._charges.get(request_id, 0.0)
 
     def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
-        """Return the number of steps after `step` without a probe: none of `probed` is due, or the budget is too small.
+        """Return the number of steps after `step` in which none of `probed` is due, or the budget is too small.
 
-        For follow-ups only the limit of the debt counts.
+        Follow-ups depend on the debt alone.
         """
         prices, limit = self.prices, self.limit
         most = self._rows_per_step  # after these a backlog has to catch up anyway
@@ -215,12 +217,12 @@ class Probes:
 
 def may_probe(state: DraftState, table: KTable) -> bool:
     """Whether a request is ever probed under this schedule."""
-    return table.probe_ratio > 0.0 and deepest_probe(state, table) > 0
+    return table.probe_ratio > 0.0 and probe_depth(state, table) > 0
 
 
-def deepest_probe(state: DraftState, table: KTable) -> int:
+def probe_depth(state: DraftState, table: KTable) -> int:
     """Return the largest depth of a probe of a request; 0: it is never probed."""
-    return min(table.deepest_probe(state.traffic_class), state.ceiling)
+    return min(table.probe_depth(state.traffic_class), state.ceiling)
 
 
 def _draft_first(candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> None:
@@ -240,5 +242,5 @@ def _due_at(state: DraftState) -> int:
 
 
 def _steps_to_earn(missing: float, probe_ratio: float, most: int) -> int:
-    """Return the number of steps, at most `most`, before the step in which the budget has grown by `missing`."""
+    """Return the number of steps, at most `most`, before the budget has grown by `missing`."""
     return math.ceil(min(missing / probe_ratio, float(most))) - 1 if missing > 0 else 0

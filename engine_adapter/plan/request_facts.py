@@ -40,14 +40,14 @@ def stated(request: Any) -> Stated:
 
 
 def min_tokens(request: Any) -> int:
-    """Return the length in tokens before which a request may not stop though a stop token could end it; 0: none."""
+    """Return a request's `min_tokens`; 0 if it has none, or if no stop token could end it."""
     parameters = request.sampling_params
     is_bound = parameters is not None and bool(parameters.all_stop_token_ids)
     return int(parameters.min_tokens) if is_bound else 0
 
 
 def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
-    """Return the largest length of a request's next draft; this step verifies `drafted` tokens of its last one.
+    """Return the largest length of a request's next draft; this step verifies `drafted` tokens of the last draft.
 
     A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, no draft may reach that length, even
     if all earlier drafts are accepted. The reason: vLLM bars the stop tokens of a whole step by the request's length
@@ -66,8 +66,7 @@ def reads_text_prompt(state: DraftState, request: Any, drafted: int) -> bool:
     """Whether a step that verifies `drafted` tokens of a request reads its prompt, and the prompt is text alone.
 
     vLLM pads a joining request with placeholders. They are verified like a draft and are not a prompt. Only text
-    counts, because the position of a row is derived from the next one, which is wrong for images with three-dimensional
-    positions.
+    counts: a row's position is derived from the next row's, which is wrong for images with three-dimensional positions.
     """
     return not (state.decoding or drafted or request.mm_features)
 

@@ -8,9 +8,9 @@ from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Outcome, Step
 
 
 class ScheduledDraft(NamedTuple):
-    """The scheduled K of a draft, the band by which it was chosen, and whether no draft had been verified by then."""
+    """The scheduled K of a draft, the band by which it was chosen, and whether the request had no verified draft."""
 
-    k: int
+    scheduled_k: int
     band: int
     is_first: bool
 

@@ -10,11 +10,10 @@ The table in force, in this order (the code has the same numbers):
 2. guidance: the schedule has guidance for this engine, and the engine's law has enough evidence (measured steps, and
    traffic or the fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. Engines in
    `drawn` have a guidance of their own, or none, until the window of the experiment ends (`Schedule.drawn_for_s`).
-   Afterwards all do the same, also if no controller says so;
+   Afterwards all follow `guidance`, also without a new schedule;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
-5. held: the schedule's rows for `hold_s` more. K by band and load stays useful while the hardware does not
-   change; a single K suits one load only;
+5. held: the schedule's rows for `hold_s` more. K by band and load suits more loads than a single K;
 6. expired, and before the first schedule: the static K for every class.
 
 A schedule is refused if its version is not newer than that of the last one applied, even if the last one has expired.
@@ -33,15 +32,15 @@ from specpilot.policy.schedule import Guidance, KRange, Schedule
 
 
 class Source(StrEnum):
-    """The source of the K in force: the cases of the module, `static` before the first schedule."""
+    """The source of the K in force: the cases of the module."""
 
-    CALIBRATION = "calibration"
-    STATIC = "static"
-    ENGINE = "engine"
-    GUIDANCE = "guidance"
-    SCHEDULE = "schedule"
-    HELD = "held"
-    EXPIRED = "expired"
+    CALIBRATION = "calibration"  # 1
+    GUIDANCE = "guidance"  # 2
+    SCHEDULE = "schedule"  # 3
+    ENGINE = "engine"  # 4
+    HELD = "held"  # 5
+    EXPIRED = "expired"  # 6
+    STATIC = "static"  # 6, before the first schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class KTable:
     """K by class, band and running decodes, dense: `rows[class][band][n - 1]`; the last entry also holds for larger n.
 
     `probed` maps each class with rows by band to the largest depth of its probes: the largest K of its rows, at least
-    1. A class with one row for all bands is pinned and not probed.
+    1. Without a law, a class with one row for all bands is pinned and not probed.
 
     With a `law`, the law chooses K, and `rows` are the static K.
     """
@@ -65,7 +64,7 @@ class KTable:
         row = (self.rows.get(traffic_class) or self.rows[DEFAULT_CLASS])[band]
         return row[running_decodes - 1] if running_decodes <= len(row) else row[-1]
 
-    def deepest_probe(self, traffic_class: str) -> int:
+    def probe_depth(self, traffic_class: str) -> int:
         """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
         return self.probed.get(traffic_class if traffic_class in self.rows else DEFAULT_CLASS, 0)
 
@@ -76,9 +75,10 @@ def static_table(k: int, source: Source = Source.STATIC) -> KTable:
 
 
 def law_table(law: EngineLaw, probe_ratio: float, source: Source = Source.ENGINE) -> KTable:
-    """Return the table in which `law` chooses K, and every request is probed within its class's bounds."""
-    rows = dict.fromkeys(law.wishes.deepest, ((law.static_k,),) * BANDS)
-    probed = {name: depth for name, depth in law.wishes.deepest.items() if depth}
+    """Return the table in which `law` chooses K, and probes keep the bounds of each class."""
+    depths = law.requirements.probe_depth
+    rows = dict.fromkeys(depths, ((law.static_k,),) * BANDS)
+    probed = {name: depth for name, depth in depths.items() if depth}
     return KTable(source, rows, probe_ratio, probed, law)
 
 
@@ -120,12 +120,12 @@ class _Applied:
     table: KTable
     held: KTable
     received_at: float
-    drawn_guidance: Guidance | None  # of this engine while its window lasts
+    window_guidance: Guidance | None  # of this engine while the window lasts, drawn or not
 
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance of this engine at monotonic time `now`, whether or not the schedule is still valid."""
         is_in_window = now - self.received_at <= self.schedule.drawn_for_s  # if it is drawn
-        return self.drawn_guidance if is_in_window else self.schedule.guidance
+        return self.window_guidance if is_in_window else self.schedule.guidance
 
 
 class SpeculationControl:
@@ -210,7 +210,7 @@ class SpeculationControl:
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance that the engine's law follows at monotonic time `now`; `None`: none.
 
-        While the engine follows the rows of an experiment, its law keeps the guidance of the other arm.
+        While the engine follows the rows of an experiment, its law keeps the guidance of the other way.
         """
         applied = self._applied
         if applied is None or now - applied.received_at > applied.schedule.valid_for_s + self.hold_s:

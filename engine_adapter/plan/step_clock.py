@@ -15,9 +15,9 @@ class StepClock:
     scheduled and no step is under way.
 
     In vLLM's asynchronous loop the host launches the next step before it processes the outcome of the last one, so the
-    time between two updates contains the launch of a third step. Therefore, if a device runs the steps, a step lasts
-    from the end of the previous step to its own end on the device. If a launch delays the device, this delay is then
-    part of the launched step.
+    time between two outcomes includes another launch. Therefore, if the device reports times, a step lasts from the end
+    of the previous step to its own end on the device. If a launch delays the device, the delay is part of the launched
+    step.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The largest K with which every running request fits into vLLM's step. Pure.
 
-A step of vLLM has at most `max_num_scheduled_tokens` tokens. vLLM gives them to requests in the order of its running
-list; requests after the last token have none in that step. vLLM admits requests by the K of that moment. If K rises
-while they run, they may no longer fit into a step. Therefore K is cut.
+A step of vLLM has at most `max_num_scheduled_tokens` tokens. vLLM gives them out in the order of its running list; when
+they are used up, later requests get none in that step. vLLM admits requests by the present K. If K rises later, they
+may no longer fit into a step. Therefore K is cut to what fits.
 
 At one K for all, a request takes `1 + K` tokens of a step. A parallel drafter reads the step's tokens again, and
 `K - 1` slots of each request, in buffers of `positions` (`max_num_batched_tokens`). So `n` requests fit while
@@ -29,7 +29,7 @@ class StepRoom:
     positions: int = sys.maxsize
     is_parallel: bool = False
 
-    def deepest(self, running: int) -> int:
+    def largest_k(self, running: int) -> int:
         """Return the largest K at which `running` requests fit into the next step.
 
         Requests that still prefill count too: their prompts get the rest of the step, at least one token.

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.engine_adapter.evidence.acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.request_acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe
@@ -178,7 +178,7 @@ class Steps:
             k = min(allowed, prefix)
             self._cut += drafted - prefix
             is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
-            is_probe = k > planned.k
+            is_probe = k > planned.scheduled_k
             draft = Draft(state.label, planned.band, k, accepted, is_probe, is_refused, planned.is_first)
             self._drafts[request_id] = draft
             if k or is_refused:
@@ -216,7 +216,7 @@ class Steps:
     def end(
         self, output: Any, outputs: Mapping[int, Any], now: float, *, goes_on: bool, device_s: float | None = None
     ) -> None:
-        """Count a step. `outputs` are its outputs: none for requests that have ended in the meantime.
+        """Count a step. `outputs` has none for requests that ended before.
 
         `goes_on`: there are unfinished requests, so the next step lasts from now. `device_s`: seconds on the device
             from the end of the previous step to the end of this one; `None` without a device that reports them.
@@ -247,13 +247,13 @@ class Steps:
         return self._clock.waiting_s(scheduled_at, now)
 
     def pause(self) -> None:
-        """Note that the engine pauses or goes on: the time in between belongs to no step."""
+        """Record that the engine pauses or goes on: this time belongs to no step."""
         self._clock.interrupt()
 
     # Requests
 
     def restart(self, request_id: str) -> None:
-        """Note that a request was preempted: it will be prefilled anew."""
+        """Record that a request was preempted: it is prefilled anew."""
         self._stop_repeating()
         state = self.states.get(request_id)
         if state is not None:
@@ -285,7 +285,7 @@ class Steps:
         )
 
     def _may_repeat(self, step: ScheduledStep, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
-        """Whether the next step repeats `step`, which drafts nothing, if it has the same requests with one token each.
+        """Whether a next step with the same requests and one token each repeats `step`, which drafts nothing.
 
         That is so if nothing was verified, no request catches up or has changed its band, and K is 0 by the law or the
         schedule and not because a request is shorter than its `min_tokens`.

@@ -54,8 +54,8 @@ def of_output(output: Any) -> float | None:
 
     `None` if unknown: for the first step, and in the synchronous loop.
     """
-    found: float | None = getattr(output, ATTRIBUTE, None)
-    return found
+    seconds: float | None = getattr(output, ATTRIBUTE, None)
+    return seconds
 
 
 def _mark() -> HostMark | DeviceMark:
@@ -69,16 +69,16 @@ def mark_steps(outputs: Any, mark: Callable[[], Any] = _mark) -> None:
 
     @wraps(init)
     def init_with_mark(self: Any, *args: Any, **kwargs: Any) -> None:
-        own = mark()  # before vLLM makes its copy wait for all launched work, so that this event has passed by then
-        setattr(self, _MARK, (own, latest[0] if latest else None))
-        latest[:] = [own]
+        step_mark = mark()  # before vLLM makes its copy wait for all launched work, so this event has passed by then
+        setattr(self, _MARK, (step_mark, latest[0] if latest else None))
+        latest[:] = [step_mark]
         init(self, *args, **kwargs)
 
     @wraps(get_output)
     def get_output_with_time(self: Any) -> Any:
         output = get_output(self)
-        own, before = getattr(self, _MARK)
-        seconds = own.since(before) if before is not None else None
+        step_mark, before = getattr(self, _MARK)
+        seconds = step_mark.since(before) if before is not None else None
         if output is not None and seconds is not None:
             setattr(output, ATTRIBUTE, seconds)
         return output

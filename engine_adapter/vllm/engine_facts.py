@@ -80,13 +80,13 @@ def at_widths(vllm_config: Any) -> Sequence[Any]:
     speculative = vllm_config.speculative_config
     if speculative is None:
         return [vllm_config]
-    found = []
+    configs = []
     for width in range(vllm_config.num_speculative_tokens + 1):
         config, config_at_width = copy(vllm_config), copy(speculative)
         config_at_width.num_speculative_tokens = max(1, width)
         config.speculative_config = config_at_width
-        found.append(config)
-    return found
+        configs.append(config)
+    return configs
 
 
 def largest_graph(vllm_config: Any) -> int:

@@ -5,6 +5,8 @@ creates the scheduler. Then it calls `WORKER_METHOD` on the first one, and the r
 cache's configuration.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any
@@ -28,12 +30,12 @@ def install() -> None:
     initialize = EngineCore._initialize_kv_caches
 
     @wraps(initialize)
-    def initialize_and_ask(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = initialize(self, *args, **kwargs)
-        setattr(found, GRAPHS, self.model_executor.collective_rpc(WORKER_METHOD)[0])
-        return found
+    def initialize_with_graphs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = initialize(self, *args, **kwargs)
+        setattr(config, GRAPHS, self.model_executor.collective_rpc(WORKER_METHOD)[0])
+        return config
 
-    EngineCore._initialize_kv_caches = initialize_and_ask
+    EngineCore._initialize_kv_caches = initialize_with_graphs
     setattr(WorkerBase, WORKER_METHOD, of_worker)
 
 
@@ -49,3 +51,16 @@ def of_config(kv_cache_config: Any) -> Graphs | None:
     """Return the graphs that came with the configuration of the KV cache."""
     plain = getattr(kv_cache_config, GRAPHS, None)
     return from_plain(Graphs, plain) if plain is not None else None
+
+
+def sizes(tokens: Iterable[int]) -> tuple[int, ...]:
+    """Return the sizes of graphs as the record has them: each once, the smallest first."""
+    return tuple(sorted(set(tokens)))
+
+
+def sizes_by_length(graphs: Iterable[tuple[int, int]]) -> Mapping[int, tuple[int, ...]]:
+    """Return the sizes of uniform graphs by their query length, from pairs of query length and size."""
+    tokens: defaultdict[int, set[int]] = defaultdict(set)
+    for length, size in graphs:
+        tokens[length].add(size)
+    return {length: sizes(tokens[length]) for length in sorted(tokens)}

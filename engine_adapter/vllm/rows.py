@@ -140,13 +140,13 @@ class Rows:
         then.
         """
         waiting = self.by_request()
-        kept = {request: waiting[request] for request in batch if request in waiting}
-        old = sorted(chain.from_iterable(kept.values()))
+        batch_rows = {request: waiting[request] for request in batch if request in waiting}
+        old = sorted(chain.from_iterable(batch_rows.values()))
         if len(old) + count > len(self._tokens):
             self.drop()
             return
         new = {row: place for place, row in enumerate(old)}
-        self._by_request = {request: [new[row] for row in rows] for request, rows in kept.items()}
+        self._by_request = {request: [new[row] for row in rows] for request, rows in batch_rows.items()}
         self.used = len(old)
         for first in range(0, len(old), ROWS_TOGETHER):  # no row moves up, so none is overwritten before it moves
             part = indices(old[first : first + ROWS_TOGETHER], self._states.device)

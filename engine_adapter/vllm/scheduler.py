@@ -28,7 +28,7 @@ from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.draft_state import DraftState
-from specpilot.engine_adapter.plan.planner import ROWS_PER_STEP, Planner
+from specpilot.engine_adapter.plan.planner import CATCH_UP_ROWS, Planner
 from specpilot.engine_adapter.plan.request_facts import min_tokens
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.plan.step_plan import PLAN
@@ -80,7 +80,7 @@ class _SpecPilotScheduler:
         planner = Planner(
             k_max,
             rows,
-            min(ROWS_PER_STEP, vllm_config.scheduler_config.max_num_batched_tokens),
+            min(CATCH_UP_ROWS, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows else min(1, k_max),
             room=engine_facts.step_room(vllm_config),
         )
@@ -132,21 +132,21 @@ class _SpecPilotScheduler:
         """
         if self._width == 0 or self.graphs is None or self.graphs.fit_any_k:
             return 0
-        found = {state.k for state in self.steps.decoding}
-        if len(found) != 1:
+        depths = {state.k for state in self.steps.decoding}
+        if len(depths) != 1:
             return 0
         requests, running = self.requests, self.running  # type: ignore[attr-defined]
         # Not over all waiting requests: there may be thousands, and this runs in each step.
         is_short = len(requests) > len(running) and any(
             _is_short(requests[name]) for name in self._bound if name in requests
         )
-        return 0 if is_short else found.pop()
+        return 0 if is_short else depths.pop()
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         requests, running, now = self.requests, self.running, time.monotonic()  # type: ignore[attr-defined]
         for new in scheduler_output.scheduled_new_reqs:  # more input of a session: its rows are dropped
-            self._uncache_unseen(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
+            self._uncache_backlog(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
         setattr(scheduler_output, PLAN, plan)
@@ -203,20 +203,20 @@ class _SpecPilotScheduler:
 
     def _free_request_blocks(self, request: Any) -> None:
         """Free the blocks, after removing those with a backlog from the prefix cache."""
-        self._uncache_unseen(request)
+        self._uncache_backlog(request)
         super()._free_request_blocks(request)  # type: ignore[misc]
 
-    def _uncache_unseen(self, request: Any, scheduled: int = 0) -> None:
+    def _uncache_backlog(self, request: Any, scheduled: int = 0) -> None:
         """Remove the blocks with a backlog from the prefix cache: a request that needs them prefills them.
 
         `scheduled` positions at the end belong to the present step, not to the backlog.
         """
         backlog = self.steps.backlog(request.request_id)
         if backlog:
-            seen = min(max(0, request.num_computed_tokens - scheduled - backlog), self._drafter_length)
+            read_tokens = min(max(0, request.num_computed_tokens - scheduled - backlog), self._drafter_length)
             cache = self.kv_cache_manager  # type: ignore[attr-defined]
             groups = zip(cache.get_block_ids(request.request_id), cache.coordinator.single_type_managers, strict=True)
-            cache.evict_blocks({block for blocks, kind in groups for block in blocks[seen // kind.block_size :]})
+            cache.evict_blocks({block for blocks, kind in groups for block in blocks[read_tokens // kind.block_size :]})
 
     def begin_drain(self) -> None:
         """Mark the engine as draining, for all gateways."""

@@ -1,5 +1,6 @@
-"""Reads the scheduler's output of a step for both model runners: its plan, and the requests whose rows end."""
+"""Reads a step as scheduled, for both model runners: its plan, the requests to draft for, and those whose rows end."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from specpilot.engine_adapter.plan.step_plan import PLAN, StepPlan
@@ -10,6 +11,12 @@ def plan_of(scheduler_output: Any) -> StepPlan | None:
     """Return the adapter's plan of a step, `None` when another scheduler made it."""
     plan: StepPlan | None = getattr(scheduler_output, PLAN, None)
     return plan
+
+
+def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
+    """Return the places in the `batch` of the requests that are not `left_out`."""
+    out = frozenset(left_out)
+    return [place for place, request in enumerate(batch) if request not in out]
 
 
 def forget_useless(rows: Rows, scheduler_output: Any) -> None:

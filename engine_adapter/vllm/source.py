@@ -67,8 +67,8 @@ class VllmSource:
         required += [argument for argument, default in pairs if default is None]
         names = [argument.arg for argument in (*positional, *arguments.kwonlyargs)]
         is_static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in function.decorator_list)
-        own = names[:1] if owner is not None and not is_static else []
-        return Signature(tuple(names[len(own) :]), frozenset(item.arg for item in required) - set(own))
+        receiver = names[:1] if owner is not None and not is_static else []
+        return Signature(tuple(names[len(receiver) :]), frozenset(item.arg for item in required) - set(receiver))
 
     def attributes(self, file: str, owner: str) -> frozenset[str]:
         """Return the names in the class `owner` and its bases: fields, methods, and `self.x = ...` of `__init__`."""
@@ -107,11 +107,11 @@ class VllmSource:
     def _lineage(self, file: str, name: str) -> Iterator[ast.ClassDef]:
         """The class, then its bases that are defined in vLLM."""
         parsed = self._file(file)
-        found = parsed.classes.get(name) if parsed is not None else None
-        if found is None or parsed is None:
+        definition = parsed.classes.get(name) if parsed is not None else None
+        if definition is None or parsed is None:
             return
-        yield found
-        for base in found.bases:
+        yield definition
+        for base in definition.bases:
             if isinstance(base, ast.Name) and base.id != name:
                 yield from self._lineage(parsed.imports.get(base.id, file), base.id)
 

@@ -19,31 +19,31 @@ def notes(vllm_config: Any) -> list[str]:
     speculative, model = vllm_config.speculative_config, vllm_config.model_config
     if speculative is None:
         return []
-    found = []
+    limits = []
     if speculative.method in IN_STEP_ON_V2:
-        found.append(
+        limits.append(
             f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves verification, and a "
             "draft model's passes beyond the first"
         )
-        return found
+        return limits
     if uses_mla(speculative.draft_model_config):
-        found.append(
+        limits.append(
             "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact, so it "
             "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
         )
     if is_windowed(speculative.draft_model_config):
-        found.append(
+        limits.append(
             "the drafter's attention has a sliding window, so it cannot fall behind and runs in every step, "
             "also at K = 0: K = 0 saves less than with a drafter without one"
         )
     length, k_max = drafter_length(vllm_config), vllm_config.num_speculative_tokens
     if length < model.max_model_len:
-        found.append(
+        limits.append(
             f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
             f"than {length - k_max} runs, no request speculates; limit --max-model-len, or send long requests elsewhere"
         )
-    found += graph_notes(vllm_config)
-    return found
+    limits += graph_notes(vllm_config)
+    return limits
 
 
 def graph_notes(vllm_config: Any) -> list[str]:
@@ -52,9 +52,9 @@ def graph_notes(vllm_config: Any) -> list[str]:
     largest = getattr(compilation, "max_cudagraph_capture_size", None) or 0
     if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
         return []
-    found = []
+    limits = []
     if getattr(getattr(compilation, "cudagraph_mode", None), "name", "") == "FULL":
-        found.append(
+        limits.append(
             "with cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset (FULL_AND_PIECEWISE): with the "
             "adapter every step of the target then replays a FULL graph too, where the attention backend supports it"
         )
@@ -62,15 +62,15 @@ def graph_notes(vllm_config: Any) -> list[str]:
     is_parallel = bool(getattr(vllm_config.speculative_config, "parallel_drafting", False))
     verified = 1 + k_max
     drafted = 2 * k_max if is_parallel else verified
-    wanted = running * max(verified, drafted)
-    if wanted > largest:
+    capture_size = running * max(verified, drafted)
+    if capture_size > largest:
         drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""
-        found.append(
+        limits.append(
             f"CUDA graphs end at {largest} tokens: at K = {k_max} the target's steps have none above "
             f"{largest // verified} running requests{drafter}, and up to {running} may run; set "
-            f"--max-cudagraph-capture-size {wanted}, a smaller K_max or a smaller --max-num-seqs"
+            f"--max-cudagraph-capture-size {capture_size}, a smaller K_max or a smaller --max-num-seqs"
         )
-    return found
+    return limits
 
 
 def mode_note(configured: Any, resolved: Any) -> str | None:

@@ -19,8 +19,8 @@ _REJECTED = "_specpilot_rejected"
 
 def of_output(output: Any) -> Mapping[str, int] | None:
     """Return the number of verified draft tokens of each request; `None`: all that were scheduled."""
-    found: Mapping[str, int] | None = getattr(output, ATTRIBUTE, None)
-    return found
+    verified: Mapping[str, int] | None = getattr(output, ATTRIBUTE, None)
+    return verified
 
 
 def report(outputs: Any, is_adaptive: Callable[[], bool], copied: Callable[[Any, Any, Any], Any]) -> None:
@@ -36,8 +36,10 @@ def report(outputs: Any, is_adaptive: Callable[[], bool], copied: Callable[[Any,
     def init_with_rejected(self: Any, *args: Any, **kwargs: Any) -> None:
         rejected = None
         if is_adaptive():
-            given = dict(zip(names, args, strict=False)) | kwargs
-            rejected = copied(given["sampler_output"].num_rejected, given["main_stream"], given["copy_stream"])
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            rejected = copied(
+                arguments["sampler_output"].num_rejected, arguments["main_stream"], arguments["copy_stream"]
+            )
         setattr(self, _REJECTED, rejected)
         init(self, *args, **kwargs)
 
@@ -47,8 +49,8 @@ def report(outputs: Any, is_adaptive: Callable[[], bool], copied: Callable[[Any,
         if rejected is not None:
             tokens = output.sampled_token_ids
             verified = {
-                request: max(0, len(own) - 1 + int(count))
-                for request, own, count in zip(output.req_ids, tokens, rejected, strict=False)
+                request: max(0, len(sampled) - 1 + int(count))
+                for request, sampled, count in zip(output.req_ids, tokens, rejected, strict=False)
             }
             setattr(output, ATTRIBUTE, verified)
         return output

@@ -71,8 +71,8 @@ def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
 
 @cache
 def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
-    found = util.find_spec("vllm")
-    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+    spec = util.find_spec("vllm")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
     def read(path: str) -> str | None:
         file = folder / path if folder is not None else None

@@ -23,8 +23,8 @@ Lookup = Callable[[str, int], Collection[str]]
 
 def lookup(host: str, port: int) -> frozenset[str]:
     """Resolve `host` by the system: hosts file, A and AAAA records. Raises `OSError`."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return frozenset(str(address[0]) for *_, address in found)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return frozenset(str(address[0]) for *_, address in addresses)
 
 
 class Resolver:

@@ -70,14 +70,14 @@ class Engine:
 
     def head(self, method: bytes, path: bytes) -> bytes:
         """Return the first lines of a request: request line, host, the engine's own authorization."""
-        found = self._heads.get((method, path))
-        if found is None:
+        lines = self._heads.get((method, path))
+        if lines is None:
             target = self._address.prefix + path
             host = self._address.host_header
-            found = method + b" " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + self._authorization
+            lines = method + b" " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n" + self._authorization
             if len(self._heads) < 64:  # noqa: PLR2004 - queries make paths unbounded; the frequent ones come first
-                self._heads[method, path] = found
-        return found
+                self._heads[method, path] = lines
+        return lines
 
 
 class Fleet:
@@ -124,20 +124,20 @@ class Fleet:
 
     def _gather(self) -> None:
         """Build the fleet from its three sources."""
-        wanted: dict[str, tuple[str, EngineRecord | None]] = {}
+        entries: dict[str, tuple[str, EngineRecord | None]] = {}
         for record in self._records:
-            wanted[record.engine_id] = (record.url.rstrip("/"), record)
-        taken = {url for url, _ in wanted.values()}
+            entries[record.engine_id] = (record.url.rstrip("/"), record)
+        registered_urls = {url for url, _ in entries.values()}
         hosts = {url: urlsplit(name).hostname for name, urls in self._resolved.items() for url in urls}
         for url in (*self._static, *hosts):
-            if url not in taken:
-                wanted.setdefault(url.split("://", 1)[1], (url, None))
+            if url not in registered_urls:
+                entries.setdefault(url.split("://", 1)[1], (url, None))
         for engine_id in [*self.engines]:
-            if engine_id not in wanted or wanted[engine_id][0] != self.engines[engine_id].url:
+            if engine_id not in entries or entries[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
         draining = frozenset().union(*self._draining.values())
         left_out, self._left_out = self._left_out, {}
-        for engine_id, (url, found) in wanted.items():
+        for engine_id, (url, registration) in entries.items():
             engine = self.engines.get(engine_id)
             if engine is None:
                 try:
@@ -150,9 +150,9 @@ class Fleet:
                     continue
                 engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
                 self.engines[engine_id] = engine
-            engine.is_draining = url in draining or (found is not None and found.draining)
-            engine.is_stalled = found is not None and found.stalled
-            engine.registered_model = None if found is None else found.model
+            engine.is_draining = url in draining or (registration is not None and registration.draining)
+            engine.is_stalled = registration is not None and registration.stalled
+            engine.registered_model = None if registration is None else registration.model
         self.index()
 
     def index(self) -> None:

@@ -86,7 +86,7 @@ class EndpointWatch:
         self._publish = publish
         self._rng = rng
         self._slices: dict[str, Mapping[str, Any]] = {}
-        self._found = Endpoints()  # of the last slices that could be read
+        self._last = Endpoints()  # of the last slices that could be read
         self._version: str | None = None
         self._complaint: str | None = None
         self._listing = threading.Lock()
@@ -110,7 +110,7 @@ class EndpointWatch:
             self._say(None)
         except (OSError, http.client.HTTPException, _WatchError, _ExpiredError) as error:
             self._say(str(error) or type(error).__name__)
-        return self._found
+        return self._last
 
     def _run(self) -> None:
         with self._listing:  # wait for the first list: a late list would overwrite newer events of the watch
@@ -122,11 +122,11 @@ class EndpointWatch:
                     for is_watching in changes:
                         self._say(None)
                         pause_s = PAUSE_S if is_watching else pause_s
-                        found = self._endpoints()
-                        if found != published and not self._stopped.is_set():
-                            self._publish(self.name, *found)
-                            published = found
-                            _log.info("%s is %s", self.name, _words(found))
+                        engines = self._endpoints()
+                        if engines != published and not self._stopped.is_set():
+                            self._publish(self.name, *engines)
+                            published = engines
+                            _log.info("%s is %s", self.name, _words(engines))
             except _ExpiredError:
                 self._version = None
             except RuntimeError:
@@ -141,11 +141,11 @@ class EndpointWatch:
 
     def _endpoints(self) -> Endpoints:
         try:
-            self._found = endpoints(self._service, self._slices.values())
+            self._last = endpoints(self._service, self._slices.values())
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             self._version = None  # more events would not repair the slices: list again
             raise _WatchError(f"the API server's answer is not a list of EndpointSlices ({error!r})") from error
-        return self._found
+        return self._last
 
     def _say(self, complaint: str | None) -> None:
         if complaint == self._complaint:
@@ -164,8 +164,8 @@ class EndpointWatch:
         if self._version is None:
             self._list()
             yield False
-        asked = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
-        with self._get({**asked, "resourceVersion": str(self._version)}, SILENCE_S) as response:
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        with self._get({**query, "resourceVersion": str(self._version)}, SILENCE_S) as response:
             yield True
             while not self._stopped.is_set() and (line := response.readline(LINE_BYTES)):
                 self._apply(line)
@@ -175,27 +175,27 @@ class EndpointWatch:
         """Apply one event of the watch."""
         try:
             event = json.loads(line)
-            kind, found = event["type"], event["object"]
-            meta = found.get("metadata") or {}
+            kind, document = event["type"], event["object"]
+            meta = document.get("metadata") or {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _WatchError(f"an event of the watch is incomplete or malformed ({error!r})") from error
         if kind == "ERROR":
-            if found.get("code") == _GONE:
+            if document.get("code") == _GONE:
                 raise _ExpiredError
-            raise _WatchError(f"the watch broke off: {found.get('message') or found}")
+            raise _WatchError(f"the watch broke off: {document.get('message') or document}")
         self._version = meta.get("resourceVersion") or self._version
         if kind == "DELETED":
             self._slices.pop(str(meta.get("name")), None)
         elif kind in {"ADDED", "MODIFIED"}:
-            self._slices[str(meta.get("name"))] = found
+            self._slices[str(meta.get("name"))] = document
 
     def _list(self) -> None:
         with self._get({}, LIST_TIMEOUT_S) as response:
             text = response.read()
         try:
-            found = json.loads(text)
-            slices = {str(item["metadata"]["name"]): item for item in found["items"] or ()}
-            version = str(found["metadata"]["resourceVersion"])
+            document = json.loads(text)
+            slices = {str(item["metadata"]["name"]): item for item in document["items"] or ()}
+            version = str(document["metadata"]["resourceVersion"])
         except (ValueError, KeyError, TypeError) as error:
             raise _WatchError(f"the API server's answer is not a list of EndpointSlices ({error!r})") from error
         self._slices, self._version = slices, version
@@ -205,7 +205,7 @@ class EndpointWatch:
         """Request the service's slices. Raises `OSError`, `HTTPException`, `_ExpiredError` and `_WatchError`."""
         folder, parts = self._cluster.credentials, urlsplit(self._cluster.api)
         namespace = self._service.namespace or (folder / "namespace").read_text().strip()
-        asked = {"labelSelector": f"kubernetes.io/service-name={self._service.name}", **query}
+        parameters = {"labelSelector": f"kubernetes.io/service-name={self._service.name}", **query}
         path = f"{parts.path.rstrip('/')}/apis/discovery.k8s.io/v1/namespaces/{quote(namespace)}/endpointslices"
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
@@ -218,7 +218,7 @@ class EndpointWatch:
         token = (folder / "token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         with closing(connection):
-            connection.request("GET", f"{path}?{urlencode(asked)}", headers=headers)
+            connection.request("GET", f"{path}?{urlencode(parameters)}", headers=headers)
             with connection.getresponse() as response:
                 if response.status == _OK:
                     yield response
@@ -241,6 +241,6 @@ def _message(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def _words(found: Endpoints) -> str:
-    shown = [f"{url} (draining)" if url in found.draining else url for url in found.urls]
+def _words(engines: Endpoints) -> str:
+    shown = [f"{url} (draining)" if url in engines.draining else url for url in engines.urls]
     return ", ".join(shown) or "no engine"

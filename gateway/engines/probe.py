@@ -64,10 +64,10 @@ async def fetch_models(engine: Engine, timeout_s: float) -> tuple[Mapping[str, A
     """
     text = await fetch(engine, _PATH, b"application/json", MODELS_BYTES, timeout_s)
     try:
-        found = orjson.loads(text)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise OSError("its list of models is not JSON") from error
-    cards = found.get("data") if isinstance(found, dict) else None
+    cards = document.get("data") if isinstance(document, dict) else None
     if not isinstance(cards, list):
         raise OSError("its list of models has no data")
     good: list[Mapping[str, Any]] = []

@@ -32,6 +32,6 @@ async def read_counters(fleet: Fleet, monotonic: Callable[[], float]) -> list[Re
         counts = await asyncio.to_thread(parse, text)
         return Reading(engine.url, began_at, monotonic(), counts) if counts else None
 
-    asked = [engine for engine in fleet.engines.values() if not engine.outlier_detection.is_ejected]
-    readings = await asyncio.gather(*(read(engine) for engine in asked))
+    engines = [engine for engine in fleet.engines.values() if not engine.outlier_detection.is_ejected]
+    readings = await asyncio.gather(*(read(engine) for engine in engines))
     return [reading for reading in readings if reading is not None]

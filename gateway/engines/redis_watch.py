@@ -20,9 +20,9 @@ from specpilot.gateway.limits.rate_limit import Shares, divide
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
-from specpilot.policy.keys import SCHEDULES
 from specpilot.policy.model_policy import VersionedPolicy
 from specpilot.policy.model_routes import VersionedModelRoutes
+from specpilot.policy.redis_keys import SCHEDULES
 from specpilot.policy.store import Store
 
 EXCHANGE_S: Final = 1.0
@@ -93,7 +93,7 @@ class Watcher:
         last = self._last
         policies: Sequence[VersionedPolicy] = tuple(last.policies.values())
         api_keys = self._api_keys(tuple(last.keys.values()))
-        found = Snapshot(
+        snapshot = Snapshot(
             engines=tuple(_readable(self._store.engines, last.engines)),
             policies={item.policy.model: item for item in _readable(self._store.policies, policies)},
             keys=by_hash([*api_keys, *self._own_keys]),
@@ -101,19 +101,19 @@ class Watcher:
             needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
-        self._last = follow(last, found, is_settling=self._clock.monotonic() < self._settled_at)
+        self._last = follow(last, snapshot, is_settling=self._clock.monotonic() < self._settled_at)
         return self._last
 
     def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
         """Return the keys in Redis. A key that cannot be read is replaced by its version in `last`."""
-        found = self._store.api_keys_by_id()
-        faults = {key_id: str(item) for key_id, item in found.items() if isinstance(item, InvalidDocumentError)}
+        by_id = self._store.api_keys_by_id()
+        faults = {key_id: str(item) for key_id, item in by_id.items() if isinstance(item, InvalidDocumentError)}
         for key_id, fault in faults.items():
             if self._key_faults.get(key_id) != fault:
                 _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, fault)
         self._key_faults = faults
         last_good = [key for key in last if key.key_id in faults]
-        return [*last_good, *(item for item in found.values() if isinstance(item, ApiKey))]
+        return [*last_good, *(item for item in by_id.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
         """Publish the demand on this gateway and return its shares; `None` when the others' demand cannot be read.

@@ -43,44 +43,44 @@ class Snapshot:
 
     def known_classes(self, model: str) -> frozenset[str]:
         """Return the traffic classes of `model`: its policy's; without a policy, `default` and those of API keys."""
-        found = self.policies.get(model)
-        if found is not None:
-            return frozenset(found.policy.class_names)
+        document = self.policies.get(model)
+        if document is not None:
+            return frozenset(document.policy.class_names)
         named = {key.traffic_class for key in self.keys.values() if key.traffic_class is not None}
         return frozenset({DEFAULT_CLASS} | {name for name in named if is_class_name(name)})
 
     def rules(self, model: str) -> tuple[MatchRule, ...]:
         """Return the match rules of `model`'s policy."""
-        found = self.policies.get(model)
-        return () if found is None else found.policy.match
+        document = self.policies.get(model)
+        return () if document is None else document.policy.match
 
     def policy_version(self, model: str) -> int:
         """Return the version of `model`'s policy; 0 when it has none."""
-        found = self.policies.get(model)
-        return 0 if found is None else found.version
+        document = self.policies.get(model)
+        return 0 if document is None else document.version
 
 
-def follow(previous: Snapshot, found: Snapshot, *, is_settling: bool) -> Snapshot:
-    """Return the snapshot after `previous`, when Redis now holds `found`. `is_settling`: keep missing documents."""
-    needs_key = previous.needs_key or found.needs_key or bool(found.keys)
+def follow(previous: Snapshot, current: Snapshot, *, is_settling: bool) -> Snapshot:
+    """Return the snapshot after `previous`, when Redis now holds `current`. `is_settling`: keep missing documents."""
+    needs_key = previous.needs_key or current.needs_key or bool(current.keys)
     if not is_settling:
-        return replace(found, needs_key=needs_key)
-    stated = {record.engine_id for record in found.engines}
+        return replace(current, needs_key=needs_key)
+    stated = {record.engine_id for record in current.engines}
     silent = tuple(record for record in previous.engines if record.engine_id not in stated)
     return Snapshot(
-        engines=found.engines + silent,
-        policies={**previous.policies, **found.policies},
-        keys={**previous.keys, **found.keys},
-        model_routes={**previous.model_routes, **found.model_routes},
+        engines=current.engines + silent,
+        policies={**previous.policies, **current.policies},
+        keys={**previous.keys, **current.keys},
+        model_routes={**previous.model_routes, **current.model_routes},
         needs_key=needs_key,
-        taken_at=found.taken_at,
+        taken_at=current.taken_at,
     )
 
 
 def by_hash(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
     """Return `keys` by SHA-256, the current hash and the previous one of a rotated key."""
-    found = {key.previous_sha256.lower(): key for key in keys if key.previous_sha256}
-    return found | {key.sha256.lower(): key for key in keys}
+    previous = {key.previous_sha256.lower(): key for key in keys if key.previous_sha256}
+    return previous | {key.sha256.lower(): key for key in keys}
 
 
 def hash_of(key: str | bytes) -> str:

@@ -193,13 +193,13 @@ class EngineConnection:
                 return  # the head is not whole yet, or the reader released the connection
             data = rest
         if data:
-            taken = framer.feed(data)  # bytes of this response; the others make the connection unfit for reuse
-            if taken == len(data):
+            size = framer.feed(data)  # bytes of this response; the others make the connection unfit for reuse
+            if size == len(data):
                 reader.body(data, framer.payload)
             else:
-                self._buffer = data[taken:]
-                if taken:
-                    reader.body(data[:taken], framer.payload)
+                self._buffer = data[size:]
+                if size:
+                    reader.body(data[:size], framer.payload)
         if self.reader is not reader:
             return
         if framer.is_done:

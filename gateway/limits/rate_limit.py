@@ -240,30 +240,29 @@ class Shares:
 
 def divide(gateway_id: str, statements: Sequence[GatewayUsage]) -> Shares:
     """Return the shares of replica `gateway_id`, whose own demand is among `statements`."""
-    own: Mapping[str, float] = {}
+    demands: Mapping[str, float] = {}  # of this replica
     total: dict[str, float] = {}
     for statement in statements:
         if statement.gateway_id == gateway_id:
-            own = statement.demand
+            demands = statement.demand
         for key_id, demand in statement.demand.items():
             total[key_id] = total.get(key_id, 0.0) + demand
     count = max(1, len(statements))
     return Shares(
-        {key_id: (own.get(key_id, 0.0) + PRIOR) / (demand + count * PRIOR) for key_id, demand in total.items()},
+        {key_id: (demands.get(key_id, 0.0) + PRIOR) / (demand + count * PRIOR) for key_id, demand in total.items()},
         1.0 / count,
     )
 
 
-def used_tokens(estimate: int, prompt: int, said: int | None, sent: int, status: int) -> int:
+def used_tokens(estimate: int, prompt: int, usage: int | None, output: int, status: int) -> int:
     """Return the tokens to charge for a request that was sent to an engine and has ended.
 
-    `said` is the usage in the response. Without it (`None`) the charge is the `estimate` (its part `prompt` is for the
-    prompt), or more if the output `sent` exceeds its part of the estimate. A response with an error status is not
-    charged.
+    `usage` is the one in the response. Without it (`None`) the charge is the `estimate` (its part `prompt` is for the
+    prompt), or more if `output` exceeds its part of the estimate. A response with an error status is not charged.
     """
     if status >= _ERROR_STATUS and status != CLIENT_LEFT:
         return 0
-    return max(estimate, min(prompt, estimate) + sent) if said is None else said
+    return max(estimate, min(prompt, estimate) + output) if usage is None else usage
 
 
 class Rates:

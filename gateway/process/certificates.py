@@ -30,13 +30,13 @@ class Certificates:
         self._paths = tuple(Path(path) for path in paths if path is not None)
         self._make = make
         self._fault: str | None = None  # the fault logged last
-        self._seen = self._state()
+        self._last_state = self._state()
         self.context = self._made()
 
     def reload(self) -> bool:
         """Load the files if they have changed; return whether there is a new context. Blocks."""
         state = self._state()
-        if state == self._seen:
+        if state == self._last_state:
             return False
         try:
             self.context = self._made()
@@ -46,7 +46,7 @@ class Certificates:
             self._fault = str(error)
             return False
         self._fault = None
-        self._seen = state
+        self._last_state = state
         _log.info("new certificates are in use: %s", ", ".join(map(str, self._paths)))
         return True
 
@@ -118,7 +118,7 @@ def _load(context: ssl.SSLContext, cert: str, key: str | None) -> None:
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

@@ -23,14 +23,14 @@ def raise_limit() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def connections_within(files: int | None, wanted: int, say: Callable[[str], None]) -> int:
-    """Return how many of `wanted` clients may connect if `files` may be open. `say` gets the reason for fewer."""
+def connections_within(files: int | None, clients: int, say: Callable[[str], None]) -> int:
+    """Return how many of `clients` may connect at once if `files` may be open. `say` gets the reason for fewer."""
     if files is None:
-        return wanted
+        return clients
     room = max(1, (files - FILES_KEPT) // 2)
-    if room < wanted:
+    if room < clients:
         say(
-            f"{room} clients at once rather than the {wanted} of --max-connections: {files} files may be open"
-            f" (ulimit -n), and each client needs two; allow {2 * wanted + FILES_KEPT}"
+            f"{room} clients at once rather than the {clients} of --max-connections: {files} files may be open"
+            f" (ulimit -n), and each client needs two; allow {2 * clients + FILES_KEPT}"
         )
-    return min(room, wanted)
+    return min(room, clients)

@@ -1,6 +1,6 @@
 """The parent of several workers: starts them, supervises them, and passes signals on. It serves no request.
 
-`gateway.process.supervision` decides; this module performs its actions. The parent makes each slot's listening socket
+`gateway.process.worker_rules` decides; this module performs its actions. The parent makes each slot's listening socket
 and passes it to the slot's workers one after another, so that no connection is lost in a replacement. When a worker
 dies and is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other
 workers. One further socket only reserves the port.
@@ -29,7 +29,8 @@ from typing import Final
 
 from specpilot.gateway.process.listening import share, url_of
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.supervision import (
+from specpilot.gateway.process.worker import READY, RETIRE, SKIP_REDIS
+from specpilot.gateway.process.worker_rules import (
     Action,
     Kill,
     Log,
@@ -37,10 +38,9 @@ from specpilot.gateway.process.supervision import (
     SkipRedis,
     Start,
     Stop,
-    Supervision,
     Unlisten,
+    WorkerRules,
 )
-from specpilot.gateway.process.worker import READY, RETIRE, SKIP_REDIS
 from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy.clock import Clock
 
@@ -59,7 +59,7 @@ class _Child:
 
 
 class Supervisor:
-    """Performs the actions of `supervision`.
+    """Performs the actions of `rules`.
 
     `flags` are the program's own. `folder` holds the workers' snapshots, and `ledger` their ledger. `is_tls`: the
     workers speak TLS.
@@ -67,7 +67,7 @@ class Supervisor:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
         self,
-        supervision: Supervision,
+        rules: WorkerRules,
         reserved: socket.socket,
         folder: Path,
         ledger: Ledger,
@@ -76,7 +76,7 @@ class Supervisor:
         *,
         is_tls: bool = False,
     ) -> None:
-        self._supervision = supervision
+        self._rules = rules
         self._reserved = reserved
         self._folder = folder
         self._flags = flags
@@ -89,7 +89,7 @@ class Supervisor:
         self._is_tls = is_tls
 
     def run(self) -> int:
-        """Run until the supervision is over; return the exit status."""
+        """Run until the program is to end; return its exit status."""
         waking, woken = socket.socketpair()
         with selectors.DefaultSelector() as selector, waking, woken:
             self._selector = selector
@@ -99,9 +99,9 @@ class Supervisor:
             signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._on_signal)
-            while not self._supervision.is_over:
-                self._perform(self._supervision.due(self._monotonic()))
-                wait_s = self._supervision.wait_s(self._monotonic())
+            while not self._rules.is_over:
+                self._perform(self._rules.due(self._monotonic()))
+                wait_s = self._rules.wait_s(self._monotonic())
                 events = selector.select(LEDGER_S if wait_s is None else min(wait_s, LEDGER_S))
                 if not events:
                     self._write_ledger(self._ledger.write)
@@ -114,7 +114,7 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
         for listener in self._listeners.values():
             listener.close()
-        return self._supervision.status
+        return self._rules.status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -125,7 +125,7 @@ class Supervisor:
         for number in signals:
             now = self._monotonic()
             is_reload = number == signal.SIGHUP
-            self._perform(self._supervision.reload(now) if is_reload else self._supervision.stop(now))
+            self._perform(self._rules.reload(now) if is_reload else self._rules.stop(now))
 
     def _on_channel(self, worker: int) -> None:
         child = self._children[worker]
@@ -134,7 +134,7 @@ class Supervisor:
         except ConnectionError:
             message = b""
         if message == READY:
-            self._perform(self._supervision.ready(worker, self._monotonic()))
+            self._perform(self._rules.ready(worker, self._monotonic()))
             if not self._has_listened:
                 self._has_listened = True
                 _log.info("listening on %s", url_of(self._reserved, is_tls=self._is_tls))
@@ -144,7 +144,7 @@ class Supervisor:
             status = child.process.wait()  # only the end of the process closes its end of the channel
             del self._children[worker]
             self._write_ledger(partial(self._ledger.close, worker))
-            self._perform(self._supervision.ended(worker, status, self._monotonic()))
+            self._perform(self._rules.ended(worker, status, self._monotonic()))
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -156,7 +156,7 @@ class Supervisor:
                     except (OSError, StartError) as error:
                         _log.error("worker %d cannot be started: %s", worker, error)
                         self._write_ledger(partial(self._ledger.close, worker))
-                        self._perform(self._supervision.ended(worker, 1, self._monotonic()))
+                        self._perform(self._rules.ended(worker, 1, self._monotonic()))
                 case SkipRedis(worker) | Retire(worker):
                     self._send(worker, RETIRE if isinstance(action, Retire) else SKIP_REDIS)
                 case Stop(worker):
@@ -185,8 +185,8 @@ class Supervisor:
         listener = self._listeners.get(slot)
         if listener is None:
             listener = self._listeners[slot] = share(self._reserved)
-        mine, theirs = socket.socketpair()
-        inherited = (listener.fileno(), theirs.fileno())
+        parent_end, worker_end = socket.socketpair()
+        inherited = (listener.fileno(), worker_end.fileno())
         place = (str(worker), *map(str, inherited), str(self._folder))
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             [sys.executable, "-P", "-m", "specpilot.gateway.worker_program", *place, *self._flags],
@@ -195,7 +195,7 @@ class Supervisor:
             pass_fds=inherited,
             start_new_session=True,
         )
-        theirs.close()
-        mine.setblocking(False)
-        self._children[worker] = _Child(process, mine)
-        self._selector.register(mine, selectors.EVENT_READ, worker)
+        worker_end.close()
+        parent_end.setblocking(False)
+        self._children[worker] = _Child(process, parent_end)
+        self._selector.register(parent_end, selectors.EVENT_READ, worker)

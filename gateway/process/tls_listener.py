@@ -46,7 +46,7 @@ class TlsListener:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._begin()
+        self._start_accepting()
 
     @classmethod
     def in_place_of(
@@ -77,7 +77,7 @@ class TlsListener:
     async def wait_closed(self) -> None:
         """Return at once, since the server waits for the connections itself. `asyncio.Server` has this method."""
 
-    def _begin(self) -> None:
+    def _start_accepting(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._listener, self._accept)
 
@@ -90,7 +90,7 @@ class TlsListener:
             except OSError as error:  # no descriptor or memory is free: the socket stays readable, so pause
                 _log.error("no connection can be accepted, trying again in %g s: %s", ACCEPT_PAUSE_S, error)
                 self._loop.remove_reader(self._listener)
-                self._loop.call_later(ACCEPT_PAUSE_S, self._begin)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._start_accepting)
                 return
             if not self._has_room(len(self._handshakes)):
                 accepted.close()

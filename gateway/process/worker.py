@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.supervision import START_LIMIT_S
+from specpilot.gateway.process.worker_rules import START_LIMIT_S
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.worker_files import publish, read_total

@@ -26,7 +26,7 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
     for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
         if bucket is not None:
             prepared.rate_lines += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
-    prepared.own += prepared.rate_lines
+    prepared.header_lines += prepared.rate_lines
     if denied is not None:
         raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)
     return True
@@ -68,5 +68,5 @@ def _used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: i
     if trip is None or not trip.sent_at or path in UNCHARGED:
         return 0
     delivery = trip.delivery
-    stated, sent = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
-    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, stated, sent, status)
+    usage, output = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
+    return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, usage, output, status)

@@ -7,7 +7,8 @@
 | detached or failed | `None`  | `None`        |                                                                |
 
 `drop` is possible in every state. It closes an open connection and cancels connecting, so that an engine never works
-for a client that has disconnected. The engine's outstanding work includes the attempt from `begin` to `drop`.
+for a client that has disconnected. The engine's outstanding work includes the attempt from `acquire_connection` to
+`drop`.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ class Attempt:
         self._is_dropped = False
         self.engine = engine
 
-    def begin(self, *, is_fresh: bool) -> None:
-        """Get a connection: a kept one at once, unless `is_fresh`; else a new one."""
+    def acquire_connection(self, *, is_fresh: bool) -> None:
+        """Acquire a connection: a kept one at once, unless `is_fresh`; else a new one."""
         engine = self.engine
         engine.outstanding_requests += 1
         engine.outstanding_tokens += self._work_tokens

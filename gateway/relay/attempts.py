@@ -79,10 +79,10 @@ class Attempts:
 
     # Beginning and end
 
-    def begin(self, engine: Engine, reader: AttemptReader, *, is_fresh: bool = False) -> None:
+    def start_attempt(self, engine: Engine, reader: AttemptReader, *, is_fresh: bool = False) -> None:
         """Try `engine`; on a new connection if `is_fresh`."""
         self.current = Attempt(self._context, engine, self._prepared.work_tokens, reader)
-        self.current.begin(is_fresh=is_fresh)
+        self.current.acquire_connection(is_fresh=is_fresh)
 
     def repeat(self, reader: AttemptReader) -> None:
         """Try the same engine on a new connection: the kept one was stale."""
@@ -109,7 +109,7 @@ class Attempts:
         assert old is not None
         self._context.metrics.retries += 1
         try:
-            self.begin(engine, reader, is_fresh=engine is old.engine)
+            self.start_attempt(engine, reader, is_fresh=engine is old.engine)
         finally:
             old.drop()
 
@@ -183,7 +183,7 @@ class Attempts:
         is_silent = (engine.content_at if name == STREAM_CONTENT else engine.heard_at) <= sent_at
         if not is_silent or self.is_second:  # two silent engines suggest that the request is at fault
             return self.fail(now, reader)
-        engine.outlier_detection.time_out(now, is_silent=True)
+        engine.outlier_detection.time_out(now)
         is_retried = self.retry(reader)
         self._context.engine_ejected(engine)  # other requests there need not wait for their time-outs
         return is_retried

@@ -130,10 +130,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def _read_on(self) -> None:
         """Parse the next lines of the unread bytes."""
-        unread = self._turns.begin()
+        unread = self._turns.start_turn()
         if unread:
             self._parse_lines(unread)
-        self._turns.end()
+        self._turns.end_turn()
 
     def _parse_lines(self, data: bytes) -> None:
         """Parse the first lines of `data` now, and the rest in later passes of the loop."""
@@ -234,7 +234,7 @@ class ClientConnection(HttpToolsProtocol):
         if path is None or (head.origin is not None and self._is_preflight()):
             self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
-            self._take(path, head)
+            self._add_exchange(path, head)
 
     def _is_preflight(self) -> bool:
         """Whether this is a browser's preflight, which the app answers."""
@@ -263,14 +263,14 @@ class ClientConnection(HttpToolsProtocol):
 
     # Requests of both kinds
 
-    def _take(self, path: str, head: RequestHead) -> None:
+    def _add_exchange(self, path: str, head: RequestHead) -> None:
         parser = self.parser
         method = parser.get_method()
         exchange = Exchange(self._context, self, method, path, head)
         exchange.keep_alive = head.is_modern and parser.should_keep_alive()
         if method != (b"GET" if path == RESPONSE else b"POST"):
-            wanted = method_of(path)
-            exchange.refusal = MethodNotAllowedError(f"{path} takes {wanted}", wanted)
+            allowed = method_of(path)
+            exchange.refusal = MethodNotAllowedError(f"{path} takes {allowed}", allowed)
         previous: RequestResponseCycle | None = self.cycle
         self.cycle = cast("RequestResponseCycle", exchange)
         self._answers.add(exchange, is_next=previous is None or previous.response_complete)

@@ -31,7 +31,6 @@ from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
 from specpilot.policy.model_policy import ClassPolicy, MatchRule
-from specpilot.policy.names import OTHER
 
 SWEEP_S: Final = 0.1
 """Seconds between two sweeps. With a smaller value time-outs are enforced earlier; with a larger one less time is
@@ -182,30 +181,26 @@ class GatewayContext:
 
     def class_policy(self, model: str, traffic_class: str) -> ClassPolicy:
         """Return the policy of a class of `model`."""
-        found = self.snapshot.policies.get(model)
-        return ClassPolicy() if found is None else found.policy.of_class(traffic_class)
+        document = self.snapshot.policies.get(model)
+        return ClassPolicy() if document is None else document.policy.of_class(traffic_class)
 
     def known_classes(self, model: str) -> frozenset[str]:
         """Return the classes of `model`; cached until the next snapshot."""
-        found = self._classes.get(model)
-        if found is None:
-            found = self.snapshot.known_classes(model)
+        classes = self._classes.get(model)
+        if classes is None:
+            classes = self.snapshot.known_classes(model)
             if model in self.fleet.by_model:
-                self._classes[model] = found
-        return found
+                self._classes[model] = classes
+        return classes
 
     def terms(self, model: str) -> tuple[tuple[MatchRule, ...], int]:
         """Return the match rules of the policy of `model`, and its version; cached until the next snapshot."""
-        found = self._terms.get(model)
-        if found is None:
-            found = (self.snapshot.rules(model), self.snapshot.policy_version(model))
+        terms = self._terms.get(model)
+        if terms is None:
+            terms = (self.snapshot.rules(model), self.snapshot.policy_version(model))
             if model in self.fleet.by_model:
-                self._terms[model] = found
-        return found
-
-    def model_label(self, model: str) -> str:
-        """Return `model` if an engine serves it, else `other`."""
-        return model if model in self.fleet.by_model else OTHER
+                self._terms[model] = terms
+        return terms
 
     def key_of(self, secret: bytes | None) -> ApiKey | None:
         """Return the API key with `secret`; `None` when no key is needed and none matches.
@@ -215,11 +210,11 @@ class GatewayContext:
         snapshot = self.snapshot
         if secret is not None and snapshot.keys:
             sha256 = hash_of(secret)
-            found = snapshot.keys.get(sha256)
-            if found is not None:
-                if not found.admits(sha256, self._now()):
+            key = snapshot.keys.get(sha256)
+            if key is not None:
+                if not key.admits(sha256, self._now()):
                     raise InvalidApiKeyError("the API key has expired; ask your administrator for a new one")
-                return found
+                return key
         if snapshot.is_awaiting_keys:
             raise KeysUnknownError("the API keys could not be read yet; try again", retry_after_s=RETRY_AFTER_S)
         if not snapshot.needs_key:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.preparation import facts_of, for_model
 from specpilot.gateway.relay.prepared_request import PreparedRequest
+from specpilot.gateway.relay.request_decisions import facts_of, for_model
 from specpilot.gateway.routing.model_route import RouteRule, first_serving
 from specpilot.gateway.wire.errors import EngineUnavailableError
 
@@ -70,11 +70,11 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
         return False
     text = None if source.outline is None else source.outline.finish()
     facts = facts_of(prepared.path, source.body, text)
-    asked, facts.model = facts.model, model
-    prepared.turn_to(for_model(context, facts, source.head, source.key, source.body, source.outline, asked))
+    requested_model, facts.model = facts.model, model
+    prepared.turn_to(for_model(context, facts, source.head, source.key, source.body, source.outline, requested_model))
     if later:
         source.fallback = later
     else:
         prepared.source = None
-    context.metrics.count_route(asked, model, RouteRule.FALLBACK.value)
+    context.metrics.count_route(requested_model, model, RouteRule.FALLBACK.value)
     return True

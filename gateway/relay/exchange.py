@@ -26,9 +26,9 @@ from specpilot.gateway.relay.accounting import charge, record_end
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import first_engine
 from specpilot.gateway.relay.owner import ClientSide
-from specpilot.gateway.relay.preparation import prepare
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.request_body import RequestBody
+from specpilot.gateway.relay.request_decisions import prepare
 from specpilot.gateway.relay.waiting import join_queue, leave_queue, queue_timeout
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
@@ -116,7 +116,7 @@ class Exchange:
         context, length = self._context, self._request.length
         context.exchanges.add(self)
         self._received_at = self._last_at = context.monotonic()  # the wait behind another response does not count
-        self._span = context.recorder.begin_span(self._method, self._path, self._request)
+        self._span = context.recorder.start_span(self._method, self._path, self._request)
         if self.refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
             self.local_reply(self.refusal)
             return
@@ -193,7 +193,7 @@ class Exchange:
         self._status, self._error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
-        lines, is_head = self.own_lines(), self._method == b"HEAD"
+        lines, is_head = self.header_lines(), self._method == b"HEAD"
         self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=self._path))
         self.finish()
 
@@ -220,11 +220,11 @@ class Exchange:
             self.keep_alive = False
             self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
 
-    def own_lines(self) -> bytes:
+    def header_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
         lines = b"x-request-id: %s\r\n" % self._request_id
         if self._prepared is not None:
-            lines += self._prepared.own
+            lines += self._prepared.header_lines
         if self._request.origin is not None and self._context.origins is not None:
             lines += self._context.origins.lines(self._request.origin)
         if self._waited_s:
@@ -300,7 +300,7 @@ class Exchange:
             self._received_at + self._waited_s,
         )
         self._state = exchange_state.after(self._state, exchange_state.GO)
-        self._relay.begin(engine)
+        self._relay.start_attempt(engine)
 
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` was ejected because it does not answer."""

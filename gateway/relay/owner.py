@@ -37,7 +37,7 @@ class RelayOwner(Protocol):
 
     keep_alive: bool
 
-    def own_lines(self) -> bytes:
+    def header_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
 
     def local_reply(self, error: GatewayError) -> None:

@@ -1,4 +1,4 @@
-"""A request that the gateway accepts, with the decisions about it. `gateway.relay.preparation` makes it."""
+"""A request that the gateway accepts, with the decisions about it. `gateway.relay.request_decisions` makes it."""
 
 from typing import Final
 
@@ -35,14 +35,14 @@ class Source:
 
 
 class PreparedRequest:
-    """A request that the gateway accepts. `own` are the gateway's header lines for the client.
+    """A request that the gateway accepts. `header_lines` are the gateway's, for the client.
 
     - `facts` holds the parsed body, which can be many times the size of `body`, the bytes for the engine. It is `None`
       once the request waits or its engine is chosen.
     - `body` is empty once there can be no retry. `outline` is the parsed part of a large body.
     - `requested_model` is the requested name, if it has a model route. `source` is set while the request may fall back
       to another model.
-    - `rate_lines` are the lines of `own` about the key's limits.
+    - `rate_lines` are the lines of `header_lines` about the key's limits.
     - `charged_tokens` is the charge until the response states its usage, `prompt_tokens` its part for the prompt.
     - `strips_usage`: the gateway requested the usage, and the client did not.
     - `is_unnamed`: the response needs an identifier, for the API key `key_id`, and the client chose none
@@ -56,13 +56,13 @@ class PreparedRequest:
         "charged_tokens",
         "facts",
         "has_null_id",
+        "header_lines",
         "is_stream",
         "is_unnamed",
         "key_id",
         "max_tokens",
         "model",
         "outline",
-        "own",
         "path",
         "prompt_tokens",
         "rate_lines",
@@ -77,7 +77,7 @@ class PreparedRequest:
         self,
         facts: RequestFacts,
         traffic_class: str,
-        own: bytes,
+        header_lines: bytes,
         cell: Cell,
         body: tuple[bytes | memoryview, ...],
     ) -> None:
@@ -92,7 +92,7 @@ class PreparedRequest:
         self.max_tokens = facts.max_tokens
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
-        self.own = own
+        self.header_lines = header_lines
         self.rate_lines = b""
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
@@ -144,7 +144,7 @@ class PreparedRequest:
         self.model = other.model
         self.requested_model = other.requested_model
         self.traffic_class = other.traffic_class
-        self.own = other.own + self.rate_lines
+        self.header_lines = other.header_lines + self.rate_lines
         self.cell = other.cell
         self.body = other.body
         self.strips_usage = other.strips_usage

@@ -75,19 +75,22 @@ class ReadTurns:
         return True
 
     def wait(self, read_on: Callable[[], None]) -> None:
-        """Pause reading, and call `read_on` in the next pass of the loop. It calls `begin`, parses, and calls `end`."""
+        """Pause reading, and call `read_on` in the next pass of the loop.
+
+        It calls `start_turn`, parses, and calls `end_turn`.
+        """
         if not self._is_waiting and not self._transport.is_closing():
             self._is_waiting = True
             self._transport.pause_reading()
             self._loop.call_soon(read_on)
 
-    def begin(self) -> bytes:
-        """Begin a turn: return the unread bytes, which are to be parsed first; none when the connection closes."""
+    def start_turn(self) -> bytes:
+        """Start a turn: return the unread bytes, which are to be parsed first; none when the connection closes."""
         self._is_waiting = False
         unread, self.unread = self.unread, b""
         return b"" if self._transport.is_closing() else unread
 
-    def end(self) -> None:
+    def end_turn(self) -> None:
         """End a turn: read on, if nothing was left."""
         if not self.unread and not self._transport.is_closing():
             self._transport.resume_reading()

@@ -114,9 +114,9 @@ class Relay:
             outcome.is_event_stream = delivery.is_stream
             outcome.first_byte_at = delivery.first_at
 
-    def begin(self, engine: Engine) -> None:
+    def start_attempt(self, engine: Engine) -> None:
         """Try `engine` first."""
-        self._attempts.begin(engine, self)
+        self._attempts.start_attempt(engine, self)
 
     def lines(self) -> bytes:
         """Return the header lines about the engine."""
@@ -183,7 +183,7 @@ class Relay:
         context, attempt = self._context, self._attempts.current
         assert attempt is not None
         self.phase = "wait"
-        sent = engine_request(
+        buffers = engine_request(
             attempt.engine,
             self._prepared,
             self._method,
@@ -193,7 +193,7 @@ class Relay:
             names_response=context.marks_class,
         )
         self.sent_at = self.last_at = context.monotonic()
-        attempt.send(sent)
+        attempt.send(buffers)
 
     def unconnected(self, reason: str) -> None:
         """The engine cannot be reached (1)."""
@@ -222,7 +222,7 @@ class Relay:
         self.delivery = Delivery(
             head,
             framer,
-            owner.own_lines(),
+            owner.header_lines(),
             is_modern=self._request.is_modern,
             keep_alive=owner.keep_alive,
             strips_usage=self._prepared.strips_usage,

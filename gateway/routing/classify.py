@@ -51,15 +51,15 @@ def classify(
     the match rules of its policy.
     """
     has_unknown = False
-    asked = header or facts.asked_class
-    if asked is None:
+    requested_class = header or facts.requested_class
+    if requested_class is None:
         tier = facts.service_tier
-        asked = tier if tier in known and tier not in OPENAI_TIERS else None
-    if asked is not None:  # 1
-        if asked not in known:
+        requested_class = tier if tier in known and tier not in OPENAI_TIERS else None
+    if requested_class is not None:  # 1
+        if requested_class not in known:
             has_unknown = True
-        elif key is None or may_ask(key, asked):
-            return _of(asked)
+        elif key is None or may_ask(key, requested_class):
+            return _of(requested_class)
     if key is not None and key.traffic_class is not None:  # 2
         if key.traffic_class in known:
             return Classified(key.traffic_class, has_unknown)
@@ -70,14 +70,14 @@ def classify(
     return Classified(DEFAULT_CLASS, has_unknown=True) if has_unknown else _of(DEFAULT_CLASS)  # 4
 
 
-def may_ask(key: ApiKey, asked: str) -> bool:
-    """Whether requests of `key` may ask for the class `asked`.
+def may_ask(key: ApiKey, traffic_class: str) -> bool:
+    """Whether requests of `key` may ask for the class `traffic_class`.
 
     A key allows its own class and its `allowed_classes`. A key with neither allows every class.
     """
-    if asked == key.traffic_class:
+    if traffic_class == key.traffic_class:
         return True
-    return key.traffic_class is None if key.allowed_classes is None else asked in key.allowed_classes
+    return key.traffic_class is None if key.allowed_classes is None else traffic_class in key.allowed_classes
 
 
 def is_match(rule: MatchRule, facts: RequestFacts) -> bool:

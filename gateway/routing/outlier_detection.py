@@ -120,22 +120,16 @@ class OutlierDetection:
             return True
         _add(self._sources, source)
         if self.failures >= FAILURES_ALLOWED:
-            if None in self._sources or len({found[0] for found in self._sources if found is not None}) > 1:
+            if None in self._sources or len({item[0] for item in self._sources if item is not None}) > 1:
                 self.eject(now)
             elif len(self._sources) > 1:
                 self.is_suspect = True
         return self.is_ejected
 
-    def time_out(self, now: float, *, is_silent: bool) -> bool:
-        """A first byte did not come in time (2 and 3); return whether the engine is ejected now.
-
-        `is_silent`: no byte of any other response came either since the request was sent.
-        """
-        if is_silent:
-            self.failures += 1
-            self.eject(now, EJECTED_MAX_S)
-            return True
-        return self.fail(now, is_connect=False)
+    def time_out(self, now: float) -> None:
+        """A first byte did not come in time, and no byte of any other response since the request was sent (2)."""
+        self.failures += 1
+        self.eject(now, EJECTED_MAX_S)
 
     def settle(self, now: float, *, is_healthy: bool) -> None:
         """A probe of `/health` has ended for an engine under suspicion."""

@@ -46,11 +46,11 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return Prometheus' cumulative buckets."""
-        seen = 0
+        cumulative = 0
         rows: list[tuple[str, float]] = []
         for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            seen += count
-            rows.append((bound, float(seen)))
+            cumulative += count
+            rows.append((bound, float(cumulative)))
         return rows
 
 

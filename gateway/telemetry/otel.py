@@ -51,13 +51,13 @@ _log = logging.getLogger(__name__)
 class _Exporter(OTLPSpanExporter):
     """Counts the spans that are taken from the queue, and the results. Runs in the processor's thread."""
 
-    taken = 0
+    dequeued = 0
     exported = 0
     failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch and count the result."""
-        self.taken += len(spans)
+        self.dequeued += len(spans)
         result = SpanExportResult.FAILURE
         try:
             result = super().export(spans)
@@ -94,7 +94,7 @@ class _Processor(BatchSpanProcessor):
         context = span.get_span_context()
         if context is None or not context.trace_flags.sampled:
             return
-        if self._queued - self._counted.taken >= self._limit_spans:
+        if self._queued - self._counted.dequeued >= self._limit_spans:
             self.dropped += 1
             return
         self._queued += 1
@@ -125,7 +125,7 @@ class OtelTracing:
         exporter = self._exporter
         return {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._processor.dropped}
 
-    def begin(self, method: bytes, path: str, request: RequestHead) -> Span | None:
+    def start_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
         """Return the span of a request that begins now; `None` when the SDK fails."""
         try:
             name = method.decode()
@@ -142,7 +142,7 @@ class OtelTracing:
             return None
         return span
 
-    def end(self, span: Span, outcome: Outcome) -> None:
+    def end_span(self, span: Span, outcome: Outcome) -> None:
         """Describe the span by `outcome` and end it."""
         try:
             if span.is_recording():
@@ -177,16 +177,16 @@ def _without_context(forwarded: bytes) -> tuple[bytes, dict[str, list[str]]]:
     carrier: dict[str, list[str]] = {}
     if b"trace" not in forwarded:
         return forwarded, carrier
-    kept: list[bytes] = []
+    lines: list[bytes] = []
     for line in forwarded.splitlines(keepends=True):
         name, _, value = line.partition(b": ")
         if name in (_PARENT, _STATE):
             carrier.setdefault(name.decode(), []).append(value.strip().decode("latin-1"))
         else:
-            kept.append(line)
+            lines.append(line)
     if len(carrier.get("traceparent", ())) != 1:
         carrier.clear()  # none, or several contradicting ones
-    return b"".join(kept), carrier
+    return b"".join(lines), carrier
 
 
 def _context_lines(span: Span) -> bytes:

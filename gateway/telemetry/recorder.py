@@ -30,9 +30,9 @@ class Recorder:
         self._clock = clock
         self._written: dict[tuple[object, ...], bytes] = {}  # parts of lines that many requests share
 
-    def begin_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
+    def start_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
         """Return the span of a request that begins now; `None` without tracing."""
-        return None if self.tracing is None else self.tracing.begin(method, path, request)
+        return None if self.tracing is None else self.tracing.start_span(method, path, request)
 
     def record(self, outcome: Outcome, cell: Cell | None, span: Span | None) -> None:
         """Count `outcome` in `cell` (in `other` without one), log it, and end its `span`."""
@@ -50,7 +50,7 @@ class Recorder:
         trace = None
         if span is not None and self.tracing is not None:
             trace = self.tracing.trace_id(span)
-            self.tracing.end(span, outcome)
+            self.tracing.end_span(span, outcome)
         if not self.log.is_on:
             return
         self.log.add_line(self._line(outcome, trace))

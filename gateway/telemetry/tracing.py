@@ -26,10 +26,10 @@ class Tracing(Protocol):
     def counts(self) -> Mapping[str, int]:
         """Spans so far by outcome: `exported`, `failed`, `dropped`."""
 
-    def begin(self, method: bytes, path: str, request: RequestHead) -> Span | None:
+    def start_span(self, method: bytes, path: str, request: RequestHead) -> Span | None:
         """Return the span of a request that begins now, and name it in the request's trace headers."""
 
-    def end(self, span: Span, outcome: Outcome) -> None:
+    def end_span(self, span: Span, outcome: Outcome) -> None:
         """The request has ended."""
 
     def trace_id(self, span: Span) -> str:

@@ -62,9 +62,9 @@ class Amendments:
         self.has_priority = priority is not None and priority != 0
         self.priority = b"%d" % (priority or 0)
         self.asks_usage = asks_usage
-        self.usual_members = self.firstmembers_of({})
+        self.usual_members = self.first_members_of({})
 
-    def firstmembers_of(self, body: dict[str, Any]) -> bytes:
+    def first_members_of(self, body: dict[str, Any]) -> bytes:
         """Return the members to insert into a body that was parsed as `body`."""
         text = b""
         if self.xargs and XARGS not in body:
@@ -89,32 +89,32 @@ def amendments(
 
 
 def amend(
-    body: tuple[bytes, ...], facts: RequestFacts, wanted: Amendments, outline: BodyOutline | None = None
+    body: tuple[bytes, ...], facts: RequestFacts, decisions: Amendments, outline: BodyOutline | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Return `body` with the amendments `wanted`, as buffers to send one after another. Forms stay unchanged.
+    """Return `body` with the amendments `decisions`, as buffers to send one after another. Forms stay unchanged.
 
     `body` is in one part, or has an `outline`. `facts` must be the result of `read_facts` for it or its outline. Raises
     `BodyTooComplexError`.
     """
     if facts.path in FORMS or facts.path in STORED:
         return body
-    found = facts.body
+    members = facts.body
     text = body[0] if outline is None else outline.finish()
     opened = 0 if text[:1] == b"{" else text.index(b"{")
     start = opened + 1 if outline is None else outline.place(opened + 1)
-    if XARGS not in found and PRIORITY not in found and STREAM_OPTIONS not in found and wanted.model is None:
-        return _spliced(body, [(start, start, wanted.usual_members)])  # only case 1, the most frequent one
-    added = wanted.firstmembers_of(found)
-    has_xargs = bool(wanted.xargs) and XARGS in found
-    has_options = wanted.asks_usage and STREAM_OPTIONS in found
+    if XARGS not in members and PRIORITY not in members and STREAM_OPTIONS not in members and decisions.model is None:
+        return _spliced(body, [(start, start, decisions.usual_members)])  # only case 1, the most frequent one
+    added = decisions.first_members_of(members)
+    has_xargs = bool(decisions.xargs) and XARGS in members
+    has_options = decisions.asks_usage and STREAM_OPTIONS in members
     edits: list[tuple[int, int, bytes]] = [(start, start, added)] if added else []
-    if not (has_xargs or has_options or PRIORITY in found or wanted.model is not None):
+    if not (has_xargs or has_options or PRIORITY in members or decisions.model is not None):
         return _spliced(body, edits)
     if outline is None:
-        return _spliced(body, edits + _changes(text, opened, wanted))
+        return _spliced(body, edits + _changes(text, opened, decisions))
     if outline.strings > WALKED_STRINGS:
         raise BodyTooComplexError(f"{WALKED} at most {WALKED_STRINGS} strings can be read; send fewer")
-    for begin, end, new in _changes(text, opened, wanted):
+    for begin, end, new in _changes(text, opened, decisions):
         edits.append((outline.place(begin), outline.place(end), new))
     return _spliced(body, edits)
 
@@ -123,22 +123,22 @@ def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tupl
     """Return `body` with `identifier` in place of its `request_id`, which is null."""
     text = b"".join(body)
     new = b'"%s"' % identifier.encode()
-    found = [(begin, end, new) for key, begin, end in members_of(text, text.index(b"{")) if key == REQUEST_ID]
-    return _spliced((text,), found)
+    edits = [(begin, end, new) for key, begin, end in members_of(text, text.index(b"{")) if key == REQUEST_ID]
+    return _spliced((text,), edits)
 
 
-def _changes(text: bytes, opened: int, wanted: Amendments) -> list[tuple[int, int, bytes]]:
+def _changes(text: bytes, opened: int, decisions: Amendments) -> list[tuple[int, int, bytes]]:
     """Return the replacements within the object at `opened`, of members that it has (cases 2 to 4)."""
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in members_of(text, opened):
-        if key == XARGS and wanted.xargs:
-            changed += _merged(text, begin, end, wanted.xargs)
-        elif key == STREAM_OPTIONS and wanted.asks_usage:
+        if key == XARGS and decisions.xargs:
+            changed += _merged(text, begin, end, decisions.xargs)
+        elif key == STREAM_OPTIONS and decisions.asks_usage:
             changed += _merged(text, begin, end, _USAGE)
         elif key == PRIORITY:
-            changed.append((begin, end, wanted.priority))
-        elif key == MODEL and wanted.model is not None:
-            changed.append((begin, end, wanted.model))
+            changed.append((begin, end, decisions.priority))
+        elif key == MODEL and decisions.model is not None:
+            changed.append((begin, end, decisions.model))
     return changed
 
 
@@ -147,16 +147,16 @@ def _text_of(members: dict[str, bytes]) -> bytes:
     return b",".join([b'"%s":%s' % (name.encode(), value) for name, value in members.items()])
 
 
-def _merged(body: bytes, start: int, end: int, wanted: dict[str, bytes]) -> list[tuple[int, int, bytes]]:
-    """Return the edits that set `wanted` in the object or null between `start` and `end`; none for other values."""
+def _merged(body: bytes, start: int, end: int, fields: dict[str, bytes]) -> list[tuple[int, int, bytes]]:
+    """Return the edits that set `fields` in the object or null between `start` and `end`; none for other values."""
     if body[start:end] == b"null":
-        return [(start, end, b"{" + _text_of(wanted) + b"}")]
+        return [(start, end, b"{" + _text_of(fields) + b"}")]
     if body[start : start + 1] != b"{":
         return []
     members = list(members_of(body, start))
-    replaced = [(begin, end, wanted[key]) for key, begin, end in members if key in wanted]
+    replaced = [(begin, end, fields[key]) for key, begin, end in members if key in fields]
     named = {key for key, _, _ in members}
-    added = {name: value for name, value in wanted.items() if name not in named}
+    added = {name: value for name, value in fields.items() if name not in named}
     if not added:
         return replaced
     return [(start + 1, start + 1, _text_of(added) + (b"," if members else b"")), *replaced]

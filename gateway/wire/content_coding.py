@@ -46,13 +46,13 @@ def codings_of(value: str) -> tuple[str, ...]:
     Raises `UnsupportedCodingError` for a coding that is not decoded here.
     """
     named = [name.strip().lower() for name in value.split(",")]
-    found = tuple("gzip" if name == "x-gzip" else name for name in named if name not in ("", "identity"))
-    for name in found:
+    codings = tuple("gzip" if name == "x-gzip" else name for name in named if name not in ("", "identity"))
+    for name in codings:
         if name not in CODINGS:
             raise UnsupportedCodingError(name[:32])
-    if len(found) > CODINGS_MAX:
-        raise UnsupportedCodingError(", ".join(found)[:64])
-    return found
+    if len(codings) > CODINGS_MAX:
+        raise UnsupportedCodingError(", ".join(codings)[:64])
+    return codings
 
 
 def decoded(parts: Iterable[bytes], codings: tuple[str, ...], limit_bytes: int) -> Iterator[bytes]:

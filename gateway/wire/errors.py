@@ -264,31 +264,26 @@ def event_of_answer(status: int, body: bytes, path: str) -> bytes:
     return name + b"data: " + text + b"\n\n"
 
 
-def all_errors() -> tuple[type[GatewayError], ...]:
-    """Every error that a client can get."""
-    return tuple(GatewayError.__subclasses__())
-
-
 def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
     """Return an engine's error in the shape of the route `path`; `None` if it has that shape already.
 
     `body` is the engine's whole error body. Plain text, FastAPI's `{"detail": ...}` and vLLM's older `{"object":
     "error", "message": ...}` are understood.
     """
-    found: Any = None
+    document: Any = None
     with contextlib.suppress(orjson.JSONDecodeError):
-        found = orjson.loads(body)
-    if isinstance(found, dict):
-        stated = found.get("error")
+        document = orjson.loads(body)
+    if isinstance(document, dict):
+        stated = document.get("error")
         if isinstance(stated, dict):
-            if path not in ANTHROPIC or found.get("type") == "error":
+            if path not in ANTHROPIC or document.get("type") == "error":
                 return None
             code = stated.get("code")
             message, param = str(stated.get("message") or ""), stated.get("param")
             return _anthropic(
                 status, message, param if isinstance(param, str) else None, code if isinstance(code, str) else None
             )
-        reason = found.get("message") or found.get("detail") or found.get("error")
+        reason = document.get("message") or document.get("detail") or document.get("error")
     else:
         reason = body.decode(errors="replace").strip()
     if not reason:

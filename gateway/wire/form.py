@@ -159,10 +159,10 @@ class FormOutline(BodyOutline):
         if self._parts > PARTS_MAX:
             raise BodyTooComplexError(f"the form has more than {PARTS_MAX} parts; send fewer")
         stated = _DISPOSITION.findall(head.removeprefix(_LINE))
-        found = read_parameters(stated[0]) if len(stated) == 1 else None
-        is_form = found is not None and found.kind == b"form-data" and b"name*" not in found.values
-        name = found.values.get(b"name", b"") if found is not None and is_form else b""
-        is_file = found is not None and (b"filename" in found.values or b"filename*" in found.values)
+        disposition = read_parameters(stated[0]) if len(stated) == 1 else None
+        is_form = disposition is not None and disposition.kind == b"form-data" and b"name*" not in disposition.values
+        name = disposition.values.get(b"name", b"") if disposition is not None and is_form else b""
+        is_file = disposition is not None and (b"filename" in disposition.values or b"filename*" in disposition.values)
         if not is_form or (_NAME.fullmatch(name) is None and not is_file):
             raise InvalidFormError('a part of the form has no name; give each `form-data; name="..."`, once')
         if not is_file:
@@ -192,11 +192,11 @@ class FormOutline(BodyOutline):
 
 def _boundary_of(stated: list[bytes]) -> bytes | None:
     """Return the boundary in the one content type; `None` when that is not a form in UTF-8."""
-    found = read_parameters(stated[0]) if len(stated) == 1 else None
-    if found is None or found.kind != b"multipart/form-data":
+    content_type = read_parameters(stated[0]) if len(stated) == 1 else None
+    if content_type is None or content_type.kind != b"multipart/form-data":
         return None
-    boundary = found.values.get(b"boundary", b"")
-    if found.values.get(b"charset", b"utf-8").lower() not in _UTF_8 or _BOUNDARY.fullmatch(boundary) is None:
+    boundary = content_type.values.get(b"boundary", b"")
+    if content_type.values.get(b"charset", b"utf-8").lower() not in _UTF_8 or _BOUNDARY.fullmatch(boundary) is None:
         return None
     return boundary
 
@@ -204,7 +204,7 @@ def _boundary_of(stated: list[bytes]) -> bytes | None:
 def _arguments(text: str | None) -> dict[str, object]:
     """Return the arguments of `vllm_xargs`, which is JSON text in a form. Raises `InvalidFormError`."""
     try:
-        found = orjson.loads(text or "{}")
+        arguments = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:
         raise InvalidFormError(f"`{XARGS}` of the form is not JSON: {error}; send an object") from error
-    return found if type(found) is dict else {}
+    return arguments if type(arguments) is dict else {}

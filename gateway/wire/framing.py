@@ -12,7 +12,7 @@ A chunked body (`ChunkedFramer`):
 | state      | expects                                | next state                         |
 |------------|----------------------------------------|------------------------------------|
 | `SIZE`     | a line with the size of the next chunk | `DATA`, or `TRAILERS` after size 0 |
-| `DATA`     | `_left` bytes of the chunk             | `AFTER`                            |
+| `DATA`     | `_remaining_bytes` of the chunk        | `AFTER`                            |
 | `AFTER`    | the line break that closes the chunk   | `SIZE`                             |
 | `TRAILERS` | trailers, up to an empty line          | done                               |
 
@@ -66,14 +66,14 @@ def decimal(text: bytes) -> int:
     """
     if not text or len(text) > LENGTH_DIGITS:
         return -1
-    found = at = 0
+    number = at = 0
     while at < len(text):
         octet = text[at]
         if octet < _ZERO or octet > _NINE:
             return -1
-        found = 10 * found + octet - _ZERO
+        number = 10 * number + octet - _ZERO
         at += 1
-    return found
+    return number
 
 
 class FramingError(ValueError):
@@ -171,10 +171,10 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:
         is_chunked, length = False, 0
-    kept = tuple(header for header in headers if header[0] not in dropped)
+    end_to_end = tuple(header for header in headers if header[0] not in dropped)
     return ResponseHead(
         status,
-        kept,
+        end_to_end,
         length=length,
         is_chunked=is_chunked,
         is_kept_alive=is_kept_alive,
@@ -183,10 +183,10 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
 
 
 def _length(stated: bytes) -> int:
-    found = decimal(stated)
-    if found < 0:
+    length = decimal(stated)
+    if length < 0:
         raise FramingError("content-length is not one number")
-    return found
+    return length
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:
@@ -207,29 +207,29 @@ def _read_status(line: bytes) -> tuple[int, bool]:
     """Return the status, and whether the version is HTTP/1.1 rather than 1.0."""
     if line == _USUAL_STATUS_LINE:
         return 200, True
-    found = _STATUS_LINE.fullmatch(line)
-    if found is None:
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
         raise FramingError("the head is not HTTP/1.1")
-    return int(found[2]), found[1] == b"1"
+    return int(match[2]), match[1] == b"1"
 
 
 class LengthFramer(Framer):
     """A body of a stated length."""
 
-    __slots__ = ("left",)
+    __slots__ = ("remaining_bytes",)
 
     def __init__(self, length: int) -> None:
         """`length` is in bytes."""
         super().__init__(is_done=length == 0)
-        self.left = length
+        self.remaining_bytes = length
 
     def feed(self, data: bytes) -> int:
         """Count down the stated length."""
-        taken = min(len(data), self.left)
-        self.left -= taken
-        self.is_done = self.left == 0
-        self.payload = [data if taken == len(data) else data[:taken]] if taken else []
-        return taken
+        size = min(len(data), self.remaining_bytes)
+        self.remaining_bytes -= size
+        self.is_done = self.remaining_bytes == 0
+        self.payload = [data if size == len(data) else data[:size]] if size else []
+        return size
 
 
 class OpenFramer(Framer):
@@ -249,7 +249,7 @@ class OpenFramer(Framer):
 class ChunkedFramer(Framer):
     """A chunked body. States: see the module."""
 
-    __slots__ = ("_left", "_line", "_state")
+    __slots__ = ("_line", "_remaining_bytes", "_state")
 
     SIZE = 0
     DATA = 1
@@ -259,7 +259,7 @@ class ChunkedFramer(Framer):
     def __init__(self) -> None:
         super().__init__(is_between_chunks=True)
         self._state = self.SIZE
-        self._left = 0
+        self._remaining_bytes = 0
         self._line = b""
 
     def feed(self, data: bytes) -> int:
@@ -270,11 +270,11 @@ class ChunkedFramer(Framer):
             if self._state == self.SIZE:
                 position = self._size(data, position)
             elif self._state == self.DATA:
-                taken = min(self._left, end - position)
-                payload.append(data[position : position + taken])
-                position += taken
-                self._left -= taken
-                if self._left == 0:
+                size = min(self._remaining_bytes, end - position)
+                payload.append(data[position : position + size])
+                position += size
+                self._remaining_bytes -= size
+                if self._remaining_bytes == 0:
                     self._state = self.AFTER
             elif self._state == self.AFTER:
                 position = self._after(data, position)
@@ -290,13 +290,13 @@ class ChunkedFramer(Framer):
             at += 1
         # Not `startswith`: from a place in the bytes it takes ten times as long.
         if at > position and not self._line and data[at : at + 2] == b"\r\n":
-            self._left = size
+            self._remaining_bytes = size
             self._state = self.DATA if size else self.TRAILERS
             return at + 2
         held = len(self._line)
         text = self._line + data[position : position + _LINE_BYTES]
-        found = _CHUNK_SIZE.match(text)
-        if found is None:
+        match = _CHUNK_SIZE.match(text)
+        if match is None:
             if len(text) >= _LINE_BYTES:
                 raise FramingError("a chunk's size line is too long")
             if _SIZE_SO_FAR.fullmatch(text) is None:
@@ -304,21 +304,21 @@ class ChunkedFramer(Framer):
             self._line = text
             return len(data)
         self._line = b""
-        self._left = int(found[1], 16)
-        self._state = self.DATA if self._left else self.TRAILERS
-        return position + found.end() - held
+        self._remaining_bytes = int(match[1], 16)
+        self._state = self.DATA if self._remaining_bytes else self.TRAILERS
+        return position + match.end() - held
 
     def _after(self, data: bytes, position: int) -> int:
-        wanted = b"\r\n"[len(self._line) :]
-        found = data[position : position + len(wanted)]
-        if not wanted.startswith(found):
+        line_break = b"\r\n"[len(self._line) :]
+        part = data[position : position + len(line_break)]
+        if not line_break.startswith(part):
             raise FramingError("a chunk is longer than its size says")
-        if len(found) == len(wanted):
+        if len(part) == len(line_break):
             self._line = b""
             self._state = self.SIZE
         else:
-            self._line += found
-        return position + len(found)
+            self._line += part
+        return position + len(part)
 
     def _trailers(self, data: bytes, position: int) -> int:
         if not self._line and data.startswith(b"\r\n", position):
@@ -327,9 +327,9 @@ class ChunkedFramer(Framer):
         held = len(self._line)
         text = self._line + data[position : position + _TRAILER_BYTES]
         is_empty = text.startswith(b"\r\n")
-        found = 0 if is_empty else text.find(b"\r\n\r\n")
-        end = found + (2 if is_empty else 4)
-        if found < 0:
+        begin = 0 if is_empty else text.find(b"\r\n\r\n")
+        end = begin + (2 if is_empty else 4)
+        if begin < 0:
             if len(text) >= _TRAILER_BYTES:
                 raise FramingError("the trailers are too long")
             if _TRAILERS_SO_FAR.fullmatch(text, self._line.rfind(b"\n") + 1) is None:  # earlier lines were checked

@@ -61,7 +61,7 @@ _READ: Final = frozenset(
         b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM instead of the balancer
     )
 )
-_OWN: Final = frozenset(
+_GATEWAY_HEADERS: Final = frozenset(
     (
         b"x-request-id",
         b"x-specpilot-class",
@@ -88,7 +88,7 @@ _OWN: Final = frozenset(
         b"access-control-allow-private-network",
     )
 )
-_OWN_OF_STREAMS: Final = _OWN | {b"cache-control", b"x-accel-buffering"}
+_GATEWAY_HEADERS_OF_STREAMS: Final = _GATEWAY_HEADERS | {b"cache-control", b"x-accel-buffering"}
 _STREAM_LINES: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
 """nginx, and proxies that compress, would otherwise buffer a stream."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -139,12 +139,12 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
     parser accepts and another server might read differently: a coding besides chunked, chunks in HTTP/1.0, two hosts.
     """
     head = RequestHead(is_modern=is_modern)
-    kept: list[bytes] = []
+    parts: list[bytes] = []
     dropped: set[bytes] | None = None
     has_host = False
     for name, value in headers:
         if name not in _READ:
-            kept += (name, b": ", value, b"\r\n")
+            parts += (name, b": ", value, b"\r\n")
         elif name == b"authorization":
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":
@@ -163,7 +163,7 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
             head.traffic_class = value.decode("latin-1").strip() or None
         elif name == b"x-session-id":
             head.session = value.decode("latin-1") or None
-            kept += (name, b": ", value, b"\r\n")
+            parts += (name, b": ", value, b"\r\n")
         elif name == K_MAX_HEADER:
             head.k_max = value.strip()
         elif name == b"connection":
@@ -182,8 +182,8 @@ def read_request_head(  # noqa: C901, PLR0912 - one branch a header
         elif name == b"expect":
             head.is_expecting = value.lower() == b"100-continue"
     if dropped:
-        kept = [part for at in range(0, len(kept), 4) if kept[at] not in dropped for part in kept[at : at + 4]]
-    head.forwarded = b"".join(kept)
+        parts = [part for at in range(0, len(parts), 4) if parts[at] not in dropped for part in parts[at : at + 4]]
+    head.forwarded = b"".join(parts)
     return head
 
 
@@ -211,18 +211,18 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: list[tu
 
 
 def client_head(  # noqa: PLR0913 - independent properties of a head
-    head: ResponseHead, own: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool, is_stream: bool = False
+    head: ResponseHead, lines: bytes, *, is_chunked: bool, length: int | None, keep_alive: bool, is_stream: bool = False
 ) -> bytes:
-    """Return the head of the response to a client; `own` are the gateway's header lines.
+    """Return the head of the response to a client; `lines` are the gateway's header lines.
 
     `is_stream`: the body is an event stream, which no proxy may store or buffer.
     """
     parts = [_STATUS.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status]
-    dropped = _OWN_OF_STREAMS if is_stream else _OWN
+    dropped = _GATEWAY_HEADERS_OF_STREAMS if is_stream else _GATEWAY_HEADERS
     for name, value in head.headers:
         if name not in dropped:
             parts += (name, b": ", value, b"\r\n")
-    parts.append(own)
+    parts.append(lines)
     if is_stream:
         parts.append(_STREAM_LINES)
     if is_chunked:
@@ -272,10 +272,10 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
-def error_reply(error: GatewayError, own: bytes, *, keep_alive: bool, is_head: bool = False, path: str = "") -> bytes:
+def error_reply(error: GatewayError, lines: bytes, *, keep_alive: bool, is_head: bool = False, path: str = "") -> bytes:
     """Return a whole response with `error` for a client of the route `path`; without its body if `is_head`."""
     body = body_of(error, path)
-    parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), own]
+    parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), lines]
     if error.retry_after_s is not None:
         parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
     if isinstance(error, MethodNotAllowedError):

@@ -77,6 +77,6 @@ def _value_end(body: bytes, position: int) -> int:
 
 
 def _skip(body: bytes, position: int) -> int:
-    found = _SPACE.match(body, position)
-    assert found is not None
-    return found.end()
+    space = _SPACE.match(body, position)
+    assert space is not None
+    return space.end()

@@ -65,10 +65,10 @@ class KeepAlives:
         if (blank := self._blank.match(text)) is not None:  # it ends a comment that was passed on by itself
             alive.append(blank[0])
             at = blank.end()
-        while (found := self._break.search(text, at)) is not None:
-            frame = text[at : found.end()]
+        while (border := self._break.search(text, at)) is not None:
+            frame = text[at : border.end()]
             (alive if keeps_alive(frame) else self._held).append(frame)
-            at = found.end()
+            at = border.end()
         while (line := self._line.match(text, at)) is not None:
             alive.append(line[0])
             at = line.end()

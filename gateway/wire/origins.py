@@ -14,7 +14,7 @@ EXPOSED: Final[tuple[str, ...]] = (
     "x-request-id",
     *(f"x-specpilot-{name}" for name in ("class", "engine", "k-max", "model", "policy-version")),
     *(f"x-specpilot-{name}-ms" for name in ("overhead", "queue")),
-    *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
+    *(f"x-ratelimit-{name}-{kind}" for name in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
 """The headers that a page may read, in addition to the few that it always may."""
 MAX_AGE_S: Final = 600

@@ -120,20 +120,20 @@ class BodyOutline:
         self._text += text[last:]
 
     def _keep_outline(self, text: bytes, between: list[bytes]) -> None:
-        start, is_string, kept = 0, self._in_string, 0
+        start, is_string, position = 0, self._in_string, 0
         for part in between:
             end = start + len(part)
             if is_string and len(part) > _LONG_BYTES:
                 first = _border(text, start + KEPT_BYTES)
                 last = _border(text, end - KEPT_BYTES)
                 if first and last:
-                    self._text += text[kept:first]
+                    self._text += text[position:first]
                     skipped = self._cuts[-1][1] if self._cuts else 0
                     self._cuts.append((len(self._text), skipped + last - first))
-                    kept = last
+                    position = last
             start = end + 1
             is_string = not is_string
-        self._text += text[kept:] if kept else text
+        self._text += text[position:] if position else text
 
 
 def _border(text: bytes, position: int) -> int:

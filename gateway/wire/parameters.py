@@ -31,14 +31,14 @@ def read_parameters(text: bytes) -> Parameters | None:
     values: dict[bytes, bytes] = {}
     at = kind.end()
     while at < len(text):
-        found = _PARAMETER.match(text, at)
-        if found is None:
+        parameter = _PARAMETER.match(text, at)
+        if parameter is None:
             return None
-        at = found.end()
-        if found[1] is None:
+        at = parameter.end()
+        if parameter[1] is None:
             continue  # a semicolon without a parameter
-        name = found[1].lower()
+        name = parameter[1].lower()
         if name in values:
             return None
-        values[name] = found[2] if found[2] is not None else found[3]
+        values[name] = parameter[2] if parameter[2] is not None else parameter[3]
     return Parameters(kind[1].lower(), values)

@@ -103,8 +103,8 @@ class RequestFacts:
         """The identifier of the response that the request continues or reads."""
         if self.path != RESPONSES and self.path not in STORED:
             return None
-        found = self.body.get(PREVIOUS)
-        return found if isinstance(found, str) else None
+        identifier = self.body.get(PREVIOUS)
+        return identifier if isinstance(identifier, str) else None
 
     @property
     def is_endless(self) -> bool:
@@ -112,11 +112,11 @@ class RequestFacts:
         return self.path == RESPONSES and self.max_tokens is None and bool(self.body.get("background"))
 
     @property
-    def asked_class(self) -> str | None:
+    def requested_class(self) -> str | None:
         """The traffic class in the body's `metadata.traffic_class`."""
         metadata = self.body.get("metadata")
-        asked = metadata.get(CLASS_FIELD) if isinstance(metadata, dict) else None
-        return asked if isinstance(asked, str) else None
+        traffic_class = metadata.get(CLASS_FIELD) if isinstance(metadata, dict) else None
+        return traffic_class if isinstance(traffic_class, str) else None
 
     @property
     def service_tier(self) -> str | None:
@@ -132,20 +132,20 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
     """
     text = body if body[:1] != _BYTE_ORDER_MARK[:1] else body.removeprefix(_BYTE_ORDER_MARK)  # as vLLM reads it
     try:
-        found = orjson.loads(text)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidJsonError(f"the request body is not valid JSON: {error}; send one JSON object") from error
-    if type(found) is not dict:
+    if type(document) is not dict:
         raise InvalidJsonError('the request body must be a JSON object, such as {"model": ...}')
-    model = found.get("model")
+    model = document.get("model")
     if type(model) is not str or not model:
         fault = "is missing" if model is None else "must be a non-empty string"
         raise InvalidFieldError(f"model {fault}; name one of those that GET /v1/models lists", param="model")
-    stream = found.get("stream")
+    stream = document.get("stream")
     if stream is not None and type(stream) is not bool:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
-    return RequestFacts(path, model, found, prompt_tokens, _max_tokens(path, found), stream=stream is True)
+    return RequestFacts(path, model, document, prompt_tokens, _max_tokens(path, document), stream=stream is True)
 
 
 def in_utf_8(body: bytes) -> bytes | None:

@@ -15,8 +15,8 @@ _AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 def origin_form(target: bytes) -> bytes:
     """Return path and query of a target in absolute form, which clients send to proxies."""
-    found = _AUTHORITY.match(target)
-    rest = target if found is None else target[found.end() :]
+    authority = _AUTHORITY.match(target)
+    rest = target if authority is None else target[authority.end() :]
     return rest if rest.startswith(b"/") else b"/" + rest
 
 

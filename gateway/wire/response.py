@@ -54,18 +54,18 @@ def closing(event: bytes, *, is_modern: bool) -> bytes:
 class Delivery:
     """One response on its way to a client. States: see the module.
 
-    `own` are the gateway's header lines. `is_modern`: the client speaks HTTP/1.1. `keep_alive`: its connection may
-    serve another request after this; it becomes `False` if the body can only end with the connection. `path` is the
-    route. `strips_usage`: the client did not ask for the usage that the stream states. `passes_keep_alives`:
-    keep-alives are sent before the first content. `is_committed`: the client has status 200 and the beginning of an
-    event stream, from this engine or an earlier one. `has_begun`: content was sent. `has_failed_first`: the body begins
-    with an error that is the engine's fault. After each `feed`, `gaps` is the number of gaps between events that it
-    ended, each of `gap_s` seconds.
+    `header_lines` are the gateway's. `is_modern`: the client speaks HTTP/1.1. `keep_alive`: its connection may serve
+    another request after this; it becomes `False` if the body can only end with the connection. `path` is the route.
+    `strips_usage`: the client did not ask for the usage that the stream states. `passes_keep_alives`: keep-alives are
+    sent before the first content. `is_committed`: the client has status 200 and the beginning of an event stream, from
+    this engine or an earlier one. `has_begun`: content was sent. `has_failed_first`: the body begins with an error that
+    is the engine's fault. After each `feed`, `gaps` is the number of gaps between events that it ended, each of `gap_s`
+    seconds.
     """
 
     __slots__ = (
-        "_alive", "_at", "_filter", "_first", "_framer", "_head", "_held", "_is_modern", "_is_raw", "_own", "_path",
-        "_tap", "_usage_frames", "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "is_committed",
+        "_alive", "_at", "_filter", "_first", "_framer", "_head", "_header_lines", "_held", "_is_modern", "_is_raw",
+        "_path", "_tap", "_usage_frames", "first_at", "gap_s", "gaps", "has_begun", "has_failed_first", "is_committed",
         "keep_alive", "usage",
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ class Delivery:
         self,
         head: ResponseHead,
         framer: Framer,
-        own: bytes,
+        header_lines: bytes,
         *,
         is_modern: bool,
         keep_alive: bool,
@@ -87,7 +87,7 @@ class Delivery:
         self.is_committed = is_committed
         self._path = path
         self._framer = framer
-        self._own = own
+        self._header_lines = header_lines
         self._is_raw = is_modern or not head.is_chunked
         self._held: list[tuple[bytes, list[bytes]]] | None = [] if head.status >= _ERROR_BORDER else None
         self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
@@ -165,7 +165,7 @@ class Delivery:
                 self._held = self._held[:1]  # it will be sent as an event, which needs only its beginning
                 return b""
             held, self._held = self._held, None
-            return self._begin(now) + b"".join(self._passed(*parts) for parts in held)
+            return self._begin_response(now) + b"".join(self._client_bytes(*parts) for parts in held)
         count = 0
         for part in payload:
             count += self._tap.feed(part)
@@ -177,12 +177,12 @@ class Delivery:
             data = b"".join(payload)
             return self._framed(self._filtered(data) if self.has_begun else self._released(data, now))
         if self._filter is None or self._can_pass(self._filter):
-            passed = raw if self._is_raw else b"".join(payload)
+            output = raw if self._is_raw else b"".join(payload)
         else:
-            passed = self._filter.feed(raw, payload, self._framer)
+            output = self._filter.feed(raw, payload, self._framer)
         if self.has_begun:
-            return passed
-        return self._judge(passed, payload, now)
+            return output
+        return self._judge(output, payload, now)
 
     def _frame_anew(self) -> None:
         """Commit: from now on use the payload alone."""
@@ -236,21 +236,21 @@ class Delivery:
             return False
         return framer.is_between_chunks or framer.is_done
 
-    def _judge(self, passed: bytes, payload: list[bytes], now: float) -> bytes:
+    def _judge(self, output: bytes, payload: list[bytes], now: float) -> bytes:
         """Examine the first parts of a body; return the bytes for the client."""
         tap = self._tap
         if not isinstance(tap, SseTap):
             if len(payload) > 0 and not payload[0].startswith(_USUAL_BODY) and is_error(payload[0]):
                 self.has_failed_first = is_engines_fault(payload[0])
-            return self._begin(now) + passed
+            return self._begin_response(now) + output
         if not self._first and tap.deltas != tap.openings:  # the usual stream: it begins with content
             self.has_failed_first = tap.has_failed_first
-            return self._begin(now) + passed
-        self._first.append(passed)
+            return self._begin_response(now) + output
+        self._first.append(output)
         alive = b"" if self._alive is None else self._alive.feed(b"".join(payload))
         if not self._is_open():
             self.has_failed_first = tap.has_failed_first
-            return self._begin(now)
+            return self._begin_response(now)
         if not alive:
             return b""
         self._frame_anew()
@@ -260,13 +260,13 @@ class Delivery:
         """The response is whole; return the bytes that are still held back."""
         self._tap.finish(self.usage)
         if self.is_committed:
-            return self._last(self._end(now))
+            return self._last(self._end_committed(now))
         if self._held is not None:
             return self._error_reply(now)
         rest = b"" if self._filter is None or self._head.is_chunked else self._filter.rest()
-        return rest if self.has_begun else self._begin(now) + rest
+        return rest if self.has_begun else self._begin_response(now) + rest
 
-    def _end(self, now: float) -> bytes:
+    def _end_committed(self, now: float) -> bytes:
         """Return the remaining bytes of a committed stream that has ended."""
         if self._held is not None:
             body = b"".join(part for _, payload in self._held for part in payload)
@@ -296,10 +296,10 @@ class Delivery:
         can_add = self._framer.is_between_chunks or (self._filter is not None and self._filter.is_reframing)
         return b"%x\r\n%s\r\n%s" % (len(event), event, _LAST_CHUNK) if can_add else None
 
-    def _passed(self, raw: bytes, payload: list[bytes]) -> bytes:
+    def _client_bytes(self, raw: bytes, payload: list[bytes]) -> bytes:
         return raw if self._is_raw else b"".join(payload)
 
-    def _begin(self, now: float) -> bytes:
+    def _begin_response(self, now: float) -> bytes:
         self.has_begun = True
         self.first_at = now
         head = self._head
@@ -313,7 +313,7 @@ class Delivery:
     def _lines(self, *, is_chunked: bool, length: int | None) -> bytes:
         return client_head(
             self._head,
-            self._own,
+            self._header_lines,
             is_chunked=is_chunked,
             length=length,
             keep_alive=self.keep_alive,
@@ -325,9 +325,9 @@ class Delivery:
         self.first_at = now
         head = self._head
         body = b"".join(part for _, payload in self._held or () for part in payload)
-        own = self._own
+        header_lines = self._header_lines
         if head.status in _WANT_RETRY_AFTER and not any(name == b"retry-after" for name, _ in head.headers):
-            own += b"retry-after: 1\r\n"
+            header_lines += b"retry-after: 1\r\n"
         wrapped = enveloped(head.status, body, self._path)
         if wrapped is not None:
             body = wrapped
@@ -335,5 +335,5 @@ class Delivery:
             head = ResponseHead(
                 head.status, headers, length=None, is_chunked=False, is_kept_alive=True, content_type=b""
             )
-            own += b"content-type: application/json\r\n"
-        return client_head(head, own, is_chunked=False, length=len(body), keep_alive=self.keep_alive) + body
+            header_lines += b"content-type: application/json\r\n"
+        return client_head(head, header_lines, is_chunked=False, length=len(body), keep_alive=self.keep_alive) + body

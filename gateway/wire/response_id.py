@@ -42,14 +42,14 @@ def new_response_id(engine_hash: int, key_id: str | None, random_bits: int) -> s
 
 def is_of_another(identifier: str, key_id: str) -> bool:
     """Whether `identifier` was made for another key than `key_id`. One that was made without a key belongs to all."""
-    found = _OURS.fullmatch(identifier)
-    return found is not None and found[3] not in (_owner(found[2], key_id), _owner(found[2], None))
+    match = _OURS.fullmatch(identifier)
+    return match is not None and match[3] not in (_owner(match[2], key_id), _owner(match[2], None))
 
 
 def tag_in(identifier: str) -> str | None:
     """Return the tag in `identifier`; `None` when no gateway made it."""
-    found = _OURS.fullmatch(identifier)
-    return None if found is None else found[1]
+    match = _OURS.fullmatch(identifier)
+    return None if match is None else match[1]
 
 
 def _owner(random: str, key_id: str | None) -> str:

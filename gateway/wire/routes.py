@@ -50,17 +50,17 @@ def tidied(target: bytes) -> bytes:
 
 def stored_route(target: bytes) -> str | None:
     """Return the route of `STORED` for the request target `target` (path and query); `None` for other targets."""
-    found = _STORED.fullmatch(target)
-    if found is None:
+    match = _STORED.fullmatch(target)
+    if match is None:
         return None
-    return RESPONSE if found[1] is None else RESPONSE_CANCEL
+    return RESPONSE if match[1] is None else RESPONSE_CANCEL
 
 
 def response_id(target: str) -> str:
     """Return the identifier in a target of `stored_route`."""
-    found = _ID.match(target)
-    assert found is not None
-    return found[1]
+    match = _ID.match(target)
+    assert match is not None
+    return match[1]
 
 
 def asks_stream(target: str) -> bool:

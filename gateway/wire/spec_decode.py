@@ -76,4 +76,4 @@ def parse(text: bytes) -> Counts:
 
 
 def _plain(value: bytes) -> str:
-    return _ESCAPE.sub(lambda found: b"\n" if found[1] == b"n" else found[1], value).decode(errors="replace")
+    return _ESCAPE.sub(lambda escape: b"\n" if escape[1] == b"n" else escape[1], value).decode(errors="replace")

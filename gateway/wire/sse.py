@@ -190,8 +190,8 @@ class SseTap:
 def _shortened(frame: bytes) -> bytes:
     """Return a frame's name, the beginning of its data, and its end, joined so that no frame border arises."""
     at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
-    kept = frame[at if at > _NAME_BYTES else 0 : at + 16] + b" "
-    return kept + frame[len(kept) - FRAME_BYTES :]
+    start = frame[at if at > _NAME_BYTES else 0 : at + 16] + b" "
+    return start + frame[len(start) - FRAME_BYTES :]
 
 
 class JsonTap:

@@ -56,22 +56,22 @@ class Usage:
         (Anthropic's).
         """
         try:
-            found = orjson.loads(text)
+            document = orjson.loads(text)
         except orjson.JSONDecodeError:
             return False
-        if type(found) is not dict:
+        if type(document) is not dict:
             return True
-        self._take(found)
-        self._take(found.get("response"))
-        self._take(found.get("message"))
-        metrics = found.get("metrics")
+        self._read_usage(document)
+        self._read_usage(document.get("response"))
+        self._read_usage(document.get("message"))
+        metrics = document.get("metrics")
         speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
         length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
         if isinstance(length, (int, float)):
             self.acceptance_length = float(length) if isfinite(length) else None
         return True
 
-    def _take(self, holder: object) -> None:
+    def _read_usage(self, holder: object) -> None:
         """Read the `usage` of `holder`, if it is an object that has one."""
         usage = holder.get("usage") if type(holder) is dict else None
         if type(usage) is dict:
@@ -117,10 +117,10 @@ def is_engines_fault(error: bytes) -> bool:
 
     Only 4xx is the client's fault, except 401 and 403: the credentials are the gateway's.
     """
-    found = _ERROR_CODE.search(error)
-    if found is None:
+    code = _ERROR_CODE.search(error)
+    if code is None:
         return _CLIENTS_ERROR.search(error) is None
-    return int(found[1]) not in _CLIENTS_FAULT or int(found[1]) in _OPERATORS_FAULT
+    return int(code[1]) not in _CLIENTS_FAULT or int(code[1]) in _OPERATORS_FAULT
 
 
 def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:

@@ -78,15 +78,15 @@ def _end_of_whole(text: bytes) -> int:
 def _without_usage(text: bytes) -> bytes:
     """Return whole events without those that have only usage."""
     *parts, rest = _BORDER.split(text)  # a proxy's comments may end in other line ends than the engine's events
-    kept = [frame + border for frame, border in zip(parts[::2], parts[1::2], strict=True) if not _is_usage(frame)]
-    return b"".join(kept) + (b"" if _is_usage(rest) else rest)
+    frames = [frame + border for frame, border in zip(parts[::2], parts[1::2], strict=True) if not _is_usage(frame)]
+    return b"".join(frames) + (b"" if _is_usage(rest) else rest)
 
 
 def _is_usage(frame: bytes) -> bool:
     if frame.find(_WORD) < 0 or not frame.startswith(b"data:"):
         return False
     try:
-        found = orjson.loads(frame[5:])
+        document = orjson.loads(frame[5:])
     except orjson.JSONDecodeError:
         return False
-    return type(found) is dict and not found.get("choices", True) and type(found.get("usage")) is dict
+    return type(document) is dict and not document.get("choices", True) and type(document.get("usage")) is dict

@@ -1,20 +1,18 @@
 """A real Chromium, driven by its own driver over the W3C protocol: the few calls here need no client library."""
 
-import base64
 import json
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.controller_program import free_port
+from tests.support.stack import free_port
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -129,10 +127,6 @@ class Browser:
     def value(self, label: str) -> str:
         """What is in the field of this label."""
         return str(self.until(_VALUE, label))
-
-    def screenshot(self, file: Path, *, whole: bool = True) -> None:
-        found = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(found["data"]))
 
     def complaints(self) -> list[str]:
         """What the browser's console logged: faults of scripts, and what the security policy refused, not calls."""

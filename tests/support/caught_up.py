@@ -9,42 +9,38 @@ one half of them and then for the other, as in steps in which some have K = 0 an
 "Not copied" is "caught up" without the copy of the target's states that an accelerator's graphs make necessary; only
 for "poison", where it must show.
 
-Run as a program it prints, for each way, accepted and verified draft tokens after the spell. Text and positions are the
-same in all three, and the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
+Finds for each way the accepted and verified draft tokens after the spell. Text and positions are the same in all, and
+the KV blocks are recycled, so what a hole shows to the drafter is another request's cache.
 """
 
-import json
-import os
 import sys
 from collections import Counter
 from importlib import import_module
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
-
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 
 from specpilot.engine_adapter.evidence.meter import Draft
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.step_plan import StepPlan
+from tests.support.engine_program import finish, head, start
 from tests.support.interpreter import ON_V2
-from tests.support.stack import DEMO_MODEL, prompts
+from tests.support.stack import prompts
 
 backlog: Any = import_module(f"specpilot.engine_adapter.vllm.{'v2' if ON_V2 else 'v1'}.backlog")
 BEGIN, SPELL, AFTER, K = (8, 64, 48, 7) if ON_V2 else (16, 128, 100, 7)
 REQUESTS = 6 if ON_V2 else 18
 
 
-def main(mode: str, head: str, *only: str) -> None:  # noqa: C901 - the ways stand side by side
+def main(mode: str, drafter: str, *only: str) -> None:  # noqa: C901 - the ways stand side by side
     """Serve the same requests in each of the ways.
 
     `mode`: whether vLLM compiles the models, or runs them "eager", or eagerly with "poison": each pass of the drafter
     first writes NaN over what the target's pass left, as a CUDA graph may, whose outputs share memory with others.
-    `head`: the demo model's `peagle` or `eagle3`. Also on model runner V2, through `tests.support.interpreter`: there
-    `only` names the ways, else all.
+    `drafter`: the demo model's `peagle` or `eagle3`. Also on model runner V2, through `tests.support.interpreter`:
+    there `only` names the ways, else all.
     """
-    llm = start(mode, head)
+    llm = engine(mode, drafter)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     catch_up, commit = backlog.Backlog.catch_up, scheduler.meter.commit
     drafts: list[Draft] = []
@@ -103,31 +99,21 @@ def main(mode: str, head: str, *only: str) -> None:  # noqa: C901 - the ways sta
             "catch_ups": seen[way],
             "ids": [list(reply.outputs[0].token_ids) for reply in replies],
         }
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own teardown expects a GPU's
+    finish(found)
 
 
-def start(mode: str, head: str) -> LLM:
+def engine(mode: str, drafter: str) -> Any:
     """Return an engine of the demo pair with this head, run so."""
     if mode == "poison":
         backlog.states_stay = lambda *_: False  # as on an accelerator
         backlog.largest_graph = lambda _: sys.maxsize  # every step's outputs are of a graph, as all are written over
-    llm = LLM(
-        str(DEMO_MODEL / "target"),
-        dtype="float32",
+    llm = start(
+        head(drafter, K),
         enforce_eager=mode != "compiled",
         max_num_seqs=REQUESTS,
         max_model_len=512,
         num_gpu_blocks_override=80,
         enable_prefix_caching=False,
-        scheduler_cls="specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
-        speculative_config={
-            "method": "eagle3",
-            "model": str(DEMO_MODEL / head),
-            "num_speculative_tokens": K,
-            "parallel_drafting": head == "peagle",
-        },
     )
     if mode == "poison":
         poison(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner)

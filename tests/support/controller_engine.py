@@ -1,6 +1,7 @@
 """A plant of the closed loop behind a real HTTP server and a real registration: an engine as a controller sees it."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
 from specpilot.bench.simulation.traffic import Source
+from specpilot.policy import engine_metrics as names
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Schedule
@@ -91,3 +93,10 @@ class HttpEngine:
 
     def page(self) -> str:
         return "# HELP other\nvllm:other 1\n" + self.plant.page
+
+
+def own_k(page: str) -> float:
+    """The mean K of an engine's running decodes, as its page tells."""
+    found = re.search(rf'^{names.ACTIVE_K}{{.*traffic_class="default".*}} (\S+)$', page, re.MULTILINE)
+    assert found is not None
+    return float(found[1])

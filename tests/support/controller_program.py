@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from tests.support.redis_server import RedisServer
+from tests.support.stack import free_port
 
 TOKEN = "let me in"
 
@@ -60,12 +60,6 @@ def _plain(text: bytes) -> Any:
         return json.loads(text) if text else None
     except ValueError:
         return text.decode()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

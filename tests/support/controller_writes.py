@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.access import Role
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.redis_store import RedisStore
@@ -12,8 +12,16 @@ from specpilot.policy.redis_store import RedisStore
 _OF_PROGRAMS = tuple(
     key.encode()
     for key in (
-        *(keys.LEASE, keys.AUDIT, keys.SCHEDULES, keys.ENGINES, keys.engine(""), keys.GATEWAYS, keys.gateway("")),
-        *(keys.gains("", "").strip(), "specpilot:decisions:", "specpilot:history:"),
+        *(
+            redis_keys.LEASE,
+            redis_keys.AUDIT,
+            redis_keys.SCHEDULES,
+            redis_keys.ENGINES,
+            redis_keys.engine(""),
+            redis_keys.GATEWAYS,
+            redis_keys.gateway(""),
+        ),
+        *(redis_keys.gains("", "").strip(), "specpilot:decisions:", "specpilot:history:"),
     )
 )
 """How the keys begin that change by themselves: of the loop, of engines and gateways, and of the audit."""

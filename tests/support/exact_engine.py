@@ -1,11 +1,10 @@
 """A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
 
-`python -m tests.support.exact_engine plain|sync|async [peagle|eagle3] [short]` runs the same requests (a third of them,
-and shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and prints one JSON object: the
-token ids of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force
-reading of each step gives beside what the adapter exported. K changes at random, by class and band, every few steps. A
-reply that a stop string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop
-beside it.
+`run("exact_engine", "plain|sync|async", "peagle|eagle3"[, "short"])` serves the same requests (a third of them, and
+shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and finds the token ids of every
+reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of each step
+gives beside what the adapter exported. K changes at random, by class and band, every few steps. A reply that a stop
+string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop
@@ -21,31 +20,22 @@ it gains nothing there. Its code paths need CUDA's streams and events and memory
 copies what the target leaves at once, as it does on an accelerator.
 """
 
-import json
 import os
 import random
 import sys
-import time
 from dataclasses import asdict
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"SPECPILOT_ENGINE_BACKLOG_MIB": "0.75"}  # 256 rows of 3 x 256 numbers: they fill up
-# One thread: no two that wait for each other on a busy machine.
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
-
-from vllm import LLM, SamplingParams
-from vllm.platforms.cpu import CpuPlatform
+from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.schedule import KRange, Schedule
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
+from tests.support.engine_program import chat_text, finish, head, offer, start
 from tests.support.interpreter import ON_V2
-from tests.support.stack import CLASSES, DEMO_MODEL, prompts
+from tests.support.stack import CLASSES, prompts
 
 IS_SHORT = ON_V2 or "short" in sys.argv
 COUNT = 24 if IS_SHORT else 72
@@ -62,24 +52,20 @@ SCHEMA = {
 }
 
 
-def make_asynchronous() -> None:
-    """Let vLLM schedule asynchronously in this process, and treat its tensors as an accelerator's."""
-    memory_apart.install()
-    backlog.states_stay = lambda *_: False
-    update = CpuPlatform.check_and_update_config.__func__
-
-    def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
-        update(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True
-
-    CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
-
-
-def main(kind: str, head: str) -> None:
+def main(kind: str, drafter: str) -> None:
     """Serve the load and report."""
-    if kind == "async":
-        make_asynchronous()
-    llm = LLM(str(DEMO_MODEL / "target"), **_options(kind, head))
+    os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "0.75"  # 256 rows of 3 x 256 numbers: they fill up
+    llm = start(
+        None if kind == "plain" else head(drafter),
+        is_async=kind == "async",
+        max_num_seqs=24,
+        max_model_len=LENGTH,
+        max_num_batched_tokens=256,  # long prompts are prefilled in chunks, and a backlog is spread over steps
+        num_gpu_blocks_override=BLOCKS,
+        scheduling_policy="priority",
+        disable_log_stats=False,
+        seed=0,
+    )
     core = llm.llm_engine.engine_core.engine_core
     assert core.async_scheduling == (kind == "async")
     control = getattr(core.scheduler, "control", None)
@@ -89,6 +75,7 @@ def main(kind: str, head: str) -> None:
     # A step without requests lets the workers drop what they keep for ended ones.
     pool = core.scheduler.kv_cache_manager.block_pool
     report: dict[str, Any] = {"ids": replies, "leaked_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()}
+    report["determined"] = COUNT * 10 // 12  # of twelve kinds one is aborted, and one sampled
     if watched is not None and control is not None:
         expected = watched.counts()
         report |= {
@@ -98,39 +85,10 @@ def main(kind: str, head: str) -> None:
         }
         report |= {"changes": control.version, "states": len(core.scheduler.steps.states)}
     report["copies"] = asdict(memory_apart.SEEN)
-    sys.stdout.write(json.dumps(report) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own teardown expects a GPU's
+    finish(report)
 
 
-def _options(kind: str, head: str) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_num_seqs": 24,
-        "max_model_len": LENGTH,
-        "max_num_batched_tokens": 256,  # long prompts are prefilled in chunks, and a backlog is spread over steps
-        "num_gpu_blocks_override": BLOCKS,
-        "scheduling_policy": "priority",
-        "disable_log_stats": False,
-        "seed": 0,
-    }
-    if kind == "plain":
-        return options | {"async_scheduling": False}
-    name = "SpecPilotAsyncScheduler" if kind == "async" else "SpecPilotScheduler"
-    return options | {
-        "async_scheduling": kind == "async",
-        "scheduler_cls": f"specpilot.engine_adapter.vllm.scheduler.{name}",
-        "speculative_config": {
-            "method": "eagle3",
-            "model": str(DEMO_MODEL / head),
-            "num_speculative_tokens": 7,
-            "parallel_drafting": head == "peagle",
-        },
-    }
-
-
-def _serve(llm: LLM, control: Any) -> dict[str, list[list[int] | str]]:
+def _serve(llm: Any, control: Any) -> dict[str, list[list[int] | str]]:
     """Serve every request; return the token ids (or text, after a stop string) of the determined ones, by choice."""
     engine, rng = llm.llm_engine, random.Random(5)
     tokenizer = llm.get_tokenizer()
@@ -146,7 +104,7 @@ def _serve(llm: LLM, control: Any) -> dict[str, list[list[int] | str]]:
             if number % 12 == 5:
                 content = "Read this, and then go on. " * 30 + messages[-1]["content"]
                 messages = [{"role": "user", "content": content}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = chat_text(llm, messages)
             ids = tokenizer(text)["input_ids"]
             sampling = _sampling(number, name, len(ids))
             prompt = {"prompt_token_ids": ids[-1:]} if number % 12 == 6 else text
@@ -199,11 +157,9 @@ def _thrash(control: Any, rng: random.Random) -> None:
     is_dark = rng.random() < 0.4
     named = ("default", *CLASSES)
     rows = [*named, *(row_name(name, band) for name in named for band in range(BANDS) if rng.random() < 0.6)]
-    classes = {name: (KRange(1, 32, 0 if is_dark else rng.choice([0, 0, 0, 1, 2, 3, 5, 7])),) for name in rows}
-    probe_ratio = rng.choice([0.0, 0.02, 0.3, 1.0])
-    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, classes)
-    control.offer(schedule, time.monotonic())
+    k = {name: 0 if is_dark else rng.choice([0, 0, 0, 1, 2, 3, 5, 7]) for name in rows}
+    offer(control, k, probe_ratio=rng.choice([0.0, 0.02, 0.3, 1.0]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "peagle")
+    main(*sys.argv[1:3])

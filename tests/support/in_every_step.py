@@ -1,27 +1,21 @@
 """Drafters of model runner V2 that run in every step, K cut by request: what they reply, what was verified.
 
-`python -m tests.support.interpreter tests.support.in_every_step ngram|draft_model`, and `python -m
-tests.support.in_every_step plain` for the text without speculation, on model runner V1. K changes at random. The draft
-model is the target itself, so what it drafts is accepted.
+`run("in_every_step", "ngram|draft_model")` through `tests.support.interpreter`, and `run("in_every_step", "plain")` for
+the text without speculation, on model runner V1. K changes at random. The draft model is the target itself, so what it
+drafts is accepted.
 """
 
-import json
-import os
 import random
 import sys
 from collections import Counter
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
+from vllm import SamplingParams
 
-from vllm import LLM, SamplingParams
-
-from tests.support.replayed_graphs import offer
-from tests.support.stack import CLASSES, DEMO_MODEL
+from tests.support.engine_program import TARGET, finish, offer, replies, start
+from tests.support.stack import CLASSES
 
 K_MAX, REQUESTS, TOKENS = 3, 5, 24
-_TARGET = str(DEMO_MODEL / "target")
 TEXTS = (  # what repeats, so that an n-gram is found
     '{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1,',
     "one two three one two three one two",
@@ -33,16 +27,13 @@ TEXTS = (  # what repeats, so that an n-gram is found
 
 def main(kind: str) -> None:
     """Serve a few requests while K changes, and report."""
-    options: dict[str, Any] = {}
+    speculative: dict[str, Any] | None = None
     if kind != "plain":
-        own = {"ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1}, "draft_model": {"model": _TARGET}}[kind]
-        options = {
-            "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
-            "speculative_config": {"method": kind, "num_speculative_tokens": K_MAX, **own},
-        }
-    llm = LLM(
-        _TARGET,
-        **({"dtype": "float32", "enforce_eager": True, "max_model_len": 128} | options),
+        own = {"ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1}, "draft_model": {"model": TARGET}}[kind]
+        speculative = {"method": kind, "num_speculative_tokens": K_MAX, **own}
+    llm = start(
+        speculative,
+        max_model_len=128,
         max_num_seqs=REQUESTS,
         max_num_batched_tokens=256,
         num_gpu_blocks_override=40,
@@ -58,18 +49,13 @@ def main(kind: str) -> None:
         extra = {"traffic_class": CLASSES[number % len(CLASSES)]}
         sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, extra_args=extra)
         engine.add_request(str(number), text, sampling)
-    replies: dict[str, list[int]] = {}
-    rng, step = random.Random(3), 0
-    while engine.has_unfinished_requests():
-        step += 1
+    rng = random.Random(3)
+
+    def change(step: int) -> None:
         if control is not None and step % 2 == 0:
             offer(control, {name: rng.choice([0, *range(K_MAX + 1)]) for name in ("default", *CLASSES)})
-        for output in engine.step():
-            if output.finished:
-                replies[output.request_id] = list(output.outputs[0].token_ids)
-    sys.stdout.write(json.dumps({"ids": replies, "seen": seen}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own teardown expects a GPU's
+
+    finish({"ids": replies(engine, change), "seen": seen})
 
 
 def count(scheduler: Any, seen: Counter[str]) -> None:

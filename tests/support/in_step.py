@@ -1,12 +1,13 @@
 """Acceptance after a spell of K = 0 in which two requests leave as many rows: one of them more than a pass takes.
 
 Both come to what the drafter takes in a step at the same time. One catches up, so the other leaves one row more and
-goes through in two passes. Run as a program it prints for the ways of `too_long` what that prints.
+goes through in two passes. Finds for the ways of `too_long` what that finds.
 """
 
 import sys
 from typing import Any
 
+from tests.support.engine_program import replies
 from tests.support.too_long import AFTER, BEGIN, SPELL, Watch, add, tell
 
 REQUESTS = 2
@@ -18,13 +19,7 @@ def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
     """Return the token ids of the replies."""
     for number, text in enumerate(texts[::-1] if watch.way == "warm-up" else texts):
         add(engine, str(number), text, SPELL + AFTER + 3 * BEGIN)
-    ids: dict[str, list[int]] = {}
-    while engine.has_unfinished_requests():
-        watch.step += 1
-        for output in engine.step():
-            if output.finished:
-                ids[output.request_id] = list(output.outputs[0].token_ids)
-    return ids
+    return replies(engine, lambda step: setattr(watch, "step", step))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """A real engine with given options of vLLM's, stepped by hand: K changes between steps, the engine pauses, LoRA mixes.
 
-Run as a program with one JSON argument; it prints one JSON object: the token ids of each reply, and what happened.
-Options that vLLM or the adapter refuses end it with that error.
+`run("option_engine", CASE)` with a `Case` as JSON finds the token ids of each reply, and what happened. Options that
+vLLM or the adapter refuses end it with that error.
 """
 
 import json
-import os
 import random
 import sys
 import time
@@ -13,30 +12,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-
 import numpy as np
 from safetensors.numpy import save_file
 
-from specpilot.bench.adapter.engine_worker import runner_of
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.bench.adapter.parts import runner_of
+from tests.support.engine_program import chat_text, finish, head, offer, replies, start
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
-K_MAX = 7
+K_MAX, STOP_S = 7, 1.5
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to run. `options` go to vLLM as they are; `pause` names how the engine stops for `pause_s` on its way."""
+    """What to run. `options` go to vLLM as they are; with `stops` the engine pauses and sleeps on its way."""
 
     options: dict[str, Any] = field(default_factory=dict)
     has_adapter: bool = True
-    is_sequential: bool = False  # EAGLE-3 in place of P-EAGLE
-    count: int = 24
-    has_priorities: bool = False
     lora: str | None = None  # folder of the adapter that every other request uses
-    pause: str | None = None  # "pause" or "sleep"
-    pause_s: float = 1.5
+    stops: bool = False
 
     def argument(self) -> str:
         """Return the program's argument."""
@@ -63,59 +56,59 @@ def make_lora(folder: Path) -> None:
 
 def main(case: Case) -> None:
     """Reply to the prompts at temperature 0 and say what happened."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - the tests import this module and must not load vLLM
-    from vllm.lora.request import LoRARequest  # noqa: PLC0415
+    from vllm import SamplingParams  # noqa: PLC0415 - the tests import this module and must not load vLLM
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415 - as above
 
-    options: dict[str, Any] = {}
-    if case.has_adapter:
-        head = {"method": "eagle3", "num_speculative_tokens": K_MAX, "parallel_drafting": not case.is_sequential}
-        folder = DEMO_MODEL / ("eagle3" if case.is_sequential else "peagle")
-        options = {
-            "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
-            "speculative_config": head | {"model": str(folder)},
-        }
-    defaults = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 16, "max_model_len": 2048, "seed": 0}
-    llm = LLM(str(DEMO_MODEL / "target"), disable_log_stats=False, **defaults | options | case.options)
+    defaults = {"max_num_seqs": 16, "max_model_len": 2048, "seed": 0, "disable_log_stats": False}
+    llm = start(head("peagle", K_MAX) if case.has_adapter else None, **defaults | case.options)
     engine = llm.llm_engine
     core = engine.engine_core.engine_core
     scheduler = core.scheduler
-    preemptions, durations = _watch(scheduler, has_adapter=case.has_adapter)
-    for number, (name, item) in enumerate(prompts(case.count)):
-        text = llm.get_tokenizer().apply_chat_template(item["messages"], tokenize=False, add_generation_prompt=True)
+    drafted, durations = _watch(scheduler) if case.has_adapter else ([], [])
+    for number, (name, item) in enumerate(prompts(24)):
         sampling = SamplingParams(temperature=0, max_tokens=48 + number % 30, extra_args={"traffic_class": name})
         lora = LoRARequest("lora", 1, case.lora) if case.lora and number % 2 else None
-        priority = -number if case.has_priorities else 0  # the last to come is the first to be served
-        engine.add_request(str(number), text, sampling, lora_request=lora, priority=priority)
-    rng = random.Random(5)
-    ids: dict[int, list[int]] = {}
-    steps = 0
-    stopped_s = 0.0
+        engine.add_request(f"{number:02}", chat_text(llm, item["messages"]), sampling, lora_request=lora)
+    rng, stopped_s = random.Random(5), 0.0
+
+    def between(step: int) -> None:
+        nonlocal stopped_s
+        if case.has_adapter and step % 3 == 0:
+            k = {name: rng.choice([0, 0, *range(K_MAX + 1)]) for name in ("default", *CLASSES)}
+            offer(scheduler.control, k, probe_ratio=rng.choice([0.0, 0.3]))
+        if case.stops and step in STOPS:
+            began = time.monotonic()
+            STOPS[step](core)
+            stopped_s += time.monotonic() - began
+
     began = time.monotonic()
-    while engine.has_unfinished_requests():
-        steps += 1
-        if case.has_adapter and steps % 3 == 0:
-            _thrash(scheduler.control, rng)
-        if case.pause is not None and steps in (20, 40):
-            stopped_s -= time.monotonic()
-            _stop_and_go(core, case)
-            stopped_s += time.monotonic()
-        for output in engine.step():
-            if output.finished:
-                ids[int(output.request_id)] = list(output.outputs[0].token_ids)
-    ran_s = time.monotonic() - began - stopped_s
-    found = {
-        "ids": [ids[number] for number in sorted(ids)],
-        "preemptions": len(preemptions),
-        "ran_s": ran_s,
-        "stopped_s": stopped_s,
-        "counted_s": sum(durations),
-        "steps": steps,
-        "drafted": sum(scheduler.drafted) if case.has_adapter else 0,
-        "drafter": None if "distributed_executor_backend" in case.options else _drafter(runner_of(core)),
-    }
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
-    os._exit(0)
+    ids = replies(engine, between)
+    finish(
+        {
+            "ids": [ids[number] for number in sorted(ids)],
+            "ran_s": time.monotonic() - began - stopped_s,
+            "stopped_s": stopped_s,
+            "counted_s": sum(durations),
+            "drafted": sum(drafted),
+            "drafter": None if "distributed_executor_backend" in case.options else _drafter(runner_of(core)),
+        }
+    )
+
+
+def _pause(core: Any) -> None:
+    core.pause_scheduler(mode="keep", clear_cache=True)
+    time.sleep(STOP_S)
+    core.resume_scheduler()
+
+
+def _sleep(core: Any) -> None:
+    core.sleep(0, mode="keep")
+    time.sleep(STOP_S)
+    core.wake_up(["scheduling"])
+
+
+STOPS = {20: _pause, 40: _sleep}
+"""vLLM's two ways to stop an engine with its requests in it, by the step before which this one stops for `STOP_S`."""
 
 
 def _drafter(runner: Any) -> dict[str, Any] | None:
@@ -136,47 +129,19 @@ def _drafter(runner: Any) -> dict[str, Any] | None:
     }
 
 
-def _watch(scheduler: Any, *, has_adapter: bool) -> tuple[list[str], list[float]]:
-    """Note every preemption, and the duration of every step that the adapter times."""
-    preemptions: list[str] = []
+def _watch(scheduler: Any) -> tuple[list[int], list[float]]:
+    """Note the number of drafts, and the duration, of every step that the adapter times."""
+    drafted: list[int] = []
     durations: list[float] = []
-    preempt = scheduler._preempt_request
+    commit = scheduler.meter.commit
 
-    def noting(request: Any, *args: Any, **kwargs: Any) -> None:
-        preemptions.append(request.request_id)
-        preempt(request, *args, **kwargs)
+    def timing(shape: Any, duration: float, context: int, outcome: Any) -> None:
+        durations.append(duration)
+        drafted.append(len(outcome.drafts))
+        commit(shape, duration, context, outcome)
 
-    scheduler._preempt_request = noting
-    if has_adapter:
-        commit = scheduler.meter.commit
-        scheduler.drafted = []
-
-        def timing(shape: Any, duration: float, context: int, outcome: Any) -> None:
-            durations.append(duration)
-            scheduler.drafted.append(len(outcome.drafts))
-            commit(shape, duration, context, outcome)
-
-        scheduler.meter.commit = timing
-    return preemptions, durations
-
-
-def _thrash(control: Any, rng: random.Random) -> None:
-    classes = {name: (KRange(1, 16, rng.choice([0, 0, *range(K_MAX + 1)])),) for name in ("default", *CLASSES)}
-    probe_ratio = rng.choice([0.0, 0.3])
-    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, classes)
-    control.offer(schedule, time.monotonic())
-
-
-def _stop_and_go(core: Any, case: Case) -> None:
-    """Stop the engine with its requests in it for a while, in one of vLLM's two ways, and let it go on."""
-    if case.pause == "sleep":
-        core.sleep(0, mode="keep")
-        time.sleep(case.pause_s)
-        core.wake_up(["scheduling"])
-    else:
-        core.pause_scheduler(mode="keep", clear_cache=True)
-        time.sleep(case.pause_s)
-        core.resume_scheduler()
+    scheduler.meter.commit = timing
+    return drafted, durations
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specpilot.engine_adapter.evidence.acceptance import kind_of
+from specpilot.engine_adapter.evidence.request_acceptance import kind_of
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.step_plan import StepPlan

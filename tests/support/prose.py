@@ -1,9 +1,10 @@
-"""Words that the project's prose does not use, each with its replacement, and a search for them.
+"""Words that the project's prose and names do not use, and a search for them.
 
 `python -m tests.support.prose PATH...` prints each place. Searched are comments and strings of Python files, and whole
 lines of the other text files outside code blocks.
 """
 
+import ast
 import re
 import sys
 import tokenize
@@ -33,6 +34,12 @@ REPLACEMENTS = {
     r"\bmend(?:s|ed|ing)?\b": "works around, repairs or fixes",
 }
 
+NAMES = {
+    "told", "found", "own", "left", "kept", "near", "seen", "said", "asked",
+    "given", "wanted", "passed", "taken", "gone", "done", "mine", "ours", "heard",
+}  # fmt: skip
+"""Everyday words that do not say what a value is. `left` beside `right` is one of two operands."""
+
 TEXT = {".md", ".yaml", ".yml", ".toml", ".html", ".js", ".sh", ".txt", ".json", ".tpl"}
 
 
@@ -59,6 +66,38 @@ def places(*paths: Path) -> Iterator[Place]:
             continue
         for number, text in prose:
             yield from _in(path, number, text)
+
+
+def names(*paths: Path) -> Iterator[Place]:
+    """Yield every variable, parameter, attribute and function of Python files that is named by an everyday word."""
+    for path in sorted(file for given in paths for file in given.rglob("*.py")):
+        for scope in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            named = [named for node in _own_nodes(scope) if (named := _named(node))]
+            words = {word for _, word in named}
+            for line, word in named:
+                if word.lstrip("_") in NAMES and not (word == "left" and "right" in words):
+                    yield Place(path, line, word, "a noun that says what the value is")
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope without those of the scopes inside it, but with the names of these."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _own_nodes(node)
+
+
+def _named(node: ast.AST) -> tuple[int, str] | None:
+    match node:
+        case ast.Name(id=word, ctx=ast.Store(), lineno=line) | ast.Attribute(attr=word, ctx=ast.Store(), lineno=line):
+            return line, word
+        case ast.arg(arg=word, lineno=line):
+            return line, word
+        case ast.FunctionDef(name=word, lineno=line) | ast.AsyncFunctionDef(name=word, lineno=line):
+            return line, word
+    return None
 
 
 def _in(path: Path, number: int, text: str) -> Iterator[Place]:

@@ -1,7 +1,7 @@
 """CUDA graphs of model runner V2 without CUDA: a graph calls again what it was captured from, with the same arguments.
 
-`python -m tests.support.interpreter tests.support.replayed_graphs eagle3|peagle [adaptive]`, and `python -m
-tests.support.replayed_graphs plain` for the text without speculation, on model runner V1.
+`run("replayed_graphs", "eagle3|peagle"[, "adaptive"])` through `tests.support.interpreter`, and
+`run("replayed_graphs", "plain")` for the text without speculation, on model runner V1.
 
 "adaptive" turns vLLM's adaptive verification on, which starts with FULL graphs alone. It measures what a token costs on
 the device; here a table stands in for that, by which every token costs something, so drafts are cut in most steps.
@@ -13,30 +13,24 @@ drafts that are rejected. Attention is vLLM's Triton kernel, interpreted: the CP
 show: times, streams, and memory that graphs share.
 """
 
-import json
-import os
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
-
 import numpy as np
 import torch
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from specpilot.policy.schedule import KRange, Schedule
+from tests.support.engine_program import chat_text, finish, head, offer, replies, start
 from tests.support.interpreter import ON_V2
-from tests.support.stack import CLASSES, DEMO_MODEL
+from tests.support.stack import CLASSES
 
 K_MAX, REQUESTS = 3, 4
 SIZES = [1, 2, 4, 8, 12, 16]
@@ -106,25 +100,19 @@ def install_costs() -> None:
 
 def main(kind: str, *, is_adaptive: bool = False) -> None:
     """Serve a few requests while K changes, and report."""
-    options: dict[str, Any] = {}
+    speculative, options = None, dict[str, Any]()
     if kind != "plain":
         install()
         if is_adaptive:
             install_costs()
-        options = {
-            "compilation_config": {"mode": 0},
-            "scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler",
-            "speculative_config": {
-                "method": "eagle3",
-                "model": str(DEMO_MODEL / kind),
-                "num_speculative_tokens": K_MAX,
-                "parallel_drafting": kind == "peagle",
-                "enable_adaptive_verification": is_adaptive,
-            },
-        }
-    llm = LLM(
-        str(DEMO_MODEL / "target"),
-        **({"dtype": "float32", "enforce_eager": not ON_V2, "max_num_seqs": REQUESTS, "max_model_len": 96} | options),
+        speculative = head(kind, K_MAX, enable_adaptive_verification=is_adaptive)
+        options = {"compilation_config": {"mode": 0}}
+    llm = start(
+        speculative,
+        **options,
+        enforce_eager=not ON_V2,
+        max_num_seqs=REQUESTS,
+        max_model_len=96,
         max_num_batched_tokens=96,
         num_gpu_blocks_override=40,
         block_size=32,
@@ -138,24 +126,18 @@ def main(kind: str, *, is_adaptive: bool = False) -> None:
         count_drafts(core.scheduler, seen)
         count_verified(core.scheduler, seen)
     for number, content in enumerate(BEGINNINGS):
-        message = [{"role": "user", "content": content}]
-        text = llm.get_tokenizer().apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        text = chat_text(llm, [{"role": "user", "content": content}])
         extra = {"traffic_class": CLASSES[number % len(CLASSES)]}
         engine.add_request(
             str(number), text, SamplingParams(temperature=0, max_tokens=14 + number, ignore_eos=True, extra_args=extra)
         )
-    replies: dict[str, list[int]] = {}
-    rng, step = random.Random(3), 0
-    while engine.has_unfinished_requests():
-        step += 1
+    rng = random.Random(3)
+
+    def change(step: int) -> None:
         if control is not None and step % 2 == 0:
             offer(control, {name: rng.choice([0, 0, *range(K_MAX + 1)]) for name in ("default", *CLASSES)})
-        for output in engine.step():
-            if output.finished:
-                replies[output.request_id] = list(output.outputs[0].token_ids)
-    sys.stdout.write(json.dumps({"ids": replies, "seen": seen, "replays": REPLAYS}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own teardown expects a GPU's
+
+    finish({"ids": replies(engine, change), "seen": seen, "replays": REPLAYS})
 
 
 def capture_all(runner: Any) -> None:
@@ -194,14 +176,6 @@ def count_verified(scheduler: Any, seen: Counter[str]) -> None:
         commit(shape, seconds, context, outcome)
 
     scheduler.meter.commit = count
-
-
-def offer(control: Any, k: dict[str, int]) -> None:
-    """Put a K in force for each class."""
-    classes = {name: (KRange(1, 32, value),) for name, value in k.items()}
-    control.offer(
-        Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, 0.0, classes), time.monotonic()
-    )
 
 
 if __name__ == "__main__":

@@ -143,6 +143,13 @@ class Stack:
                         break
         return found
 
+    def put_policy(self, **changes: Any) -> None:
+        """Change the demo model's policy through the admin API."""
+        url = f"{self.admin}/admin/policies/demo"
+        _, body, headers = call(url)
+        status, answer, _ = call(url, "PUT", body["policy"] | changes, {"If-Match": headers["etag"]})
+        assert status == 200, answer
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
         status = self.process.wait(90.0)

@@ -20,7 +20,9 @@ class Engine:
     def __init__(self, in_force: KTable, longest_to_draft: int = 1000, planner: Planner | None = None) -> None:
         self.meter = Meter()
         self.table = in_force
-        self.steps = Steps(planner or Planner(K_MAX, rows=4096, prices=DEMO), self.meter, in_force, longest_to_draft)
+        self.steps = Steps(
+            planner or Planner(K_MAX, backlog_rows=4096, prices=DEMO), self.meter, in_force, longest_to_draft
+        )
         self.requests: dict[str, Any] = {}
         self.plan = StepPlan(0)
 
@@ -66,7 +68,7 @@ class Engine:
 
     def drop(self) -> None:
         """Drop all counts, and the steps one by one."""
-        self.meter.take()
+        self.meter.take_evidence()
         self.meter.take_steps()
 
 

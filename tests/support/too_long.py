@@ -1,33 +1,27 @@
 """Acceptance after a spell in which a request beyond the drafter's length limit kept vLLM from drafting for anybody.
 
-Run as a program it prints, for each way, accepted and verified draft tokens of the other requests after the spell:
-at K = 0 with the drafter on and no such request (`whole`), with one (`caught up`), and with one while rows are
-forgotten that should catch up, and so is what a step prefilled or verified (`hole`). Some begin in the spell.
-Text and positions are the same in all three.
+Finds for each way the accepted and verified draft tokens of the other requests after the spell: at K = 0 with the
+drafter on and no such request (`whole`), with one (`caught up`), and with one while rows are forgotten that should
+catch up, and so is what a step prefilled or verified (`hole`). Some begin in the spell. Text and positions are the same
+in all three.
 """
 
-import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0))), "OMP_NUM_THREADS": "1"}
-
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 
 from specpilot.engine_adapter.evidence.meter import Draft
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-from tests.support.exact_engine import make_asynchronous
+from tests.support.engine_program import chat_text, finish, head, replies, start
 from tests.support.k_tables import table
-from tests.support.stack import DEMO_MODEL, prompts
-
-os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "2.25"  # 768 rows of 3 x 256 numbers; `exact_engine` has set less
+from tests.support.stack import prompts
 
 BEGIN, SPELL, AFTER, K = 24, 128, 100, 7
 REQUESTS, LATER = 18, 5
@@ -109,57 +103,37 @@ Serve = Callable[[Any, Watch, list[str]], dict[str, list[int]]]
 
 
 def tell(kind: str, serve: Serve, requests: int, drafter: dict[str, Any], **options: Any) -> None:
-    """Let an engine with the scheduler of `kind` serve as many requests in each of the ways, and print what was found.
+    """Let an engine with the scheduler of `kind` serve as many requests in each of the ways, and report.
 
     `drafter` and `options` are the engine's besides the demo pair's. Ends the process.
     """
-    if kind == "async":
-        make_asynchronous()
-    llm = LLM(
-        str(DEMO_MODEL / "target"),
-        dtype="float32",
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        async_scheduling=kind == "async",
-        scheduler_cls=f"specpilot.engine_adapter.vllm.scheduler.SpecPilot{'Async' if kind == 'async' else ''}Scheduler",
-        speculative_config={
-            "method": "eagle3",
-            "model": str(DEMO_MODEL / "peagle"),
-            "num_speculative_tokens": K,
-            "parallel_drafting": True,
-            **drafter,
-        },
-        **options,
-    )
+    os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "2.25"  # 768 rows of 3 x 256 numbers
+    llm = start(head("peagle", K, **drafter), is_async=kind == "async", enable_prefix_caching=False, **options)
     watch = Watch(llm.llm_engine.engine_core.engine_core.scheduler)
-    tokenizer = llm.get_tokenizer()
-    texts = [
-        tokenizer.apply_chat_template(item["messages"], tokenize=False, add_generation_prompt=True)
-        for _, item in prompts(requests)[:requests]
-    ]
+    texts = [chat_text(llm, item["messages"]) for _, item in prompts(requests)[:requests]]
     found: dict[str, Any] = {"pass": options["max_num_batched_tokens"]}
     for way in ("warm-up", "whole", "caught up", "hole"):
         watch.begin(way)
         ids = serve(llm.llm_engine, watch, texts)
         found[way] = watch.found() | {"ids": ids}
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own teardown expects a GPU's
+    finish(found)
 
 
 def _serve(engine: Any, watch: Watch, texts: list[str]) -> dict[str, list[int]]:
     """Return the token ids of the replies, without that of the request that is too long."""
-    arrivals = {0: range(LATER, REQUESTS), BEGIN + SPELL // 4: range(LATER)}
-    ids: dict[str, list[int]] = {}
-    while watch.step == 0 or engine.has_unfinished_requests():
-        for number in arrivals.get(watch.step, ()):
-            add(engine, str(number), texts[number], SPELL + AFTER + (3 * BEGIN if watch.step == 0 else 0))
+    for number in range(LATER, REQUESTS):
+        add(engine, str(number), texts[number], SPELL + AFTER + 3 * BEGIN)
+
+    def arrive(step: int) -> None:
+        if watch.step == BEGIN + SPELL // 4:
+            for number in range(LATER):
+                add(engine, str(number), texts[number], SPELL + AFTER)
         if watch.step == BEGIN and watch.way in ("caught up", "hole"):
             add(engine, "long", {"prompt_token_ids": [11 + i % 97 for i in range(SHORT)]}, SPELL)
-        watch.step += 1
-        for output in engine.step():
-            if output.finished and output.request_id != "long":
-                ids[output.request_id] = list(output.outputs[0].token_ids)
+        watch.step = step
+
+    ids = replies(engine, arrive)
+    ids.pop("long", None)
     return ids
 
 

@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,8 +40,7 @@ def test_every_policy_and_canary_of_a_page_is_valid(document: dict[str, object])
         assert from_plain(Policy, document).model
 
 
-def test_there_are_policies_for_four_operators() -> None:
-    assert len(documents(DOCS / "how-to" / "policies.md")) == 4
+def test_pages_show_policies() -> None:
     assert len(EXAMPLES) > 10
 
 
@@ -56,16 +53,6 @@ def test_the_python_of_every_page_is_python() -> None:
     assert len(found) > 2
     for block in found:
         ast.parse(block)
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
-def test_the_javascript_of_the_clients_page_is_javascript(tmp_path: Path) -> None:
-    [block] = re.findall(
-        r"^```javascript\n(.*?)^```", (DOCS / "how-to" / "clients.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    file = tmp_path / "example.mjs"
-    file.write_text(block)
-    subprocess.run(["node", "--check", str(file)], check=True, timeout=30)
 
 
 @pytest.mark.parametrize(

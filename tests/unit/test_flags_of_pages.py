@@ -42,10 +42,12 @@ def flags_of(place: str) -> set[str]:
 
 def shown(command: str) -> set[str]:
     """The flags that pages give to a command, continued lines and quoted values taken into account."""
-    pattern = rf"specpilot {command} ((?:[^\n`|]|\\\n)*)"
+    patterns = [rf"specpilot {command} ((?:[^\n`|]|\\\n)*)"]
+    if command == "up":
+        patterns.append(r'make up ARGS="([^"]*)"')
     found = set()
     for page in PAGES:
-        for words in re.findall(pattern, page.read_text()):
+        for words in (words for pattern in patterns for words in re.findall(pattern, page.read_text())):
             plain = re.sub(r"\"[^\"]*\"|'[^']*'", "", words.split("#")[0])
             found |= set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", plain))
     return found
@@ -59,3 +61,4 @@ def test_every_flag_that_a_page_shows_exists(command: str) -> None:
 def test_pages_show_flags() -> None:
     assert {"redis-url", "admin-token"} <= shown("controller")
     assert {"hold", "for"} <= shown("freeze")
+    assert {"admin-port", "engines", "k", "mode", "port"} <= shown("up")

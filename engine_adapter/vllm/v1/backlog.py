@@ -35,7 +35,7 @@ import torch
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
+from specpilot.engine_adapter.plan.missing_rows import MissingRows, missing_rows, passes, within
 from specpilot.engine_adapter.vllm.engine_facts import (
     backlog_rows,
     drafter_length,
@@ -118,17 +118,17 @@ class Backlog:
         out, batch = frozenset(left_out), runner.input_batch.req_ids
         places = [place for place, request in enumerate(batch) if request in out]
         starts = state.spec_decode_common_attn_metadata.query_start_loc_cpu.numpy()
-        own = handed_over(torch.from_numpy(starts[places]), self._drafter.device)
-        states = [layer.index_select(0, own) for layer in _read(state)]
-        self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu.index_select(0, own), batch)
+        rows = handed_over(torch.from_numpy(starts[places]), self._drafter.device)
+        states = [layer.index_select(0, rows) for layer in _read(state)]
+        self.rows.add([batch[place] for place in places], states, runner.input_ids.gpu.index_select(0, rows), batch)
 
-    def catch_up(self, runner: Any, state: Any, wanted: Collection[str]) -> None:
-        """Run the drafter over the rows of the requests `wanted`, and drop these rows; `state` as for `keep`."""
-        rows_of = self.rows.by_request() if wanted else None
+    def catch_up(self, runner: Any, state: Any, requests: Collection[str]) -> None:
+        """Run the drafter over the rows of these `requests`, and drop these rows; `state` as for `keep`."""
+        rows_of = self.rows.by_request() if requests else None
         if not rows_of:
             return
         metadata, device = state.spec_decode_common_attn_metadata, self._drafter.device
-        missing = lag(rows_of, runner.input_batch.req_ids, wanted)
+        missing = missing_rows(rows_of, runner.input_batch.req_ids, requests)
         queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
         missing, ends = within(missing, _ends(metadata, queries), self._length)
         waiting = [len(rows_of[runner.input_batch.req_ids[place]]) for place in missing.places]
@@ -148,10 +148,10 @@ class Backlog:
             batch = _batch(metadata, part, part_ends, slots[begin:end])
             self._forward(tokens[begin:end], positions[..., begin:end], self.rows.states(rows), batch)
             begin = end
-        self.rows.forget(wanted)
+        self.rows.forget(requests)
 
     def _where(
-        self, runner: Any, metadata: CommonAttentionMetadata, missing: Lag, waiting: Sequence[int]
+        self, runner: Any, metadata: CommonAttentionMetadata, missing: MissingRows, waiting: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions of the rows of `missing` ([rows], or [3, rows] for M-RoPE), and their slots ([rows]).
 
@@ -170,7 +170,7 @@ class Backlog:
     def _hold(self, runner: Any, state: Any, held: Collection[str]) -> None:
         """Keep a row for each position of the requests in `held`, except the last."""
         requests, rows = runner.input_batch.req_ids, multiple(runner, state)
-        waiting = [(requests[place], row) for place, own in rows if requests[place] in held for row in own]
+        waiting = [(requests[place], row) for place, span in rows if requests[place] in held for row in span]
         if waiting:
             places = indices([row for _, row in waiting], self._drafter.device)
             states = [layer[places] for layer in _read(state)]
@@ -182,13 +182,13 @@ class Backlog:
         Requests in `held` are left out.
         """
         metadata, requests = state.spec_decode_common_attn_metadata, runner.input_batch.req_ids
-        own = Lag([], [])
+        missing = MissingRows([], [])
         for place, rows in multiple(runner, state):
             if requests[place] not in held:
-                own.places.append(place)
-                own.rows.append(rows)
-        own, ends = within(own, _ends(metadata, 1), self._length)
-        for part, part_ends in passes(own, ends, min(self._drafter.max_num_tokens, POSITIONS_PER_PASS)):
+                missing.places.append(place)
+                missing.rows.append(rows)
+        missing, ends = within(missing, _ends(metadata, 1), self._length)
+        for part, part_ends in passes(missing, ends, min(self._drafter.max_num_tokens, POSITIONS_PER_PASS)):
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
             rows = handed_over(on_host, self._drafter.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
@@ -248,7 +248,7 @@ def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[
 
 
 def _batch(
-    metadata: CommonAttentionMetadata, missing: Lag, ends: Sequence[int], slots: torch.Tensor
+    metadata: CommonAttentionMetadata, missing: MissingRows, ends: Sequence[int], slots: torch.Tensor
 ) -> CommonAttentionMetadata:
     """Lay out a pass over the rows of `missing`, which end at `ends`; `slots` [rows] are their KV slots."""
     device = slots.device

@@ -8,8 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.scheduler_output import places_of
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-from specpilot.engine_adapter.vllm.v1.subset import places_of
 
 
 class Drafting:

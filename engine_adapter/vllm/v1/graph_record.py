@@ -4,6 +4,7 @@ from typing import Any
 
 from vllm.config import CUDAGraphMode
 
+from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v1 import drafting
 from specpilot.engine_adapter.vllm.v1.graphs import StepDispatcher
 from specpilot.policy.graphs import Graphs
@@ -18,18 +19,11 @@ def of_runner(runner: Any) -> Graphs | None:
     has_pieces = mode.has_piecewise_cudagraphs()
     if isinstance(dispatcher, StepDispatcher) and dispatcher.replays_any_mix:
         mode = CUDAGraphMode.FULL
-    uniform: dict[int, set[int]] = {}
-    for key in keys[CUDAGraphMode.FULL]:
-        if key.uniform:
-            uniform.setdefault(key.num_tokens // key.num_reqs, set()).add(key.num_tokens)
+    uniform = [key for key in keys[CUDAGraphMode.FULL] if key.uniform]
     drafted = runner.drafter.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.PIECEWISE]
     return Graphs(
         mode=mode.name,
-        mixed=_sizes(key.num_tokens for key in keys.get(mode.mixed_mode(), ()) if not key.uniform),
-        uniform={length: _sizes(sizes) for length, sizes in sorted(uniform.items())},
-        drafter=_sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting and has_pieces else (),
+        mixed=sizes(key.num_tokens for key in keys.get(mode.mixed_mode(), ()) if not key.uniform),
+        uniform=sizes_by_length((key.num_tokens // key.num_reqs, key.num_tokens) for key in uniform),
+        drafter=sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting and has_pieces else (),
     )
-
-
-def _sizes(tokens: Any) -> tuple[int, ...]:
-    return tuple(sorted(set(tokens)))

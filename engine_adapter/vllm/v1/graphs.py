@@ -64,7 +64,7 @@ logger = logging.getLogger("vllm.specpilot")
 
 
 @dataclass(slots=True)
-class Taken:
+class CaptureCost:
     """Time and memory of capturing the FULL graphs of one set."""
 
     graphs: int = 0
@@ -78,23 +78,23 @@ class StepDispatcher(CudagraphDispatcher):
     `uniform_lengths` are the query lengths with FULL graphs of their own; 1 is always one of them. `any_mix`: whether
     the attention backend supports FULL graphs for any mix of query lengths. `step_length` is the query length of the
     step to be dispatched; it counts if the caller states that the step is uniform. `capturing` is the mode of the
-    graph that is being captured, `None` outside of a capture. `taken`: the cost of capturing, by query length.
+    graph that is being captured, `None` outside of a capture. `costs`: those of capturing, by query length.
     """
 
     def __init__(self, vllm_config: Any, uniform_lengths: Iterable[int], *, any_mix: bool) -> None:
         super().__init__(vllm_config)
         compilation = vllm_config.compilation_config
-        sizes = {*compilation.cudagraph_capture_sizes, *_full_batch(vllm_config, 1)}
+        sizes = {*compilation.cudagraph_capture_sizes, *_full_batch(vllm_config)}
         self._configured = sorted(sizes), compilation.max_cudagraph_capture_size
         self._mode = compilation.cudagraph_mode  # as configured; vLLM resolves it before it makes keys
-        self._wanted = sorted({1, *uniform_lengths})
+        self._uniform_lengths = sorted({1, *uniform_lengths})
         self._any_mix = any_mix
         self._uniform: dict[int, CudagraphDispatcher] = {}
         self._has_mixed = False
         self.uniform_decode_query_len = 1
         self.step_length = 1
         self.capturing: Any = None
-        self.taken: dict[int, Taken] = {}
+        self.costs: dict[int, CaptureCost] = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -108,8 +108,9 @@ class StepDispatcher(CudagraphDispatcher):
 
     def keep_fewest(self, k_max: int) -> bool:
         """Capture uniform graphs for K = 0 and K_max only; return whether these are fewer than before."""
-        before, self._wanted = self._wanted, sorted({1, 1 + k_max} & {*self._wanted})
-        return self._wanted != before
+        before = self._uniform_lengths
+        self._uniform_lengths = sorted({1, 1 + k_max} & {*before})
+        return self._uniform_lengths != before
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any, uniform_decode_query_len: int = 1) -> None:
         """Make the keys of all graphs; vLLM has already rounded the sizes for `uniform_decode_query_len`."""
@@ -121,10 +122,10 @@ class StepDispatcher(CudagraphDispatcher):
         compilation = self.compilation_config
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = self._configured
         super().initialize_cudagraph_keys(cudagraph_mode, 1)
-        self._uniform, self._has_mixed, self.taken = {}, cudagraph_mode == CUDAGraphMode.FULL, {}
+        self._uniform, self._has_mixed, self.costs = {}, cudagraph_mode == CUDAGraphMode.FULL, {}
         if cudagraph_mode.decode_mode() != CUDAGraphMode.FULL:
             return
-        for length in self._wanted:
+        for length in self._uniform_lengths:
             if length <= (compilation.max_cudagraph_capture_size or 0):
                 sizes = self._configured[0] if length == 1 else _uniform_sizes(self.vllm_config, length)
                 self._uniform[length] = self._add(sizes, CUDAGraphMode.FULL_DECODE_ONLY, length)
@@ -135,11 +136,11 @@ class StepDispatcher(CudagraphDispatcher):
 
     def _add(self, sizes: list[int], mode: Any, length: int) -> CudagraphDispatcher:
         """Return a dispatcher of vLLM's for these `sizes`, and add its FULL keys to the list of all."""
-        own = copy(self.vllm_config)
-        own.compilation_config = compilation = copy(self.compilation_config)
+        config = copy(self.vllm_config)
+        config.compilation_config = compilation = copy(self.compilation_config)
         compilation.compile_sizes = None  # those sizes are for PIECEWISE steps
         compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = sizes, sizes[-1]
-        dispatcher = CudagraphDispatcher(own)
+        dispatcher = CudagraphDispatcher(config)
         dispatcher.uniform_decode_query_len = length
         dispatcher.initialize_cudagraph_keys(mode, length)
         self.cudagraph_keys[CUDAGraphMode.FULL] |= dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
@@ -155,13 +156,13 @@ class StepDispatcher(CudagraphDispatcher):
         invalid_modes: Any = None,
     ) -> tuple[Any, Any]:
         """Return mode and key of the graph for a step of `num_tokens`, as vLLM's dispatcher does."""
-        own = self._uniform.get(self.step_length) if uniform_decode else None
-        if own is not None and self.capturing != CUDAGraphMode.PIECEWISE:
+        dispatcher = self._uniform.get(self.step_length) if uniform_decode else None
+        if dispatcher is not None and self.capturing != CUDAGraphMode.PIECEWISE:
             allowed = (valid_modes or CUDAGraphMode.valid_runtime_modes()) - (invalid_modes or frozenset())
             if CUDAGraphMode.FULL in allowed:
-                found: tuple[Any, Any] = own.dispatch(num_tokens, True, has_lora, num_active_loras)
-                if found[0] == CUDAGraphMode.FULL:
-                    return found
+                mode, key = dispatcher.dispatch(num_tokens, True, has_lora, num_active_loras)
+                if mode == CUDAGraphMode.FULL:
+                    return mode, key
         if self.capturing == CUDAGraphMode.PIECEWISE or (uniform_decode and self.step_length == 1):
             invalid_modes = {CUDAGraphMode.FULL, *(invalid_modes or ())}
         mode, key = super().dispatch(num_tokens, False, has_lora, num_active_loras, valid_modes, invalid_modes)
@@ -232,10 +233,10 @@ def captured(runner: Any, key: Any, mode: Any) -> Iterator[None]:
     finally:
         dispatcher.capturing = None
     if mode == CUDAGraphMode.FULL:
-        taken = dispatcher.taken.setdefault(length, Taken())
-        taken.graphs += 1
-        taken.seconds += time.monotonic() - began
-        taken.memory_bytes += free - _free_bytes()
+        cost = dispatcher.costs.setdefault(length, CaptureCost())
+        cost.graphs += 1
+        cost.seconds += time.monotonic() - began
+        cost.memory_bytes += free - _free_bytes()
 
 
 def capture_length(runner: Any, key: Any) -> int | None:
@@ -244,8 +245,8 @@ def capture_length(runner: Any, key: Any) -> int | None:
     vLLM uses as many tokens for each request as the whole mixed step has. If the model's limit is smaller, the
     warm-up's attention would read block numbers beyond the block table.
     """
-    own, longest = isinstance(runner.cudagraph_dispatcher, StepDispatcher), runner.max_model_len
-    return longest if own and not key.uniform and key.num_tokens > longest else None
+    is_replaced, longest = isinstance(runner.cudagraph_dispatcher, StepDispatcher), runner.max_model_len
+    return longest if is_replaced and not key.uniform and key.num_tokens > longest else None
 
 
 def is_too_much(runner: Any, estimate_bytes: int) -> bool:
@@ -270,11 +271,11 @@ def say_captured(runner: Any) -> None:
     if not isinstance(dispatcher, StepDispatcher):
         return
     largest = dispatcher.compilation_config.max_cudagraph_capture_size
-    for length, taken in sorted(dispatcher.taken.items()):
+    for length, cost in sorted(dispatcher.costs.items()):
         logger.info(
             "SpecPilot: %d FULL graphs for %s, up to %d tokens a step: %.1f s, %.0f MiB",
-            taken.graphs, "any mix of K and prompts" if length == ANY_MIX else f"K = {length - 1}", largest,
-            taken.seconds, taken.memory_bytes / _MIB,
+            cost.graphs, "any mix of K and prompts" if length == ANY_MIX else f"K = {length - 1}", largest,
+            cost.seconds, cost.memory_bytes / _MIB,
         )  # fmt: skip
 
 
@@ -312,10 +313,10 @@ def _uniform_sizes(vllm_config: Any, length: int) -> list[int]:
     return sorted(count * length for count in counts)
 
 
-def _full_batch(vllm_config: Any, length: int) -> set[int]:
-    """Return the size of a step of all requests that may run, the last key of FULL graphs; empty if too large.
+def _full_batch(vllm_config: Any) -> set[int]:
+    """Return the size of a step with one token of each request that may run; empty if it is too large for a graph.
 
-    Without it the last few batch sizes below `max_num_seqs` would be padded to a size without such a graph.
+    Without it the last few batch sizes below `max_num_seqs` would be padded to a size without a FULL graph.
     """
-    size = length * vllm_config.scheduler_config.max_num_seqs
+    size = vllm_config.scheduler_config.max_num_seqs
     return {size} if size <= vllm_config.compilation_config.max_cudagraph_capture_size else set()

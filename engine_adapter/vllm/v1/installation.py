@@ -39,9 +39,9 @@ from specpilot.engine_adapter.vllm.compat import attention_fault
 from specpilot.engine_adapter.vllm.device_time import mark_steps
 from specpilot.engine_adapter.vllm.engine_facts import is_steered
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
-from specpilot.engine_adapter.vllm.v1 import draft_width, drafting, sampling
+from specpilot.engine_adapter.vllm.v1 import draft_width, sampling
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-from specpilot.engine_adapter.vllm.v1.drafting import Drafting, of_drafter, of_runner
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting, attach, of_drafter, of_runner, use_plain_embeddings
 from specpilot.engine_adapter.vllm.v1.graphs import (
     capture_length,
     captured,
@@ -84,25 +84,25 @@ def _wrap_drafters() -> None:
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
         load(self, *args, **kwargs)
         if is_steered(self.vllm_config):
-            drafting.use_plain_embeddings(self)
-            drafting.attach(self, Drafting(Backlog(self)))
+            use_plain_embeddings(self)
+            attach(self, Drafting(Backlog(self)))
 
     @wraps(propose)
     def propose_for_some(self: Any, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Draft `num_speculative_tokens` tokens per request: ids of shape [requests, width]."""
-        own = of_drafter(self)
-        if own is None:
+        drafting = of_drafter(self)
+        if drafting is None:
             return propose(self, num_speculative_tokens, *args, **kwargs)
         draft_width.lay_out(self, num_speculative_tokens)
-        places = own.places()
+        places = drafting.places()
         if places is None:
             return propose(self, num_speculative_tokens, *args, **kwargs)
-        given = dict(zip(after_width, args, strict=False)) | kwargs
-        given, there = chosen(given, places, self.device)
-        drafts = propose(self, num_speculative_tokens, **given)
+        arguments = dict(zip(after_width, args, strict=False)) | kwargs
+        arguments, there = chosen(arguments, places, self.device)
+        drafts = propose(self, num_speculative_tokens, **arguments)
         if self._last_draft_probs is not None:
-            self._last_draft_probs = spread(self._last_draft_probs, there, len(own.batch))
-        return spread(drafts, there, len(own.batch))
+            self._last_draft_probs = spread(self._last_draft_probs, there, len(drafting.batch))
+        return spread(drafts, there, len(drafting.batch))
 
     SpecDecodeBaseProposer.__init__ = init_at_every_width
     SpecDecodeBaseProposer.load_model = load_with_backlog
@@ -116,58 +116,58 @@ def _wrap_runners() -> None:
 
     @wraps(execute_model)
     def execute_plainly(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        own = of_runner(self)
-        if own is None:
+        drafting = of_runner(self)
+        if drafting is None:
             return execute_model(self, scheduler_output, *args, **kwargs)
-        forget_useless(own.backlog.rows, scheduler_output)
-        own.plan, own.is_plain = plan_of(scheduler_output), is_plain(self, scheduler_output)
-        return as_without_speculation(self, own.is_plain, execute_model, scheduler_output, *args, **kwargs)
+        forget_useless(drafting.backlog.rows, scheduler_output)
+        drafting.plan, drafting.is_plain = plan_of(scheduler_output), is_plain(self, scheduler_output)
+        return as_without_speculation(self, drafting.is_plain, execute_model, scheduler_output, *args, **kwargs)
 
     @wraps(prepare)
     def prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        own = of_runner(self)
-        is_rest_of_them = own is not None and not own.is_plain and is_undrafted(self, scheduler_output)
-        return as_without_speculation(self, is_rest_of_them, prepare, scheduler_output, *args, **kwargs)
+        drafting = of_runner(self)
+        is_hidden = drafting is not None and not drafting.is_plain and is_undrafted(self, scheduler_output)
+        return as_without_speculation(self, is_hidden, prepare, scheduler_output, *args, **kwargs)
 
     @wraps(sample_tokens)
     def sample_tokens_noting(self: Any, grammar_output: Any) -> Any:
-        own = of_runner(self)
-        if own is None:
+        drafting = of_runner(self)
+        if drafting is None:
             return sample_tokens(self, grammar_output)
         state = self.execute_model_state
-        if state is not None and reads_ahead(own, self, state):
-            state = self.execute_model_state = own.backlog.beyond_passes(
+        if state is not None and reads_ahead(drafting, self, state):
+            state = self.execute_model_state = drafting.backlog.beyond_passes(
                 state, has_prompt_logprobs=bool(self.num_prompt_logprobs)
             )
-        own.state = state
-        own.batch = self.input_batch.req_ids
+        drafting.state = state
+        drafting.batch = self.input_batch.req_ids
         try:
-            return as_without_speculation(self, own.is_plain, sample_tokens, grammar_output)
+            return as_without_speculation(self, drafting.is_plain, sample_tokens, grammar_output)
         finally:
-            own.state = None
+            drafting.state = None
 
     @wraps(sample)
     def sample_then_keep(
         self: Any, logits: torch.Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> Any:
-        own = of_runner(self)
-        with sampling.one_row_each(self, spec_decode_metadata) if own is not None else nullcontext():
+        drafting = of_runner(self)
+        with sampling.one_row_each(self, spec_decode_metadata) if drafting is not None else nullcontext():
             output = sample(self, logits, spec_decode_metadata)
-        if own is not None and own.state is not None:
-            see_to_backlog(own, self, spec_decode_metadata, output.sampled_token_ids)
+        if drafting is not None and drafting.state is not None:
+            see_to_backlog(drafting, self, spec_decode_metadata, output.sampled_token_ids)
         return output
 
     @wraps(fits)
-    def fits_if_wanted(self: Any, common_attn_metadata: Any) -> bool:
-        own = of_runner(self)
-        is_unwanted = own is not None and own.state is not None and own.plan is not None and own.plan.width == 0
-        return not is_unwanted and fits(self, common_attn_metadata)
+    def fits_if_it_drafts(self: Any, common_attn_metadata: Any) -> bool:
+        drafting = of_runner(self)
+        plan = drafting.plan if drafting is not None and drafting.state is not None else None
+        return (plan is None or plan.width > 0) and fits(self, common_attn_metadata)
 
     GPUModelRunner.execute_model = execute_plainly
     GPUModelRunner._prepare_inputs = prepare_inputs
     GPUModelRunner.sample_tokens = sample_tokens_noting
     GPUModelRunner._sample = sample_then_keep
-    GPUModelRunner._input_fits_in_drafter = fits_if_wanted
+    GPUModelRunner._input_fits_in_drafter = fits_if_it_drafts
 
 
 def _wrap_graphs() -> None:

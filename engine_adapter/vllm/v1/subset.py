@@ -9,7 +9,7 @@ computed on the host, by numpy, and copied in one piece: each avoided torch oper
 host's time in a step. Only the accelerator knows how many drafts of a request were rejected; these are selected there.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,6 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from specpilot.engine_adapter.vllm.rows import handed_over
-
-
-def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
-    """Return the places in the `batch` of the requests that are not `left_out`."""
-    out = frozenset(left_out)
-    return [place for place, request in enumerate(batch) if request not in out]
 
 
 def chosen(
@@ -35,36 +29,36 @@ def chosen(
     """
     metadata: CommonAttentionMetadata = arguments["common_attn_metadata"]
     count = len(places)
-    all_starts, own = metadata.query_start_loc_cpu.numpy(), np.array(places, dtype=np.int32)
-    begins = all_starts[own]
-    lengths = all_starts[own + 1] - begins
+    all_starts, places_np = metadata.query_start_loc_cpu.numpy(), np.array(places, dtype=np.int32)
+    begins = all_starts[places_np]
+    lengths = all_starts[places_np + 1] - begins
     starts = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
     moved = begins - starts[:-1]
     rows = np.arange(starts[-1], dtype=np.int32) + np.repeat(moved, lengths)
-    parts = (own, rows, starts, moved)
+    parts = (places_np, rows, starts, moved)
     on_host = torch.from_numpy(np.concatenate(parts))
     requests, tokens, starts_there, moved_there = handed_over(on_host, device).split([len(part) for part in parts])
-    bound = metadata.seq_lens_cpu_upper_bound.numpy()[own]
+    bound = metadata.seq_lens_cpu_upper_bound.numpy()[places_np]
 
-    given = dict(arguments)
+    reduced = dict(arguments)
     for name in ("target_token_ids", "target_hidden_states"):
-        given[name] = given[name].index_select(0, tokens)
-    given["target_positions"] = given["target_positions"].index_select(-1, tokens)
+        reduced[name] = reduced[name].index_select(0, tokens)
+    reduced["target_positions"] = reduced["target_positions"].index_select(-1, tokens)
     for name in ("next_token_ids", "num_rejected_tokens_gpu"):
-        if given.get(name) is not None:
-            given[name] = given[name].index_select(0, requests)
-    if given.get("token_indices_to_sample") is not None:
-        given["token_indices_to_sample"] = given["token_indices_to_sample"].index_select(0, requests) - moved_there
-    sampling = given["sampling_metadata"]
+        if reduced.get(name) is not None:
+            reduced[name] = reduced[name].index_select(0, requests)
+    if reduced.get("token_indices_to_sample") is not None:
+        reduced["token_indices_to_sample"] = reduced["token_indices_to_sample"].index_select(0, requests) - moved_there
+    sampling = reduced["sampling_metadata"]
     if sampling.temperature is not None:  # drafters read no other part of it
-        given["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
-    if given.get("mm_embed_inputs") is not None:
-        embeddings, is_embedding_cpu = given["mm_embed_inputs"]
-        given["mm_embed_inputs"] = _embeddings_of(torch.from_numpy(rows).long(), embeddings, is_embedding_cpu, device)
-    if given.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make their own from the metadata
-        given["slot_mappings"] = None
-    given["common_attn_metadata"] = CommonAttentionMetadata(
+        reduced["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
+    if reduced.get("mm_embed_inputs") is not None:
+        embeddings, is_embedding_cpu = reduced["mm_embed_inputs"]
+        reduced["mm_embed_inputs"] = _embeddings_of(torch.from_numpy(rows).long(), embeddings, is_embedding_cpu, device)
+    if reduced.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make their own from the metadata
+        reduced["slot_mappings"] = None
+    reduced["common_attn_metadata"] = CommonAttentionMetadata(
         query_start_loc=starts_there,
         query_start_loc_cpu=torch.from_numpy(starts),
         seq_lens=metadata.seq_lens.index_select(0, requests),
@@ -77,7 +71,7 @@ def chosen(
         slot_mapping=metadata.slot_mapping.index_select(0, tokens),
         causal=True,
     )
-    return given, requests
+    return reduced, requests
 
 
 def _embeddings_of(

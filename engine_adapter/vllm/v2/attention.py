@@ -31,7 +31,7 @@ class Pass:
     def metadata(self, speculator: Any) -> dict[str, Any]:
         """Return vLLM's attention metadata by layer of the `speculator`'s head."""
         count = len(self.seq_lens)
-        found: dict[str, Any] = build_attn_metadata(
+        by_layer: dict[str, Any] = build_attn_metadata(
             attn_groups=speculator.attn_groups,
             num_reqs=count,
             num_tokens=self.slots.shape[1],
@@ -47,4 +47,4 @@ class Pass:
             positions=self.positions,
             is_prefilling=torch.zeros(count, dtype=torch.bool),
         )
-        return found
+        return by_layer

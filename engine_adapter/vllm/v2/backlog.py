@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
-from specpilot.engine_adapter.plan.lag import Lag, lag, passes, within
+from specpilot.engine_adapter.plan.missing_rows import MissingRows, missing_rows, passes, within
 from specpilot.engine_adapter.vllm.engine_facts import backlog_rows, drafter_length, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.v2.attention import Pass
@@ -66,22 +66,22 @@ class Backlog:
         states = [layer[last] for layer in step.states]
         self.rows.add([step.requests[place] for place in places], states, step.following[chosen], step.requests)
 
-    def catch_up(self, step: Step, wanted: Collection[str]) -> None:
-        """Run the head over the rows of the requests `wanted`, and drop these rows."""
-        rows_of = self.rows.by_request() if wanted else None
+    def catch_up(self, step: Step, requests: Collection[str]) -> None:
+        """Run the head over the rows of these `requests`, and drop these rows."""
+        rows_of = self.rows.by_request() if requests else None
         if not rows_of:
             return
-        missing, ends = within(lag(rows_of, step.requests, wanted), step.begins, self._length)
+        missing, ends = within(missing_rows(rows_of, step.requests, requests), step.begins, self._length)
         tokens = self.rows.tokens()
         for part, part_ends in passes(missing, ends, self._speculator.max_num_tokens):
             rows = indices([*chain.from_iterable(part.rows)], self._speculator.device)
             self._forward(step, part, part_ends, tokens[rows], self.rows.states(rows))
-        self.rows.forget(wanted)
+        self.rows.forget(requests)
 
     def _hold(self, step: Step, held: Collection[str]) -> None:
         """Keep a row for each position of the requests in `held`, except the last."""
         waiting = [
-            (step.requests[place], row) for place, own in step.multiple if step.requests[place] in held for row in own
+            (step.requests[place], row) for place, span in step.multiple if step.requests[place] in held for row in span
         ]
         if waiting:
             rows = indices([row for _, row in waiting], self._speculator.device)
@@ -94,14 +94,14 @@ class Backlog:
         Requests in `held` are left out.
         """
         self._take_in_cut(step)
-        own = Lag([], [])
+        missing = MissingRows([], [])
         for place, rows in step.multiple:
             if step.requests[place] not in held:
-                own.places.append(place)
-                own.rows.append(rows)
-        own, ends = within(own, [end - 1 for end in step.ends], self._length)
+                missing.places.append(place)
+                missing.rows.append(rows)
+        missing, ends = within(missing, [end - 1 for end in step.ends], self._length)
         limit = min(self._speculator.max_num_tokens, POSITIONS_PER_PASS)
-        for part, part_ends in passes(own, ends, limit):
+        for part, part_ends in passes(missing, ends, limit):
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
             rows = handed_over(on_host, self._speculator.device)
             states = torch.cat([layer[rows] for layer in step.states], dim=-1)
@@ -125,7 +125,7 @@ class Backlog:
         states = torch.cat([layer[rows] for layer in step.states], dim=-1)
         # The host knows only the sum of the requests' rows, and that no request has more than was scheduled.
         lengths = (np.diff(starts_cpu) - 1).tolist()
-        part = Lag([*range(cut)], [range(length) for length in lengths])
+        part = MissingRows([*range(cut)], [range(length) for length in lengths])
         ends = [end - 1 for end in step.ends[:cut]]
         longest = int(step.batch.num_scheduled_tokens[:cut].max()) - 1
         self._forward(step, part, ends, step.batch.input_ids[rows + 1], states, (starts, longest))
@@ -133,7 +133,7 @@ class Backlog:
     def _forward(  # noqa: PLR0913, PLR0917 - the parts of a pass
         self,
         step: Step,
-        part: Lag,
+        part: MissingRows,
         part_ends: Sequence[int],
         tokens: torch.Tensor,
         states: torch.Tensor,

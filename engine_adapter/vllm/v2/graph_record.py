@@ -4,6 +4,7 @@ from typing import Any
 
 from vllm.config import CUDAGraphMode
 
+from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v2.steered import of_speculator
 from specpilot.policy.graphs import Graphs
 
@@ -15,10 +16,7 @@ def of_runner(runner: Any) -> Graphs | None:
         return None
     full = manager._capture_descs.get(CUDAGraphMode.FULL, ())
     mixed = manager.cudagraph_mode.mixed_mode()
-    uniform: dict[int, set[int]] = {}
-    for graph in full:
-        if graph.uniform_token_count is not None:
-            uniform.setdefault(graph.uniform_token_count, set()).add(graph.num_tokens)
+    uniform = [graph for graph in full if graph.uniform_token_count is not None]
     any_step = [
         graph.num_tokens
         for graph in manager._capture_descs.get(mixed, ())
@@ -26,16 +24,12 @@ def of_runner(runner: Any) -> Graphs | None:
     ]
     drafter = []
     if getattr(runner.speculator, "lays_out_itself", False):
-        own = runner.speculator.prefill_cudagraph_manager
-        drafter = [graph.num_tokens for graphs in own._capture_descs.values() for graph in graphs]
+        drafter_manager = runner.speculator.prefill_cudagraph_manager
+        drafter = [graph.num_tokens for graphs in drafter_manager._capture_descs.values() for graph in graphs]
     return Graphs(
         mode=manager.cudagraph_mode.name,
-        mixed=_sorted(any_step),
-        uniform={length: _sorted(sizes) for length, sizes in sorted(uniform.items())},
-        drafter=_sorted(drafter),
-        varlen=_sorted(graph.num_tokens for graph in full if graph.max_query_len is not None),
+        mixed=sizes(any_step),
+        uniform=sizes_by_length((graph.uniform_token_count, graph.num_tokens) for graph in uniform),
+        drafter=sizes(drafter),
+        varlen=sizes(graph.num_tokens for graph in full if graph.max_query_len is not None),
     )
-
-
-def _sorted(sizes: Any) -> tuple[int, ...]:
-    return tuple(sorted(set(sizes)))

@@ -64,10 +64,10 @@ class _OfLengths(CudaGraphManager):
         """Return the descriptor of the graph for a step, as vLLM's manager does."""
         if max_query_len is None:
             max_query_len = self.longest
-        found: BatchExecutionDescriptor = super().dispatch(
+        descriptor: BatchExecutionDescriptor = super().dispatch(
             num_reqs, num_tokens, uniform_token_count, num_active_loras, max_query_len, num_ubatches
         )
-        return found
+        return descriptor
 
     def _sizes(self, length: int) -> list[int]:
         """Return the sizes, in tokens, of graphs for this length: configured ones, rounded up, and of a full batch."""

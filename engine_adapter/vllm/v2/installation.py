@@ -150,9 +150,9 @@ def _add_parallel_eagle() -> None:
 
     @wraps(unsupported)
     def unsupported_features(self: Any) -> list[str]:
-        found: list[str] = unsupported(self)
-        is_ours = self.speculative_config is not None and is_steered(self) and envs.VLLM_USE_V2_MODEL_RUNNER
-        return [name for name in found if name != _PARALLEL_EAGLE] if is_ours else found
+        features: list[str] = unsupported(self)
+        has_parallel_eagle = self.speculative_config is not None and is_steered(self) and envs.VLLM_USE_V2_MODEL_RUNNER
+        return [name for name in features if name != _PARALLEL_EAGLE] if has_parallel_eagle else features
 
     model_runner.init_speculator = init_parallel_eagle
     VllmConfig._get_v2_model_runner_unsupported_features = unsupported_features

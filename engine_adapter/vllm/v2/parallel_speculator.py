@@ -90,19 +90,20 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return draft tokens [requests, K_max]; -1 if nothing is drafted."""
-        steered, given = of_speculator(self), dict(zip(_PROPOSE, args, strict=False)) | kwargs
-        return planned(self, steered, type(self)._propose, given) if steered else self._propose(**given)
+        steered, arguments = of_speculator(self), dict(zip(_PROPOSE, args, strict=False)) | kwargs
+        return planned(self, steered, type(self)._propose, arguments) if steered else self._propose(**arguments)
 
     @torch.inference_mode()
-    def _propose(self, **given: Any) -> torch.Tensor:
-        batch, is_dummy = given["input_batch"], given.get("dummy_run", False)
-        count, width = batch.num_reqs, given.get("num_speculative_tokens")
+    def _propose(self, **arguments: Any) -> torch.Tensor:
+        batch, is_dummy = arguments["input_batch"], arguments.get("dummy_run", False)
+        count, width = batch.num_reqs, arguments.get("num_speculative_tokens")
         width = self.num_speculative_steps if width is None else width
         drafts: torch.Tensor = self.draft_tokens[:count]
         if width == 0:  # another scheduler's step: vLLM completes the head's KV cache there; this speculator does not
             return drafts.fill_(-1)
-        self._copy_request_inputs(count, batch.idx_mapping, given["temperature"], given["seeds"], dummy_run=is_dummy)
-        step = Step.of(given)
+        temperature, seeds = arguments["temperature"], arguments["seeds"]
+        self._copy_request_inputs(count, batch.idx_mapping, temperature, seeds, dummy_run=is_dummy)
+        step = Step.of(arguments)
         states = torch.cat([*step.states], dim=-1) if len(step.states) > 1 else step.states[0]
         combined = self.model.combine_hidden_states(states) if self.method == "eagle3" else states
         self._read[: len(combined)].copy_(combined)
@@ -114,9 +115,9 @@ class ParallelEagleSpeculator(EagleSpeculator):
         rows = int(starts[-1])
         torch.index_select(self._read, 0, self._layout.sources[:rows], out=self.hidden_states[:rows])
         longest = int(batch.num_scheduled_tokens.max()) + width - 1
-        graph = self._graph(given, rows, longest)
+        graph = self._graph(arguments, rows, longest)
         metadata = by_layer = None
-        if not given.get("skip_attn_for_dummy_run", False):
+        if not arguments.get("skip_attn_for_dummy_run", False):
             laid_out = self._pass(batch, starts, width, graph, graph.max_query_len or longest)
             metadata = laid_out.metadata(self)
             by_layer = build_slot_mappings_by_layer(laid_out.slots, self.kv_cache_config)
@@ -150,10 +151,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
             longest,
         )
 
-    def _graph(self, given: dict[str, Any], rows: int, longest: int) -> BatchExecutionDescriptor:
+    def _graph(self, arguments: dict[str, Any], rows: int, longest: int) -> BatchExecutionDescriptor:
         """Return the descriptor of the graph for so many rows; `longest`: the largest number of rows of a request."""
-        count, manager = given["input_batch"].num_reqs, self.prefill_cudagraph_manager
-        if manager is None or given.get("is_profile", False):
+        count, manager = arguments["input_batch"].num_reqs, self.prefill_cudagraph_manager
+        if manager is None or arguments.get("is_profile", False):
             return BatchExecutionDescriptor(CUDAGraphMode.NONE, rows, count)
         uniform = longest if rows == count * longest else None
         return manager.dispatch(count, rows, uniform, num_active_loras=0, max_query_len=longest)
@@ -187,10 +188,10 @@ class ParallelEagleSpeculator(EagleSpeculator):
         hidden, _ = self._run_model(
             num_tokens, attn_metadata, slot_mappings, num_tokens_across_dp, cudagraph_runtime_mode
         )
-        own = self._layout
+        layout = self._layout
         samples, positions, slots, steps = (
             item[:num_reqs, :width].reshape(-1)
-            for item in (own.samples, own.sample_positions, own.sample_slots, self._steps)
+            for item in (layout.samples, layout.sample_positions, layout.sample_slots, self._steps)
         )
         tokens = self.sample_draft(
             hidden[samples], positions, slots, self.temperature, self.seeds, steps, self.draft_logits

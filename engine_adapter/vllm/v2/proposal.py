@@ -13,23 +13,24 @@ from typing import Any
 
 import torch
 
+from specpilot.engine_adapter.vllm.scheduler_output import places_of
 from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 from specpilot.engine_adapter.vllm.v2.steered import Steered
 from specpilot.engine_adapter.vllm.v2.step import Step
-from specpilot.engine_adapter.vllm.v2.subset import chosen, places_of, spread
+from specpilot.engine_adapter.vllm.v2.subset import chosen, spread
 
 
 def planned(
-    speculator: Any, steered: Steered, propose: Callable[..., torch.Tensor], given: dict[str, Any]
+    speculator: Any, steered: Steered, propose: Callable[..., torch.Tensor], arguments: dict[str, Any]
 ) -> torch.Tensor:
     """Return the drafts [requests, K_max] of a step with a plan; -1 if nothing is drafted.
 
-    `propose` is vLLM's method, and `given` its arguments by name, without the speculator.
+    `propose` is vLLM's method, `arguments` are its own by name, without the speculator.
     """
-    plan, batch = steered.plan, given["input_batch"]
+    plan, batch = steered.plan, arguments["input_batch"]
     if plan is None:
-        return propose(speculator, **given)
-    step = Step.of(given)
+        return propose(speculator, **arguments)
+    step = Step.of(arguments)
     steered.backlog.catch_up(step, plan.catch_up)
     if plan.width == 0:
         steered.backlog.keep(step, plan.held)
@@ -38,12 +39,12 @@ def planned(
         return drafts.fill_(-1)
     if not plan.left_out:
         note_longest(speculator, batch)
-        return propose(speculator, **given)
+        return propose(speculator, **arguments)
     steered.backlog.keep_of(plan.left_out, step)
     places = places_of(batch.req_ids, plan.left_out)
-    drafts = propose(speculator, **chosen(speculator, given, places, step.cut))
-    own = confidences(speculator, batch.num_reqs)
-    own.copy_(spread(own[: len(places)], places, batch.num_reqs, 1.0))
+    drafts = propose(speculator, **chosen(speculator, arguments, places, step.cut))
+    estimates = confidences(speculator, batch.num_reqs)
+    estimates.copy_(spread(estimates[: len(places)], places, batch.num_reqs, 1.0))
     return spread(drafts, places, batch.num_reqs)
 
 
@@ -53,5 +54,5 @@ def confidences(speculator: Any, count: int) -> torch.Tensor:
     vLLM's adaptive verification reads them after each step. If nothing is drafted the value is 1, vLLM's own for
     unknown.
     """
-    found: torch.Tensor = speculator.draft_token_confidence_probs[:count]
-    return found
+    estimates: torch.Tensor = speculator.draft_token_confidence_probs[:count]
+    return estimates

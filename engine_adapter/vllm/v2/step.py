@@ -27,21 +27,23 @@ class Step:
     following: torch.Tensor
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> "Step":
-        """Return the step of these arguments of `propose`, by name."""
-        batch = given["input_batch"]
+    def of(cls, arguments: dict[str, Any]) -> "Step":
+        """Return the step of these `arguments` of `propose`, by name."""
+        batch = arguments["input_batch"]
         slots = batch.idx_mapping
         following = torch.where(
-            given["num_sampled"] > 0, given["last_sampled"][slots, 0], given["next_prefill_tokens"][0, slots]
+            arguments["num_sampled"] > 0,
+            arguments["last_sampled"][slots, 0],
+            arguments["next_prefill_tokens"][0, slots],
         )
-        states = given["aux_hidden_states"] or (given["last_hidden_states"],)
-        return cls(batch, states, given["num_rejected"], following)
+        states = arguments["aux_hidden_states"] or (arguments["last_hidden_states"],)
+        return cls(batch, states, arguments["num_rejected"], following)
 
     @property
     def requests(self) -> list[str]:
         """Ids of the requests, in the order of the batch."""
-        found: list[str] = self.batch.req_ids
-        return found
+        ids: list[str] = self.batch.req_ids
+        return ids
 
     @property
     def begins(self) -> list[int]:
@@ -49,14 +51,14 @@ class Step:
 
         After rejected drafts it is too large, by `overshoot`.
         """
-        found: list[int] = self.batch.num_computed_tokens_np.tolist()
-        return found
+        begins: list[int] = self.batch.num_computed_tokens_np.tolist()
+        return begins
 
     @property
     def ends(self) -> list[int]:
         """Position after each request's last in the step, on the host: an upper bound like `begins`."""
-        found: list[int] = self.batch.seq_lens_cpu_upper_bound[: self.batch.num_reqs].tolist()
-        return found
+        ends: list[int] = self.batch.seq_lens_cpu_upper_bound[: self.batch.num_reqs].tolist()
+        return ends
 
     @property
     def cut(self) -> int:
@@ -87,5 +89,5 @@ class Step:
 
     def last(self) -> torch.Tensor:
         """Return the place in the step of each request's last position that stays: [requests]."""
-        found: torch.Tensor = self.batch.query_start_loc[1 : self.batch.num_reqs + 1].long() - 1 - self.rejected
-        return found
+        places: torch.Tensor = self.batch.query_start_loc[1 : self.batch.num_reqs + 1].long() - 1 - self.rejected
+        return places

@@ -11,7 +11,7 @@ again. A speculator that `lays_out_itself` gets the block tables only.
 The host knows the tokens of the part, so nothing waits for the accelerator.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,18 +24,12 @@ from specpilot.engine_adapter.vllm.rows import handed_over, indices
 from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 
 
-def places_of(batch: Sequence[str], left_out: Collection[str]) -> list[int]:
-    """Return the places in the `batch` of the requests that are not `left_out`."""
-    out = frozenset(left_out)
-    return [place for place, request in enumerate(batch) if request not in out]
-
-
-def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int], cut: int = 0) -> dict[str, Any]:
+def chosen(speculator: Any, arguments: dict[str, Any], places: Sequence[int], cut: int = 0) -> dict[str, Any]:
     """Return the arguments of `propose`, by name, for the requests at `places` of the batch alone.
 
     The first `cut` requests of the batch are among them; only the accelerator knows the number of positions of each.
     """
-    whole, device = given["input_batch"], speculator.device
+    whole, device = arguments["input_batch"], speculator.device
     at = np.array(places)
     part = _on_host(whole, at)
     lays_out_itself = getattr(speculator, "lays_out_itself", False)
@@ -60,15 +54,15 @@ def chosen(speculator: Any, given: dict[str, Any], places: Sequence[int], cut: i
         metadata = speculator.model_state.prepare_attn(
             part, graph.cg_mode, block_tables, slots, speculator.target_attn_groups, speculator.kv_cache_config
         )
-    states = given["aux_hidden_states"]
-    return given | {
+    states = arguments["aux_hidden_states"]
+    return arguments | {
         "input_batch": part,
         "attn_metadata": metadata,
         "slot_mappings": slots_by_layer,
-        "last_hidden_states": given["last_hidden_states"][tokens],
+        "last_hidden_states": arguments["last_hidden_states"][tokens],
         "aux_hidden_states": [layer[tokens] for layer in states] if states else states,
-        "num_sampled": given["num_sampled"][requests],
-        "num_rejected": given["num_rejected"][requests],
+        "num_sampled": arguments["num_sampled"][requests],
+        "num_rejected": arguments["num_rejected"][requests],
     }
 
 

@@ -29,8 +29,8 @@ def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None
 
 
 @pytest.fixture
-def _is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
+def _never_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlGroup, "_test", lambda _: None)
     monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.5)
 
 
@@ -45,7 +45,7 @@ def returns_to_static(rig: Rig) -> int:
     return sum(now == "static_better" != before for before, now in pairwise(reasons))
 
 
-@pytest.mark.usefixtures("_is_not_judged")
+@pytest.mark.usefixtures("_never_tested")
 def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
@@ -62,7 +62,7 @@ def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None
     assert len(rig.store.audited) == 2
 
 
-@pytest.mark.usefixtures("_is_not_judged")
+@pytest.mark.usefixtures("_never_tested")
 def test_a_leader_that_takes_over_a_pool_that_fell_back_adds_no_entry() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)

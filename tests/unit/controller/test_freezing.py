@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.controller.freezing import as_frozen, held
+from specpilot.controller.freezing import held
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import Schedule, k_at
@@ -21,7 +21,7 @@ from tests.support.loop_rig import Rig, k_of, registered
 def settled() -> Rig:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
-    asyncio.run(rig.tick(40))
+    asyncio.run(rig.tick(15))
     return rig
 
 
@@ -106,7 +106,7 @@ def test_a_window_of_the_control_group_is_not_what_is_held() -> None:
 def test_a_pool_that_fell_back_holds_the_static_k_though_the_law_had_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
+    monkeypatch.setattr(ControlGroup, "_test", lambda _: None)
     monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.5)
     rig = settled()
     rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
@@ -170,7 +170,7 @@ def test_a_leader_that_saw_no_traffic_yet_does_not_freeze_the_static_k() -> None
 
 def test_a_freeze_in_a_canarys_window_holds_what_the_present_policy_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that had fallen back, and a canary with other probes: the schedule in force is the canary's."""
-    monkeypatch.setattr(ControlGroup, "_judge", lambda _: None)
+    monkeypatch.setattr(ControlGroup, "_test", lambda _: None)
     rig = settled()
     rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
     asyncio.run(rig.tick(3))
@@ -211,26 +211,18 @@ def test_a_freeze_in_the_canary_of_a_policy_that_does_not_choose_holds_the_stati
         del rig.store.frozen[MODEL]
 
 
-def test_a_freeze_in_advise_publishes_nothing_to_engines_that_run_on_their_own() -> None:
+@pytest.mark.parametrize(("mode", "ks"), [(Mode.ADVISE, []), (Mode.OFF, [1])])
+def test_what_a_freeze_publishes_to_engines_that_run_on_their_own(mode: Mode, ks: list[int]) -> None:
     rig = Rig.new()
     rig.store.heartbeat(registered("one"), 1e9)
-    rig.store.put_policy(Policy(MODEL, mode=Mode.ADVISE, static_k=1), None, 0.0)
+    rig.store.put_policy(Policy(MODEL, mode=mode, static_k=1), None, 0.0)
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
-    asyncio.run(rig.tick(12))
-    assert rig.store.published == {}
-    assert (rig.store.log[-1].reason, rig.store.log[-1].k) == ("frozen", {})
+    asyncio.run(rig.tick(3))
+    assert [k_of(schedule.classes) for schedule in rig.store.published.values()] == ks
+    assert (rig.store.log[-1].reason, bool(rig.store.log[-1].k)) == ("frozen", bool(ks))
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
     asyncio.run(rig.tick())
     assert k_of(rig.store.published[MODEL, POOL].classes) == 1
-
-
-@pytest.mark.parametrize("mode", [Mode.OFF, Mode.ADVISE])
-def test_other_modes_stay(mode: Mode) -> None:
-    rig = settled()
-    [context] = rig.loop.view().pools
-    quiet = Policy(MODEL, mode=mode, classes={"code": ClassPolicy()})
-    context = type(context)(MODEL, POOL, quiet, 7, 3, 8, None)
-    assert as_frozen(context, Freeze(MODEL, Hold.CURRENT, 0.0)) == replace(context, hold=Hold.CURRENT)
 
 
 def test_with_nothing_in_force_the_static_k_is_held_and_never_more_than_the_engines_can() -> None:

@@ -112,8 +112,8 @@ async def test_the_control_group_has_single_engines_follow_the_static_k(rig: Rig
     assert np.mean(mean_k[False][5:]) > 4.0
     found = rig.store.log[-1].evidence["control_group"]
     assert found["windows"] >= 5
-    assert found["corrected_gain_ratio"]["mean"] > 0
-    assert "throughput of decodes alone" in text(explain(rig.store.log[-1]))
+    assert found["gain_ratio"]["mean"] > 0
+    assert "inter-token latency" in text(explain(rig.store.log[-1]))
 
 
 async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run_their_law(

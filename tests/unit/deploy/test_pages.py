@@ -41,7 +41,7 @@ def test_every_setting_of_up_that_a_page_or_unit_names_exists() -> None:
 
 def test_every_variable_of_an_endpoint_is_documented() -> None:
     page = (ROOT / "docs" / "get-started" / "one-machine.md").read_text()
-    for name in (*sagemaker.OWN, *sagemaker.REFUSED):
+    for name in (*sagemaker.SETTINGS, *sagemaker.REFUSED):
         assert f"`{sagemaker.PREFIX}{name}`" in page
     for name in (sagemaker.PORT, sagemaker.PORTS, sagemaker.GPUS, f"{sagemaker.MULTI_MODEL}=true"):
         assert f"`{name}`" in page

@@ -223,6 +223,21 @@ def test_what_is_no_list_of_k_ends_the_start_in_one_line(
     )
 
 
+def test_a_flag_out_of_range_ends_the_start_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "./nowhere", "--static-k", "-1", "--any-vllm"])
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("specpilot engine: SPECPILOT_ENGINE_STATIC_K: ")
+
+
+def test_the_flags_of_a_setting_reach_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(monkeypatch, "--adapt", "--static-k", "0", "--engine-id", "e1", "--hold-schedule-s", "7")
+    assert (settings.adapt, settings.static_k, settings.id, settings.hold_schedule_s) == (True, 0, "e1", 7.0)
+    assert settings.any_vllm  # as every start here
+    assert not settings.trust_this_machine
+
+
 def test_other_plugins_load_as_without_the_adapter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

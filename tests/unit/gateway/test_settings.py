@@ -35,6 +35,24 @@ def test_a_password_in_an_engines_url_is_refused_and_not_repeated() -> None:
         assert "hush" not in caught.value.errors()[0]["msg"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine": "http://"}, "http://127.0.0.1:8100"),
+        ({"engine": "http://x:99999"}, "http://127.0.0.1:8100"),
+        ({"redis_url": "http://x"}, "redis://"),
+        ({"max_body_bytes": 1}, "greater than"),
+        ({"engine_capacity": 0}, "greater than"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        read(**{"engine": "http://x", **settings})
+    [fault] = caught.value.errors()
+    assert fault["loc"] == (*settings,)
+    assert said in fault["msg"]
+
+
 def test_redis_comes_from_its_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://r:6379/0")
     assert read().redis_url == "redis://r:6379/0"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specpilot.bench.simulation.h200_plant import FULL, graphs
-from specpilot.policy.choice import Chooser, Group, choose, step_of, worth_of
+from specpilot.policy.choice import Chooser, Group, step_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.policy.schedule import Objective
@@ -21,12 +21,22 @@ def lengths(*acceptance: float, k_max: int = K) -> np.ndarray:
     return np.array([[sum(a**i for i in range(k + 1)) for k in range(k_max + 1)] for a in acceptance])
 
 
-def prices(most: int = 512, in_force: Graphs | None = None, left_s: float = 0.0, **parts: float) -> Prices:
+def prices(most: int = 512, in_force: Graphs | None = None, left_out_s: float = 0.0, **parts: float) -> Prices:
     """Prices of a small machine: 5 ms, 0.05 ms a token, unless something else is said."""
     known = {"base": 5e-3, "drafter": 1e-3, "slot": 2e-5, "read": 2.6e-5, "reads": 1e-3} | parts
     token_s = known.pop("token", 5e-5)
     parts_s = tuple(known.get(name, 0.0) for name in PARTS)
-    return Prices(Coefficients(parts_s, (token_s,) * len(KNOTS)), most, in_force, StepExtras(), left_s)
+    return Prices(Coefficients(parts_s, (token_s,) * len(KNOTS)), most, in_force, StepExtras(), left_out_s)
+
+
+def choose(
+    groups: Sequence[Group],
+    al: np.ndarray,
+    costs: Prices,
+    objective: Objective = Objective.THROUGHPUT,
+    near_width: int | None = None,
+) -> list[int]:
+    return Chooser(groups, al, costs, objective).choose([group.decodes for group in groups], near_width)
 
 
 def drawn(draw: random.Random, in_force: Graphs | None) -> tuple[list[Group], np.ndarray, Prices]:
@@ -56,7 +66,7 @@ def test_bounds_hold_where_a_position_is_worth_nothing_at_all() -> None:
         groups = [Group(draw.choice((1, 9)), 0, 1.0, 0, high), Group(draw.choice((0, 4)), 1, 2.0, 0, k_max)]
         groups.append(Group(draw.choice((0, 1, 9)), 2, 1.0, 0, k_max))
         priced = prices(base=5e-2, slot=0.0, drafter=1e-4, token=draw.choice((1e-7, 1e-5)))
-        found = choose(groups, al, priced, near=draw.choice((None, 1, 3)))
+        found = choose(groups, al, priced, near_width=draw.choice((None, 1, 3)))
         assert all(group.low <= k <= group.high for group, k in zip(groups, found, strict=True)), (groups, found)
 
 
@@ -138,7 +148,7 @@ def test_latency_counts_the_slow_more_than_throughput_does() -> None:
 def test_leaving_out_has_a_price() -> None:
     """A single step would leave a few requests out, which then catch up in a later one."""
     groups, al = [Group(30, 1, 1.0, 0, K), Group(2, 0, 1.0, 0, K)], lengths(0.1, 0.9)
-    found = [choose(groups, al, prices(left_s=left_s, drafter=6e-3, token=1e-4)) for left_s in (0.0, 2e-4)]
+    found = [choose(groups, al, prices(left_out_s=left_out_s, drafter=6e-3, token=1e-4)) for left_out_s in (0.0, 2e-4)]
     assert found == [[K, 0], [K, 1]]
 
 
@@ -156,8 +166,8 @@ def test_near_the_best_width_a_quick_choice_is_the_same() -> None:
     for _ in range(100):
         groups, al, priced = drawn(draw, None)
         best = choose(groups, al, priced)
-        assert choose(groups, al, priced, near=max(best)) == best
-        quick = choose(groups, al, priced, near=1)
+        assert choose(groups, al, priced, near_width=max(best)) == best
+        quick = choose(groups, al, priced, near_width=1)
         assert max(quick) <= max(2, *(group.low for group in groups))
         assert all(group.low <= k <= group.high for group, k in zip(groups, quick, strict=True))
 
@@ -169,7 +179,7 @@ def test_a_quick_choice_compares_no_drafter_wider_than_the_deepest_draft() -> No
     for n in range(1, 33):
         groups = [Group(n, 0, 1.0, 0, 1)]
         found = choose(groups, al, priced)
-        assert choose(groups, al, priced, near=K) == found, n
+        assert choose(groups, al, priced, near_width=K) == found, n
         drafted += found[0]
     assert drafted
 

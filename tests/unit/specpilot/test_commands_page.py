@@ -26,6 +26,15 @@ def test_a_wrong_argument_ends_with_status_2(command: str, capsys: pytest.Captur
     assert capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import_module(COMMANDS[command][0]).main(["--help"])
+    except SystemExit as ended:
+        assert ended.code == 0
+    assert "usage" in "".join(capsys.readouterr())
+
+
 def test_every_flag_of_up_has_a_row_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `--([a-z-]+)` \| ([^|]+) \|", (REFERENCE / "up.md").read_text(), re.MULTILINE))
     assert {name.replace("-", "_") for name in rows} == set(UpSettings.model_fields)

@@ -30,6 +30,10 @@ def supervisor(tmp_path: Path, said: list[str]) -> Iterator[Supervisor]:
     subject.stop()
 
 
+def process_ids(supervisor: Supervisor) -> dict[str, int]:
+    return {item.part.name: item.process.pid for item in supervisor._running if item.process is not None}
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -42,7 +46,7 @@ def test_parts_start_log_and_stop(supervisor: Supervisor, tmp_path: Path, said: 
     log = tmp_path / "logs" / "one.log"
     supervisor.start([Part("one", python(SLEEPER), lambda: "hello" in log.read_text())], ready_within_s=10.0)
     assert said == ["one: ready after 0 s"]
-    pid = supervisor.process_ids()["one"]
+    pid = process_ids(supervisor)["one"]
     supervisor.stop()
     assert not alive(pid)
 
@@ -66,20 +70,20 @@ def test_a_start_does_not_wait_when_the_end_is_wanted(tmp_path: Path) -> None:
     began = time.monotonic()
     subject.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=20.0)
     assert time.monotonic() - began < 5.0
-    pid = subject.process_ids()["slow"]
+    pid = process_ids(subject)["slow"]
     subject.stop()
     assert not alive(pid)
 
 
 def test_a_part_that_dies_later_is_reported_and_restarted(supervisor: Supervisor, said: list[str]) -> None:
     supervisor.start([Part("one", python(SLEEPER), lambda: True)], ready_within_s=10.0)
-    victim = supervisor.process_ids()["one"]
+    victim = process_ids(supervisor)["one"]
     os.kill(victim, signal.SIGKILL)
     deadline = time.monotonic() + 10.0
-    while supervisor.process_ids().get("one", victim) == victim and time.monotonic() < deadline:
+    while process_ids(supervisor).get("one", victim) == victim and time.monotonic() < deadline:
         supervisor.watch()
         time.sleep(0.05)
-    assert alive(supervisor.process_ids()["one"])
+    assert alive(process_ids(supervisor)["one"])
     assert any("one died with status -9" in line for line in said)
 
 
@@ -91,7 +95,7 @@ def test_a_part_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pyte
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
     supervisor.start([Part("deaf", python(deaf), lambda: "deaf" in (tmp_path / "deaf.log").read_text())], 10.0)
-    pid = supervisor.process_ids()["deaf"]
+    pid = process_ids(supervisor)["deaf"]
     supervisor.stop()
     assert not alive(pid)
     assert said[-1] == "deaf does not stop; killing it"
@@ -103,7 +107,7 @@ def test_parts_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> Non
         "import sys, time; from pathlib import Path; from specpilot.supervisor import Part, Supervisor\n"
         "supervisor = Supervisor(Path(sys.argv[1]), lambda line: None)\n"
         "supervisor.start([Part('one', [sys.executable, '-c', 'import time; time.sleep(60)'], lambda: True)], 10.0)\n"
-        "print(supervisor.process_ids()['one'], flush=True); time.sleep(60)"
+        "print(supervisor._running[0].process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([*python(code), str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -133,7 +137,7 @@ def test_what_keeps_dying_ends_the_whole_with_its_last_lines(tmp_path: Path, mon
     dies = python("import sys; print('out of memory', flush=True); sys.stdin.read(); sys.exit(9)")
     subject.start([Part("one", python(SLEEPER), lambda: True)], ready_within_s=10.0)
     subject._running[0].part.command = dies
-    os.kill(subject.process_ids()["one"], signal.SIGKILL)
+    os.kill(process_ids(subject)["one"], signal.SIGKILL)
     deadline = time.monotonic() + 20.0
 
     def watch() -> None:
@@ -162,7 +166,7 @@ def test_a_part_that_dies_while_it_loads_keeps_dying_however_long_it_takes(
         time.sleep(0.3)
         subject.watch()
         time.sleep(0.3)  # alive for longer than HEALTHY_S, and ready for as long if it is ever ready
-        os.kill(subject.process_ids()["one"], signal.SIGKILL)
+        os.kill(process_ids(subject)["one"], signal.SIGKILL)
         deadline = time.monotonic() + 5.0
         while len(said) <= death and time.monotonic() < deadline:
             subject.watch()
@@ -187,7 +191,7 @@ def test_children_of_a_part_that_died_do_not_live_on(supervisor: Supervisor, tmp
     log = tmp_path / "logs" / "one.log"
     supervisor.start([Part("one", python(code), lambda: bool(log.read_text().strip()))], ready_within_s=10.0)
     child = int(log.read_text().split()[0])
-    os.kill(supervisor.process_ids()["one"], signal.SIGKILL)
+    os.kill(process_ids(supervisor)["one"], signal.SIGKILL)
     deadline = time.monotonic() + 5.0
     while state_of(child) not in ("gone", "Z") and time.monotonic() < deadline:
         supervisor.watch()

@@ -8,7 +8,7 @@ import pytest
 
 from specpilot.bench.agreement import command
 from specpilot.bench.agreement.comparison import COUNTS, FIGURES, compared, fault
-from specpilot.bench.agreement.vllm_client import Asked, ClientFailedError
+from specpilot.bench.agreement.vllm_client import ClientFailedError, Job
 from specpilot.bench.data.forms import parse
 
 
@@ -46,23 +46,23 @@ def test_the_clients_take_turns_and_the_last_line_is_one_object(
 ) -> None:
     order: list[str] = []
 
-    def ours(_url: str, _asked: Asked, path: Path) -> dict[str, Any]:
+    def ours(_url: str, _job: Job, path: Path) -> dict[str, Any]:
         order.append(path.stem)
         return run(99.0)
 
-    def theirs(_url: str, _asked: Asked, path: Path) -> dict[str, Any]:
+    def theirs(_url: str, _job: Job, path: Path) -> dict[str, Any]:
         order.append(path.stem)
         return run(100.0)
 
     monkeypatch.setattr(command, "model_of", lambda _url: "demo")
-    monkeypatch.setattr(command, "_ours", ours)
+    monkeypatch.setattr(command, "_sweep_figures", ours)
     monkeypatch.setattr(command, "run", theirs)
     command.main(["--url", "http://a/v1", "--pairs", "2", "--out", str(tmp_path)])
     assert order == ["ours-0", "ours-1", "vllm-1", "vllm-2", "ours-2"]
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["pairs"], last["ours_over_vllm"]["output_throughput"]["median"]) == (2, 0.99)
 
-    def other(_url: str, _asked: Asked, _path: Path) -> dict[str, Any]:
+    def other(_url: str, _job: Job, _path: Path) -> dict[str, Any]:
         return run(100.0, completed=7)
 
     monkeypatch.setattr(command, "run", other)
@@ -75,11 +75,11 @@ def test_the_clients_take_turns_and_the_last_line_is_one_object(
 def test_a_client_that_fails_is_said_in_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(_url: str, _asked: Asked, _path: Path) -> dict[str, Any]:
+    def failing(_url: str, _job: Job, _path: Path) -> dict[str, Any]:
         raise ClientFailedError("vllm bench serve failed:\nno such model")
 
     monkeypatch.setattr(command, "model_of", lambda _url: "demo")
-    monkeypatch.setattr(command, "_ours", lambda *_given: run(1.0))
+    monkeypatch.setattr(command, "_sweep_figures", lambda *_given: run(1.0))
     monkeypatch.setattr(command, "run", failing)
     with pytest.raises(SystemExit) as ended:
         command.main(["--url", "http://a", "--out", str(tmp_path)])

@@ -22,8 +22,8 @@ def test_a_wrong_flag_is_named(flags: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err
 
 
-def test_over_as_many_plays_each_arm_has_each_engine_once_but_for_the_one_with_another_scheduler() -> None:
-    arms = [command.FIXED, "adaptive", "with labels", "without subset"]
+def test_over_as_many_plays_each_arm_has_each_engine_once_but_for_the_one_with_other_flags() -> None:
+    arms = [command.FIXED, "adaptive", "with labels", "engine alone"]
     stages = {arm: f"system of {arm}" for arm in arms}
     seen: dict[str, list[str]] = {arm: [] for arm in arms}
     for _ in range(3):
@@ -31,5 +31,5 @@ def test_over_as_many_plays_each_arm_has_each_engine_once_but_for_the_one_with_a
             seen[arm].append(stage)
         assert len(set(stages.values())) == len(arms)
         stages = command.changed_round(stages)
-    assert set(seen.pop("without subset")) == {"system of without subset"}
+    assert set(seen.pop("engine alone")) == {"system of engine alone"}
     assert all(len(set(found)) == 3 for found in seen.values())

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.control.demo import arms_gain, gains_line, main, summary, table
-from specpilot.bench.load.trace import TRACES, Phase, Trace, read_prompts, read_trace
+from specpilot.bench.load.trace import TRACES, LoadPhase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 
-TRACE = Trace((Phase("calm", 10.0, {"code": 1}), Phase("crowd", 30.0, {"chat": 24})))
+TRACE = Trace((LoadPhase("calm", 10.0, {"code": 1}), LoadPhase("crowd", 30.0, {"chat": 24})))
 RATES = {"adaptive": [98.0, 200.0], "K=0": [50.0, 200.0], "K=7": [100.0, 120.0]}
 
 

@@ -7,9 +7,9 @@ import pytest
 from specpilot.bench.control.report import Result, adapt_s, hand_tuned, latency_p99, markdown, plot, summary
 from specpilot.bench.load.play import Played
 from specpilot.bench.load.system import Reading
-from specpilot.bench.load.trace import Phase, Trace
+from specpilot.bench.load.trace import LoadPhase, Trace
 
-TRACE = Trace((Phase("calm", 4.0, {"json": 1}), Phase("crowd", 4.0, {"code": 16})))
+TRACE = Trace((LoadPhase("calm", 4.0, {"json": 1}), LoadPhase("crowd", 4.0, {"code": 16})))
 SLOW = {0.01: 0.0, 0.1: 100.0, float("inf"): 100.0}
 
 
@@ -33,7 +33,6 @@ RESULT = Result(
         "K=7": [played(400, 500)] * 3,
         "table": [played(390, 980)] * 3,
         "adaptive": [played(380, 950), played(400, 990, failed=1), played(380, 970)],
-        "without probes": [played(384, 980)] * 3,
         "with labels": [played(375, 975)] * 3,
     },
 )
@@ -68,7 +67,6 @@ def test_the_summary_compares_totals_and_the_worst_phase() -> None:
     assert found["gain_over_table"] == round(1350 / 1370 - 1, 3)
     assert found["worst_phase"] == round(380 / 400, 3)
     assert found["failed"] == 1
-    assert found["probe_cost"] == round(1 - 1350 / 1364, 3)
     assert "over_engine_alone" not in found
     assert found["unlabelled_over_labelled"] == round(1350 / 1350, 3)
     assert found["itl_p99_ratio"] == 1.0
@@ -81,7 +79,7 @@ def noisy_result(scatter: float, phases: int = 60) -> Result:
     names = ["K=0", "K=7", "table", "adaptive"]
     speeds = [1.0, 0.7, 1.3]
     return Result(
-        Trace(tuple(Phase(str(number), 4.0, {"json": 1}) for number in range(phases))),
+        Trace(tuple(LoadPhase(str(number), 4.0, {"json": 1}) for number in range(phases))),
         {
             name: [played(*(speed * rng.gauss(100, 100 * scatter) for _ in range(phases))) for speed in speeds]
             for name in names
@@ -125,7 +123,12 @@ def test_a_percentile_is_read_off_the_histogram() -> None:
 
 def test_a_hand_tuned_table_covers_every_load_once() -> None:
     trace = Trace(
-        (Phase("a", 1, {"x": 1}), Phase("b", 1, {"x": 16}), Phase("c", 2, {"y": 16}), Phase("d", 1, {"x": 40}))
+        (
+            LoadPhase("a", 1, {"x": 1}),
+            LoadPhase("b", 1, {"x": 16}),
+            LoadPhase("c", 2, {"y": 16}),
+            LoadPhase("d", 1, {"x": 40}),
+        )
     )
     rates = {0: [10, 100, 100, 50], 3: [20, 140, 90, 60], 7: [30, 10, 10, 10]}
     assert hand_tuned(trace, rates, 32) == [[1, 4, 7], [5, 22, 3], [23, 32, 3]]

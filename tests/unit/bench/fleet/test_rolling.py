@@ -1,72 +1,84 @@
-"""Violated expectations of a rolling update, and its balancer."""
+"""Violated expectations of a rolling update, and the gateways that its clients choose."""
 
-import asyncio
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
-from specpilot.bench.fleet.balancer import Balancer
+from specpilot.bench.fleet import endpoint_calls
+from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.rolling import broken_promises, markdown
 from tests.support.stack import free_port
 
 
-class Backend:
-    """Answers `/ready`, and everything else with its own name; its connections stay open."""
+class Backend(ThreadingHTTPServer):
+    """Answers `/ready`, and counts requests by client; its connections stay open."""
 
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.port = free_port()
+    request_queue_size = 128  # with fewer a connection may be retried after a second
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.calls: Counter[int] = Counter()
         self.is_ready = True
 
-    async def start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (line := await reader.readline()) and line.strip():
-            if line.startswith(b"GET /ready"):
-                writer.write(b"HTTP/1.1 %b\r\n\r\n" % (b"200 OK" if self.is_ready else b"503 No"))
-                break
-            writer.write(self.name + b"\n")
-        writer.close()
+class Handler(BaseHTTPRequestHandler):
+    server: Backend
+    protocol_version = "HTTP/1.1"
 
+    def do_GET(self) -> None:
+        self.send_response(200 if self.server.is_ready else 503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
-@pytest.fixture
-def balancer() -> Iterator[Balancer]:
-    found = Balancer(free_port(), ())
-    yield found
-    found.close()
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.calls[self.client_address[1]] += 1
+        self.do_GET()
 
-
-async def who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    writer.write(b"who\n")
-    return (await reader.readline()).strip()
+    def log_message(self, *_: object) -> None:
+        pass
 
 
-async def test_connections_go_to_who_is_ready_and_stay_where_they_are(balancer: Balancer) -> None:
-    backends = [Backend(b"a"), Backend(b"b")]
-    servers = [await backend.start() for backend in backends]
-    for backend in backends:
-        balancer.add(backend.port)
-    await asyncio.to_thread(balancer.start)
-    port = balancer._port
-    kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-    assert sorted([await who(*item) for item in kept]) == [b"a", b"a", b"b", b"b"]
-    backends[0].is_ready = False
-    await asyncio.sleep(1.2)
-    assert sorted([await who(*item) for item in kept]) == [b"a", b"a", b"b", b"b"]
-    fresh = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-    assert {await who(*item) for item in fresh} == {b"b"}
-    backends[0].is_ready = True
-    servers[1].close()  # refused before the next check: another backend is tried
-    await asyncio.sleep(1.2)
-    again = await asyncio.open_connection("127.0.0.1", port)
-    assert await who(*again) == b"a"
-    for _, writer in (*kept, *fresh, again):
-        writer.close()
-    await asyncio.to_thread(balancer.close)
-    for server in servers:
-        server.close()
-    await asyncio.sleep(0.1)  # the closed connections end before the loop
+@contextmanager
+def running() -> Iterator[Backend]:
+    with Backend() as backend:
+        thread = threading.Thread(target=backend.serve_forever, args=(0.01,))
+        thread.start()
+        yield backend
+        backend.shutdown()
+        thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_connections_go_to_who_is_ready_and_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_calls, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(endpoint_calls, "random", SimpleNamespace(sample=lambda ports, _: ports))
+    with running() as first, running() as second:
+        callers = Callers([free_port(), first.server_port, second.server_port], "m", 8, pause_s=0.01, keeping=4)
+        callers.start()
+        try:
+            until(lambda: len(first.calls) > 8)  # the port before it refuses
+            assert not second.calls
+            first.is_ready = False
+            until(lambda: len(second.calls) > 40)
+            before = first.calls.copy()
+            until(lambda: first.calls.total() > before.total() + 40)
+        finally:
+            callers.end()
+        assert len(first.calls - before) == 4  # the connections that are kept
+    assert callers.counts["lost"] == 0
 
 
 @pytest.mark.parametrize(

@@ -44,4 +44,4 @@ async def test_a_mute_engine_accepts_and_says_nothing_but_what_it_holds(canned: 
     for sent in (request(headers=CANNED), request(path="/v1/models", method="GET")):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(call(port, sent), 0.2)
-    assert (await call(port, request(path="/slots", method="GET"))).json["taken"] == 0
+    assert (await call(port, request(path="/slots", method="GET"))).json["requests"] == 0

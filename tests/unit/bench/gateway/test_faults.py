@@ -10,12 +10,12 @@ from specpilot.bench.gateway.faults import FAULTS, Row, broken_promises, markdow
 from specpilot.bench.gateway.steady_calls import SteadyCalls
 
 CALM = Row(
-    says="nothing", sent=100, ok=100, left=0, elsewhere=0, refused=0, broken=0, lost=0, lost_later=0, wrong=0, slots=0,
-    in_flight=0, memory_ratio=1.0, files=0, logged_errors=0, codes={},
+    says="nothing", sent=100, ok=100, disconnected=0, elsewhere=0, refused=0, broken=0, lost=0, lost_later=0, wrong=0,
+    slots=0, in_flight=0, memory_ratio=1.0, files=0, logged_errors=0, codes={},
 )  # fmt: skip
 KILLED = dataclasses.replace(CALM, ok=80, elsewhere=15, broken=20)
 CUT = dataclasses.replace(CALM, ok=70, lost=30)
-LEFT = dataclasses.replace(CALM, ok=60, left=40)
+LEFT = dataclasses.replace(CALM, ok=60, disconnected=40)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_fault_that_keeps_its_promises_breaks_none(name: str, row: Row) -> Non
         ("worker-killed", CUT, {"lost_later": 1}, "after"),
         ("worker-killed", CUT, {"lost": 0, "ok": 100}, "had no effect"),
         ("gateways-rolled", CALM, {"lost": 1, "ok": 99}, "lost"),
-        ("clients-leave-wait", LEFT, {"left": 0, "ok": 100}, "nobody"),
+        ("clients-leave-wait", LEFT, {"disconnected": 0, "ok": 100}, "nobody"),
         ("none", CALM, {"slots": 1}, "slots"),
         ("none", CALM, {"in_flight": 1}, "in flight"),
         ("none", CALM, {"memory_ratio": 1.3}, "memory"),
@@ -89,9 +89,9 @@ async def test_calls_are_kept_in_flight_and_all_are_accounted_for() -> None:
         canned.mode = {"status": 503}
         await asyncio.sleep(0.3)
     counts = calls.counts
-    assert counts.what["ok"] >= 8
-    assert counts.what["refused"] == counts.codes["refused canned_503"] > 0
-    assert counts.what.total() == counts.sent == canned.taken
+    assert counts.outcomes["ok"] >= 8
+    assert counts.outcomes["refused"] == counts.codes["refused canned_503"] > 0
+    assert counts.outcomes.total() == counts.requests == canned.requests
     assert not canned.held
     server.close()
     await server.wait_closed()

@@ -50,7 +50,7 @@ def test_a_verdict_tells_what_became_of_a_request(
     call: Call, status: int, body: bytes, is_whole: bool, wanted: Verdict | str
 ) -> None:
     found = judge(call, status, body, is_whole=is_whole)
-    assert wanted in {found, found.what}
+    assert wanted in {found, found.outcome}
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_holds_no_slot(engine: tuple[CannedEngine, in
     canned, port = engine
     caller = await connect(port)
     assert await caller.ask(Mix(EVERYDAY, 1, "token").leaving(phase)) == LEFT
-    assert canned.taken == (phase in {"wait", "stream"})
+    assert canned.requests == (phase in {"wait", "stream"})
     await eventually(lambda: not canned.held)
 
 

@@ -81,23 +81,13 @@ def test_a_part_that_may_not_fit_is_left_for_the_next_call(
     assert run(tmp_path, "--within-s", "50") == command.GO_ON
     assert runs.ran == ["machine", "short"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ["long", "longer"]
-    assert "Not run yet: long; longer." in (tmp_path / "report.md").read_text()
+    page = (tmp_path / "report.md").read_text()
+    assert "Not run yet: long; longer. They may not have fitted the 50 s of one call (`--within-s`)" in page
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["left"], report["within_s"]) == (["long", "longer"], 50.0)
     assert run(tmp_path, "--within-s", "150") == command.GO_ON
     assert run(tmp_path) == 0
     assert runs.ran == ["machine", "short", "long", "longer"]
-
-
-def test_a_call_takes_forty_minutes_at_most_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runs = Runs()
-    use(monkeypatch, runs.part("machine"), runs.part("fits", 2390.0), runs.part("long", 2401.0))
-    assert run(tmp_path) == command.GO_ON
-    assert runs.ran == ["machine", "fits"]
-    page = (tmp_path / "report.md").read_text()
-    assert "Not run yet: long. They may not have fitted the 2400 s of one call (`--within-s`)" in page
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["left"], report["within_s"]) == (["long"], 2400.0)
-    assert run(tmp_path, "--within-s", "3000") == 0
-    assert runs.ran == ["machine", "fits", "long"]
 
 
 @pytest.mark.parametrize("verdict", [FAILED, "breaks"])
@@ -144,20 +134,11 @@ def test_a_folder_of_other_settings_is_refused(runs: Runs, tmp_path: Path, capsy
 def test_the_names_of_real_parts_can_be_asked_for() -> None:
     real = parts.all_parts(GRAPH_MODES)
     for part in real:
-        assert command._wanted(f"machine,{part.name}", real) == [real[0], part]
+        assert command._selection(f"machine,{part.name}", real) == [real[0], part]
     assert len({slug(part.name) for part in real}) == len(real)
     assert max(part.at_most_s for part in real) < 600
     assert all(part.needs_s is None or part.needs_s <= part.at_most_s for part in real)
-
-
-def test_what_a_step_costs_and_whether_replies_are_right_come_first() -> None:
-    names = [part.name for part in parts.all_parts(["default", "FULL"])]
-    assert names[:8] == [
-        "machine", "operations", "steps, default", "replies without speculation", "replies, asynchronous",
-        "steps, without speculation", "steps, P-EAGLE at K_max", "steps, FULL",
-    ]  # fmt: skip
-    assert names[-1] == "adaptive"
-    assert {part.after for part in parts.all_parts(["default"])} <= {None, *names}
+    assert {part.after for part in parts.all_parts(["default"])} <= {None, *(part.name for part in real)}
 
 
 def test_a_part_that_can_be_cut_short_begins_with_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ GRAPHS = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4, *range(8, 257, 8)), 8
 
 @pytest.mark.parametrize(
     ("running", "k", "found"),
-    [  # as vLLM's own dispatcher finds them in tests/unit/engine_adapter/vllm/v1/test_graphs.py
+    [  # as vLLM's own dispatcher finds graphs, see tests/unit/engine_adapter/vllm/v1/test_graphs.py
         (1, 0, ("FULL", 1)),
         (1, 1, ("PIECEWISE", 2)),
         (3, 0, ("FULL", 4)),
@@ -230,7 +230,7 @@ def test_what_an_engine_measured_before_it_was_ended_is_kept(check: Answers) -> 
         step_parts.adapter_steps(check, "FULL")
 
 
-def test_the_mode_of_graphs_goes_to_vllm(check: Answers) -> None:
+def test_the_mode_of_graphs_and_their_largest_size_go_to_vllm(check: Answers) -> None:
     asked = dict[str, Any]()
 
     def engine(*rest: Any, **job: Any) -> dict[str, Any]:
@@ -238,26 +238,20 @@ def test_the_mode_of_graphs_goes_to_vllm(check: Answers) -> None:
         return outcome(measurement(8, 3))
 
     check.__class__ = type("Asked", (Answers,), {"engine": lambda self, *rest, **job: engine(*rest, **job)})
-    check.capture_size = 1024
-    for mode, compilation in (
-        ("FULL", {"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 1024}),
-        ("default", {"max_cudagraph_capture_size": 1024}),
-    ):
-        step_parts.adapter_steps(check, mode)
-        assert asked["compilation_config"] == compilation
+    for running, size in ((64, None), (96, 768), (128, 1024), (256, 1024)):  # as large as the product makes them
+        check.running = [1, running]
+        asked.clear()
+        step_parts.adapter_steps(check, "default")
+        assert asked.get("compilation_config") == (size and {"max_cudagraph_capture_size": size})
         assert asked["scheduler_cls"].endswith("AsyncScheduler")
+    check.running, check.capture_size = [], 1024
+    step_parts.adapter_steps(check, "FULL")
+    assert asked["compilation_config"] == {"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 1024}
     asked.clear()
     step_parts.stock_steps(check, speculates=True)
     assert asked["speculative_config"]["num_speculative_tokens"] == 7
     assert asked["compilation_config"] == {"max_cudagraph_capture_size": 1024}
     assert "scheduler_cls" not in asked
-
-
-@pytest.mark.parametrize(("running", "size"), [(64, None), (96, 768), (128, 1024), (256, 1024)])
-def test_graphs_are_as_large_as_the_product_makes_them(check: Answers, running: int, size: int | None) -> None:
-    check.running = [1, running]
-    expected = {} if size is None else {"compilation_config": {"max_cudagraph_capture_size": size}}
-    assert step_parts._graph_options(check, "default") == expected
 
 
 def test_step_times_stand_beside_those_without_speculation() -> None:

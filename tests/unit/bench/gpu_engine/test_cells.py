@@ -8,7 +8,7 @@ from specpilot.bench.gpu_engine.cells import HALVES, RANDOM, UNIFORM, Cell, cell
 
 
 def test_mixed_batches_verify_as_many_tokens_as_the_uniform_one_beside_them() -> None:
-    found = cells([1, 8], [0, 7], 7, is_mixed=True)
+    found = cells([1, 8], [0, 7], 7)
     assert [cell for cell in found if cell.running == 1] == [Cell(UNIFORM, 1, (0,)), Cell(UNIFORM, 1, (7,))]
     beside = [cell for cell in found if cell.running == 8]
     assert beside == [
@@ -19,7 +19,7 @@ def test_mixed_batches_verify_as_many_tokens_as_the_uniform_one_beside_them() ->
 
 @pytest.mark.parametrize("k_max", range(1, 9))
 def test_mixed_batches_of_any_head_have_one_mean(k_max: int) -> None:
-    found = cells([8], [0], k_max, is_mixed=True)
+    found = cells([8], [0], k_max)
     middle = k_max // 2
     assert all(sum(cell.ks) == middle * len(cell.ks) for cell in found if cell.kind != UNIFORM)
     assert all(max(cell.ks) <= k_max for cell in found)

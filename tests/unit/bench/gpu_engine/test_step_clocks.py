@@ -11,7 +11,7 @@ import torch
 
 from specpilot.bench.gpu_engine import pace
 from specpilot.bench.gpu_engine.alone import Quiet
-from specpilot.bench.gpu_engine.arrivals import Arrivals, excess
+from specpilot.bench.gpu_engine.arrival_cost import Arrivals, excess
 from specpilot.bench.gpu_engine.device_time import Profiled, Spans, busy_ns
 from specpilot.bench.gpu_engine.host_clock import HostClock
 

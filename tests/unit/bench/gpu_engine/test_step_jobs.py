@@ -61,7 +61,7 @@ class StandInEngine:
 
 def job(**more: Any) -> dict[str, Any]:
     return {
-        "cells": [cell.plain() for cell in cells([1, 4], [0, 3, 7], 7, is_mixed=True)],
+        "cells": [cell.plain() for cell in cells([1, 4], [0, 3, 7], 7)],
         "arrivals": [
             {"running": 3, "k": 0, "every": 12, "count": 2, "prompt_tokens": 24, "reply_tokens": 4},
         ],

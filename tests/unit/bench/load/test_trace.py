@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specpilot.bench.load.trace import REPLY_TOKENS, TRACES, Kind, Phase, Trace, read_prompts, read_trace
+from specpilot.bench.load.trace import REPLY_TOKENS, TRACES, Kind, LoadPhase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError
@@ -49,8 +49,8 @@ def test_what_is_wrong_is_named(demand: str, fault: str) -> None:
 
 
 def test_a_longer_trace_is_the_same_otherwise() -> None:
-    trace = Trace((Phase("p", 3.0, {"code": 1}, 1.0),))
-    assert trace.stretched(2.0).phases == (Phase("p", 6.0, {"code": 1}, 1.0),)
+    trace = Trace((LoadPhase("p", 3.0, {"code": 1}, 1.0),))
+    assert trace.stretched(2.0).phases == (LoadPhase("p", 6.0, {"code": 1}, 1.0),)
 
 
 def test_the_shipped_traces_find_their_prompts() -> None:

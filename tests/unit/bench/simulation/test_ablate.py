@@ -12,7 +12,7 @@ from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.simulation import ablate
 from specpilot.bench.simulation.traces import traces
 from specpilot.controller.law.control_group import ControlGroup
-from specpilot.engine_adapter.evidence import acceptance as request_acceptance
+from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law import batch_choice, cost
 from specpilot.policy.prices import Prices
@@ -63,11 +63,11 @@ def in_force() -> dict[str, Any]:
         "bands": request_acceptance.band_of,
         "first-drafts": Evidence.add_drafts,
         "cold-start": batch_choice.UNPROBED_RATIO,
-        "left-out": Prices.left_out_s,
+        "left-out": Prices.catch_up_s,
         "cost-learning": cost.StepCost.note,
         "slowdown": cost.SLOWDOWN_SHARE,
         "pauses": cost.PAUSE,
-        "fall-back": ControlGroup._judge,
+        "fall-back": ControlGroup._test,
     }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripted_engine import ScriptedEngine, reply
-from tests.support.sweep_endpoint import Endpoint, cells, sweep
+from tests.support.sweep_endpoint import cells, sweep
 
 
 async def test_a_server_that_refuses_every_request_is_an_error_with_its_own_words(
@@ -34,6 +34,9 @@ async def test_a_server_that_refuses_every_request_is_an_error_with_its_own_word
         ("", ("--model", "/nowhere"), "--model: no model in /nowhere"),
         ("", ("--p-eagle", "./none"), "--p-eagle: no model in ./none"),
         ("", ("--request-rate", "x"), "--request-rate: 'x' is not a list of finite rates"),
+        ("", ("--request-rate", "2,inf"), "--request-rate: '2,inf' is not a list of finite rates"),
+        ("", ("--request-rate", "nan"), "--request-rate: 'nan' is not a list of finite rates"),
+        ("", ("--request-rate", "0"), "--request-rate: '0' is not a list of finite rates"),
         ("", ("--concurrency", "0"), "each at least 1"),
     ],
 )
@@ -42,14 +45,6 @@ async def test_what_cannot_be_measured_is_said_before_anything_starts(
 ) -> None:
     assert await sweep(tmp_path, endpoints, *more) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("rates", ["2,inf", "nan", "0"])
-async def test_a_rate_that_is_none_is_refused(
-    rates: str, endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await sweep(tmp_path, f"none={endpoint.url}", "--request-rate", rates) == 2
-    assert f"--request-rate: {rates!r} is not a list of finite rates" in capsys.readouterr().err
 
 
 async def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from specpilot.bench.sweep import command, rate_command
-from specpilot.bench.sweep.settings import question
+from specpilot.bench.sweep.settings import question_of
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import load
 
 
 def of_cells(*flags: str) -> dict[str, Any]:
     settings = load(command.SweepSettings, command.PROGRAM, flags)
-    return command._what_a_cell_is(settings, question(command.PROGRAM, settings, Path("out")))
+    return command._what_a_cell_is(settings, question_of(command.PROGRAM, settings, Path("out")))
 
 
 def of_trials(*flags: str) -> dict[str, Any]:
     settings = load(rate_command.RateSettings, rate_command.PROGRAM, flags)
-    return rate_command._what_a_trial_is(settings, question(rate_command.PROGRAM, settings, Path("out")))
+    return rate_command._what_a_trial_is(settings, question_of(rate_command.PROGRAM, settings, Path("out")))
 
 
 @pytest.mark.parametrize("what", [of_cells, of_trials])

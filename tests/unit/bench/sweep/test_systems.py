@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.sweep import systems
-from specpilot.bench.sweep.systems import Own, SystemFailedError, Systems, command_of
+from specpilot.bench.sweep.systems import Engines, SystemFailedError, Systems, command_of
 from specpilot.ports import check_port
 
 
-def own(folder: Path, port: int = 8600) -> Own:
+def engines(folder: Path, port: int = 8600) -> Engines:
     heads = {"p-eagle": "/heads/parallel", "eagle3": "/heads/sequential"}
-    return Own("/models/target", heads, 7, 16, "--dtype float32", folder, port)
+    return Engines("/models/target", heads, 7, 16, "--dtype float32", folder, port)
 
 
 def test_no_speculation_is_vllm_as_it_is_and_the_others_carry_the_adapter(tmp_path: Path) -> None:
     commands = {
-        name: command_of(own(tmp_path), name, 8600, has_gpu=True) for name in ("none", "eagle3", "p-eagle", "adaptive")
+        name: command_of(engines(tmp_path), name, 8600, has_gpu=True)
+        for name in ("none", "eagle3", "p-eagle", "adaptive")
     }
     assert "vllm.entrypoints.openai.api_server" in commands["none"]
     assert "--speculative-config" not in commands["none"]
@@ -37,7 +38,7 @@ def test_no_speculation_is_vllm_as_it_is_and_the_others_carry_the_adapter(tmp_pa
         assert "--dtype" in " ".join(command)
         assert "--no-enable-prefix-caching" in " ".join(command)
         assert "--enforce-eager" not in command
-    assert "--enforce-eager" in command_of(own(tmp_path), "none", 8600, has_gpu=False)
+    assert "--enforce-eager" in command_of(engines(tmp_path), "none", 8600, has_gpu=False)
 
 
 def is_listening(port: int) -> bool:
@@ -46,11 +47,11 @@ def is_listening(port: int) -> bool:
 
 
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engines:
     """Instead of engines, small servers that are well; the one of `p-eagle` ends at once."""
     (tmp_path / "health").write_text("well")
 
-    def command(_own: Own, name: str, port: int, *, has_gpu: bool) -> list[str]:
+    def command(_engines: Engines, name: str, port: int, *, has_gpu: bool) -> list[str]:
         if name == "p-eagle":
             return [sys.executable, "-c", "raise SystemExit('out of memory')"]
         return [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
@@ -58,10 +59,10 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
     monkeypatch.setattr(systems, "command_of", command)
     below_ephemeral = range(20_000 + os.getpid() % 5_000, 32_000)  # where nobody else's next socket comes to lie
     port = next(port for port in below_ephemeral if not any(check_port("127.0.0.1", port + i) for i in (0, 3, 6)))
-    return own(tmp_path, port)
+    return engines(tmp_path, port)
 
 
-def test_engines_run_together_and_all_end(servers: Own) -> None:
+def test_engines_run_together_and_all_end(servers: Engines) -> None:
     running = Systems(servers, {"mine": "http://127.0.0.1:1"})
     running.start(["none", "eagle3", "mine"])
     ports = [servers.port, servers.port + systems.PORTS]
@@ -72,7 +73,7 @@ def test_engines_run_together_and_all_end(servers: Own) -> None:
     assert not any(is_listening(port) for port in ports)
 
 
-def test_one_at_a_time_the_one_before_makes_room(servers: Own) -> None:
+def test_one_at_a_time_the_one_before_makes_room(servers: Engines) -> None:
     running = Systems(servers, {}, one_at_a_time=True)
     running.use("none")
     running.use("eagle3")
@@ -81,7 +82,7 @@ def test_one_at_a_time_the_one_before_makes_room(servers: Own) -> None:
     running.stop()
 
 
-def test_an_engine_that_ends_at_its_start_is_named_with_its_log(servers: Own) -> None:
+def test_an_engine_that_ends_at_its_start_is_named_with_its_log(servers: Engines) -> None:
     running = Systems(servers, {})
     with pytest.raises(SystemFailedError, match="engine of 'p-eagle' did not start") as caught:
         running.start(["p-eagle"])
@@ -90,7 +91,7 @@ def test_an_engine_that_ends_at_its_start_is_named_with_its_log(servers: Own) ->
     assert "out of memory" in log.read_text()
 
 
-def test_a_port_that_is_taken_is_named_before_anything_is_loaded(servers: Own) -> None:
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(servers: Engines) -> None:
     running = Systems(servers, {})
     with closing(socket.socket()) as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the test before may linger

@@ -44,12 +44,12 @@ def test_the_prices_on_an_engines_page_are_those_that_its_law_chooses_by(graphs:
     exporter.show_law(law.price_list, law.decode_s)
     found = price_list_of(reader.read(exporter.text()))
     assert found is not None
-    assert law.state is not None
-    assert found.slowdown == pytest.approx(law.state.slowdown, rel=1e-9)
+    assert law.estimates is not None
+    assert found.slowdown == pytest.approx(law.estimates.slowdown, rel=1e-9)
     assert found.slowdown != 1.0
-    own, read = law.state.prices, found.prices(RUNNING * (1 + K_MAX), graphs)
-    assert read.left_s == pytest.approx(own.left_s, rel=1e-9)
-    assert read.left_s > 0
+    own, read = law.estimates.prices, found.prices(RUNNING * (1 + K_MAX), graphs)
+    assert read.left_out_s == pytest.approx(own.left_out_s, rel=1e-9)
+    assert read.left_out_s > 0
     for _ in range(300):
         n, k = rng.randint(1, RUNNING), rng.randint(0, K_MAX)
         is_uniform = rng.random() < 0.5

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.controller.estimation.observation import (
+    Evidence,
     Observation,
     Series,
     Snapshot,
@@ -71,7 +72,7 @@ def test_a_price_that_fell_is_no_restart_and_one_that_vanished_is_gone() -> None
     before = seen({TRIAL: 10.0, price: 0.2, slowdown: 1.5})
     found = compare(before, seen({TRIAL: 15.0, price: 0.1}, 1.0))
     assert found.gained == {TRIAL: 5.0, price: 0.1}
-    assert found.kept.values == {TRIAL: 15.0, price: 0.1}
+    assert found.merged.values == {TRIAL: 15.0, price: 0.1}
 
 
 def test_a_repeated_scrape_gives_nothing() -> None:
@@ -88,7 +89,7 @@ def test_a_fallen_counter_or_a_new_start_is_a_restart() -> None:
 def test_a_series_that_vanished_and_is_back_brings_only_what_it_gained() -> None:
     before, without = seen({TRIAL: 10.0, STEP: 50.0}), seen({TRIAL: 12.0}, 1.0)
     assert changes(before, without) == {TRIAL: 2.0}
-    kept = compare(before, without).kept
+    kept = compare(before, without).merged
     assert changes(kept, seen({TRIAL: 12.0, STEP: 53.0}, 2.0)) == {STEP: 3.0}
 
 
@@ -125,8 +126,22 @@ def test_engines_are_added_up_and_steps_are_kept_by_kind() -> None:
     assert found.trials == {(4, 1): 7.0}
     assert sum(found.running.values()) == 3.0
     assert (found.steps, found.step_seconds, found.decode_s) == (6.0, pytest.approx(0.1), 0.03)
-    snapshot = Snapshot(0.0, 1.0, found, corrected_s=found.decode_s)
-    assert (snapshot.counted_decodes, snapshot.step_s) == (34.0, pytest.approx(0.0075))
+    snapshot = Snapshot(0.0, 1.0, found, cost_s=found.decode_s)
+    assert snapshot.step_s == pytest.approx(0.0075)
+
+
+def test_the_throughput_of_decodes_takes_tokens_in_the_share_of_the_decodes_that_their_cost_is_of() -> None:
+    evidence = Evidence(
+        drafts={("a", 3, 0): 8.0, ("b", 3, 2): 2.0},
+        decode_tokens={("a", 3): 8.0, ("b", 3): 6.0},
+        decodes_by={"decode": 5.0, names.CATCH_UP: 5.0},
+        steps_by={"decode": 2.0},
+    )
+    snapshot = Snapshot(0.0, 1.0, evidence, cost_s=0.1)
+    assert snapshot.weighted_throughput({"default": 1.0}) == pytest.approx(14 / 2 / 0.1)
+    assert snapshot.weighted_throughput({"default": 1.0, "b": 2.0}) == pytest.approx(20 / 2 / 0.1)
+    assert snapshot._replace(cost_s=0.0).weighted_throughput({}) is None
+    assert snapshot._replace(evidence=Evidence()).weighted_throughput({}) is None
 
 
 def test_malformed_label_values_are_skipped() -> None:

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.estimation.switchback import NEAR_WINDOWS, WINDOW_STEPS, BlockGain, Plan, Seen, Switchback
+from specpilot.controller.estimation.switchback import (
+    NEAR_WINDOWS,
+    WINDOW_STEPS,
+    BlockGain,
+    Plan,
+    Switchback,
+    UnitState,
+)
 from specpilot.controller.estimation.t_interval import interval
 
 START = 1000.0
@@ -44,21 +51,21 @@ def play(
     plan: Plan = PLAN,
     *,
     delay_s: float = 0.0,
-    left_s: float = 0.0,
     in_force: Callable[[int, bool], bool | None] = lambda _, drawn: drawn,
 ) -> list[BlockGain]:
     """Return the gains over `ticks`, one a second, each with a snapshot that ended `delay_s` before.
 
-    `left_s`: seconds of later catching up in each snapshot of the alternative. `in_force` returns the arm in force at a
-    tick, from the planned one.
+    `in_force` returns the arm in force at a tick, from the planned one.
     """
     subject, gains = Switchback(), []
     for tick in ticks:
         at = START + tick + 0.5
         seen = plan.is_drawn("p", at - delay_s)
         found = by_arm[seen]
-        snapshot = Snapshot(at, 1.0, found, found.step_seconds + (left_s if seen else 0.0))
-        gains += subject.take(plan, {"p": Seen(snapshot, at - delay_s, in_force(tick, plan.is_drawn("p", at)))}, at)
+        snapshot = Snapshot(at, 1.0, found, found.step_seconds)
+        gains += subject.add_tick(
+            plan, {"p": UnitState(snapshot, at - delay_s, in_force(tick, plan.is_drawn("p", at)))}, at
+        )
     return gains
 
 
@@ -88,7 +95,7 @@ def test_a_block_yields_the_ratio_of_throughput_and_latency() -> None:
     assert [block.block for block in found] == [0, 1]
     for block in found:
         assert block.gain is not None
-        assert block.gain.counted == pytest.approx((math.log(1.2), math.log(1.2)))
+        assert block.gain == pytest.approx((math.log(1.2), math.log(1.2)))
         assert block.busy_s == pytest.approx(16.0)
 
 
@@ -104,16 +111,7 @@ def test_fewer_running_decodes_show_in_the_latency_and_not_in_the_throughput() -
     """Requests that arrive by themselves: the faster way has half as many at a time, and delivers what arrives."""
     (block,) = play(range(21), {USUAL: evidence(1.0, 8), ALTERNATIVE: evidence(2.0, 4)})
     assert block.gain is not None
-    assert block.gain.counted == pytest.approx((0.0, math.log(2.0)))
-
-
-def test_later_catching_up_counts_in_the_corrected_throughput_alone() -> None:
-    found = play(range(41), {USUAL: evidence(), ALTERNATIVE: evidence()}, left_s=0.1)
-    assert len(found) == 2
-    for block in found:
-        assert block.gain is not None
-        assert block.gain.counted == pytest.approx((0.0, 0.0))
-        assert block.gain.corrected == pytest.approx(-math.log(1.1))
+    assert block.gain == pytest.approx((0.0, math.log(2.0)))
 
 
 def test_a_block_with_too_little_traffic_has_no_gain() -> None:
@@ -137,7 +135,7 @@ def test_a_pause_loses_the_block_in_which_a_window_is_missing() -> None:
     for tick in ticks:
         at = START + tick + 0.5
         arm = PLAN.is_drawn("p", at)
-        gains += subject.take(PLAN, {"p": Seen(Snapshot(at, 1.0, PLAIN[arm], 1.0), at, arm)}, at)
+        gains += subject.add_tick(PLAN, {"p": UnitState(Snapshot(at, 1.0, PLAIN[arm], 1.0), at, arm)}, at)
     assert [block.block for block in gains] == [0, 2]
 
 
@@ -146,7 +144,7 @@ def test_a_snapshot_that_arrives_late_counts_for_the_window_in_which_it_ended() 
     assert found
     for block in found:
         assert block.gain is not None
-        assert block.gain.counted == pytest.approx((math.log(1.2), math.log(1.2)))
+        assert block.gain == pytest.approx((math.log(1.2), math.log(1.2)))
 
 
 @pytest.mark.parametrize("windows", [2, 3, 5])
@@ -164,8 +162,8 @@ def test_the_interval_over_blocks_holds_at_every_share_although_neighbouring_win
             found = evidence(math.exp(level + rng.gauss(0.0, 0.02)))
             is_drawn = plan.is_drawn("p", begun_at)
             for at, snapshot in ((begun_at, None), (begun_at + 3.0, Snapshot(begun_at + 3.0, 1.0, found, 1.0))):
-                gains += subject.take(plan, {"p": Seen(snapshot, at, is_drawn)}, at)
-        throughput = [block.gain.counted.throughput for block in gains if block.gain]
+                gains += subject.add_tick(plan, {"p": UnitState(snapshot, at, is_drawn)}, at)
+        throughput = [block.gain.throughput for block in gains if block.gain]
         assert len(throughput) == blocks
         bounds = interval(throughput, 0.025)
         misses += not bounds.low <= 0.0 <= bounds.high
@@ -180,8 +178,8 @@ def test_a_snapshot_that_is_seen_in_several_ticks_counts_once() -> None:
         at = START + 0.5 * tick + 0.25
         window = START + 10.0 * PLAN.window(at)
         snapshot = Snapshot(window + 5.0, 1.0, few, 0.15)
-        seen = Seen(snapshot, snapshot.at + 1e-6 * tick, PLAN.is_drawn("p", at))
-        gains += subject.take(PLAN, {"p": seen if at > window + 5.0 else seen._replace(snapshot=None)}, at)
+        seen = UnitState(snapshot, snapshot.at + 1e-6 * tick, PLAN.is_drawn("p", at))
+        gains += subject.add_tick(PLAN, {"p": seen if at > window + 5.0 else seen._replace(snapshot=None)}, at)
     assert [block.gain for block in gains] == [None]
 
 
@@ -189,6 +187,6 @@ def test_another_plan_begins_anew() -> None:
     subject = Switchback()
     for tick in range(15):
         at = START + tick + 0.5
-        subject.take(PLAN, {"p": Seen(None, at, PLAN.is_drawn("p", at))}, at)
+        subject.add_tick(PLAN, {"p": UnitState(None, at, PLAN.is_drawn("p", at))}, at)
     other = PLAN._replace(seed="other")
-    assert subject.take(other, {"p": Seen(None, START + 25.0, False)}, START + 25.0) == []
+    assert subject.add_tick(other, {"p": UnitState(None, START + 25.0, False)}, START + 25.0) == []

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from specpilot.controller.estimation.switchback import BlockGain
-from specpilot.controller.estimation.window_sums import Scores
 from specpilot.controller.experiments.runner import Runner
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.reason import Reason
@@ -15,7 +14,7 @@ from specpilot.policy.model_policy import Policy
 
 START = 1000.0
 CANARY = Canary(Policy("m"), window_s=10.0, min_duration_s=80.0, max_duration_s=80.0)  # four blocks of two windows
-GAIN = Scores(LogGain(0.2, 0.1), 0.3)
+GAIN = LogGain(0.2, 0.1)
 
 
 def tick_result(*gains: BlockGain) -> TickResult:
@@ -34,13 +33,13 @@ def play(seconds: range, gains: dict[int, BlockGain], frozen: range = range(0), 
     return found
 
 
-def gain(block: int, found: Scores | None = GAIN, pool: str = "p") -> BlockGain:
+def gain(block: int, found: LogGain | None = GAIN, pool: str = "p") -> BlockGain:
     return BlockGain(pool, block, found, 16.0)
 
 
 def test_a_block_counts_with_the_gain_of_each_pool_that_has_one() -> None:
     found = play(range(30), {20: gain(0)})
-    assert found.blocks == (Block(0, {"p": Gain(16.0, 0.2, 0.1, 0.3)}),)
+    assert found.blocks == (Block(0, {"p": Gain(16.0, 0.2, 0.1)}),)
     assert (found.version, found.lost) == (2, {})
 
 
@@ -93,4 +92,4 @@ def test_the_state_does_not_grow_with_the_number_of_canaries() -> None:
         runner.reported(experiment, context, tick_result())
         runner.add(experiment, tick_result(gain(0)))
         runner.end_tick([experiment], {"m"}, (), 1.0)
-    assert len(runner._seen_running) == len(runner._seen) == 1
+    assert len(runner._running) == len(runner._records) == 1

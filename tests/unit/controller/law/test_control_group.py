@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.estimation.switchback import Seen
-from specpilot.controller.law.control_group import LEAST_WINDOWS, WINDOW_S, Comparison, ControlGroup, judgements
+from specpilot.controller.estimation.switchback import UnitState
+from specpilot.controller.law.control_group import LEAST_WINDOWS, WINDOW_S, Comparison, ControlGroup, windows_at_tests
 from specpilot.policy.gain import LogGain
 from specpilot.policy.schedule import Objective
 
@@ -50,8 +50,8 @@ class Traffic:
             log_throughput = self._rng.gauss(0.0 if is_static else gain, self._noise)
             begun_at = self._index * WINDOW_S
             window = snapshot(begun_at + 3.0, 0.5, {"default": 1000.0 * math.exp(log_throughput)})
-            self.control_group.take({"p": Seen(None, begun_at, is_drawn)}, begun_at, EIGHTH)
-            self.control_group.take({"p": Seen(window, window.at, is_drawn)}, window.at, EIGHTH)
+            self.control_group.add_tick({"p": UnitState(None, begun_at, is_drawn)}, begun_at, EIGHTH)
+            self.control_group.add_tick({"p": UnitState(window, window.at, is_drawn)}, window.at, EIGHTH)
             has_fallen_back |= self.control_group.has_lost
             self._index += 1
         return has_fallen_back
@@ -65,25 +65,23 @@ def measured(
     scrape_s: float = 0.5,
     late_s: float = 0.0,
     windows: int = 80,
-    corrected: Callable[[bool], float] = lambda _: 1.0,
 ) -> list[LogGain]:
     """Return the gains over `windows` windows; in every eighth the static K comes into force at its first tick.
 
-    `corrected` is the share of the time that counts without prompts. Ticks are `tick_s` apart; snapshots end `scrape_s`
-    apart, and arrive at the first tick at least `late_s` later.
+    Ticks are `tick_s` apart; snapshots end `scrape_s` apart, and arrive at the first tick at least `late_s` later.
     """
     gains, in_force, index, at, is_static = [], False, -1, 0.2, False
-    looks: list[tuple[float, dict[str, float], float]] = []
+    looks: list[tuple[float, dict[str, float]]] = []
     shown = look_end = 0.0
     while at < windows * control_group.window_s:
         while look_end + scrape_s <= at - late_s:
             look_end += scrape_s
-            looks.append((look_end, rates(in_force), corrected(in_force)))
-        newest = None
-        if looks:
-            newest = snapshot(looks[-1][0], scrape_s, looks[-1][1])._replace(corrected_s=scrape_s * looks[-1][2])
+            looks.append((look_end, rates(in_force)))
+        newest = snapshot(looks[-1][0], scrape_s, looks[-1][1]) if looks else None
         shown = newest.at if newest else shown
-        gains += control_group.take({"p": Seen(newest, shown, in_force is not control_group.has_lost)}, at, EIGHTH)
+        gains += control_group.add_tick(
+            {"p": UnitState(newest, shown, in_force is not control_group.has_lost)}, at, EIGHTH
+        )
         if math.floor(at / control_group.window_s) != index:
             index = math.floor(at / control_group.window_s)
             is_static = index % 8 == 4
@@ -104,7 +102,7 @@ def test_one_window_of_each_block_is_drawn(ratio: float, windows: int) -> None:
 
 
 def test_the_law_is_judged_less_often_the_more_windows_there_are() -> None:
-    assert judgements(5, 100) == (5, 7, 10, 14, 20, 28, 40, 56, 79, 100)
+    assert windows_at_tests(5, 100) == (5, 7, 10, 14, 20, 28, 40, 56, 79, 100)
 
 
 def test_over_100_windows_a_law_that_loses_nothing_is_seldom_taken_for_a_loser() -> None:
@@ -226,7 +224,7 @@ def test_a_clock_that_is_set_back_costs_some_windows_only() -> None:
     def rates(is_static: bool) -> dict[str, float]:
         return {"default": 1000.0 if is_static else 1300.0}
 
-    control_group.take({"p": Seen(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9, EIGHTH)
+    control_group.add_tick({"p": UnitState(snapshot(9e9, 0.5, rates(False)), 9e9, False)}, 9e9, EIGHTH)
     assert len(measured(control_group, rates)) >= 8
 
 
@@ -268,12 +266,12 @@ def test_each_engine_has_windows_of_its_own_and_all_count() -> None:
                 is_static = index % 8 == drawn[name]
                 rate = speed * (1000.0 if is_static else 1200.0)
                 taken = snapshot(at, 0.5, {"default": rate}) if has_snapshot else None
-                seen[name] = Seen(taken, at, is_static)
-            gains += control_group.take(seen, at, EIGHTH)
+                seen[name] = UnitState(taken, at, is_static)
+            gains += control_group.add_tick(seen, at, EIGHTH)
     assert len(gains) >= 8
     assert all(gain.throughput == pytest.approx(math.log(1.2)) for gain in gains)
     assert control_group.described()["windows"] == len(gains)
-    control_group.take({"one": seen["one"]}, at + 1.0, EIGHTH)
+    control_group.add_tick({"one": seen["one"]}, at + 1.0, EIGHTH)
     assert control_group._switchback._units.keys() == {"one"}, "an engine that is gone leaves its windows"
 
 
@@ -289,20 +287,6 @@ def test_engines_are_drawn_independently() -> None:
         assert not any(control_group.draw(("a", "b"), index * 4.0, ratio).engines for index in range(100))
 
 
-def test_counters_alone_decide_and_the_corrected_throughput_stands_beside() -> None:
-    """Half of the time of each step is a prompt's: without it adaptive K gains more."""
-    control_group = ControlGroup()
-    control_group.set_comparison(Comparison(7))
-
-    def rates(is_static: bool) -> dict[str, float]:
-        return {"default": 1000.0 if is_static else 1200.0}
-
-    measured(control_group, rates, corrected=lambda is_static: 0.5 if is_static else 0.4)
-    found = control_group.described()
-    assert found["gain_ratio"]["mean"] == pytest.approx(0.2)
-    assert found["corrected_gain_ratio"]["mean"] == pytest.approx(1.2 * 0.5 / 0.4 - 1)
-
-
 def test_while_the_time_of_windows_stands_still_nothing_is_added_to_them() -> None:
     """Redis does not answer: an engine has ended its window by itself, and the schedule in force still draws it."""
     found = []
@@ -314,11 +298,11 @@ def test_while_the_time_of_windows_stands_still_nothing_is_added_to_them() -> No
             begun_at = index * WINDOW_S
             at = begun_at + 3.0
             own = snapshot(at, 0.5, {"default": 1000.0 if is_static else 1300.0})
-            gains += control_group.take({"p": Seen(None, begun_at, is_static)}, begun_at, EIGHTH)
-            gains += control_group.take({"p": Seen(own, at, is_static)}, at, EIGHTH)
+            gains += control_group.add_tick({"p": UnitState(None, begun_at, is_static)}, begun_at, EIGHTH)
+            gains += control_group.add_tick({"p": UnitState(own, at, is_static)}, at, EIGHTH)
             if is_static and not is_redis_up:
-                other = Seen(snapshot(at, 0.5, {"default": 1300.0}), at + 0.1, is_static)
-                gains += control_group.take({"p": other}, at, EIGHTH)
+                other = UnitState(snapshot(at, 0.5, {"default": 1300.0}), at + 0.1, is_static)
+                gains += control_group.add_tick({"p": other}, at, EIGHTH)
         found.append(gains)
     assert found[0] == found[1]
     assert len(found[0]) == 1

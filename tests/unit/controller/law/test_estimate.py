@@ -40,7 +40,7 @@ def test_an_engine_that_runs_nothing_any_more_does_not_stand_for_its_pool() -> N
     mixes = {"idle": Mix({("default", 0): 80.0}, 10.0, price_list), "busy": Mix({("default", 0): 10.0}, 10.0)}
     assert representative(mixes) is mixes["idle"]
     for _ in range(20):
-        mixes["idle"].take(Evidence(), 1.0, price_list)
-        mixes["busy"].take(Evidence(drafts={("default", 0, 3): 10.0}), 1.0, price_list)
+        mixes["idle"].add(Evidence(), 1.0, price_list)
+        mixes["busy"].add(Evidence(drafts={("default", 0, 3): 10.0}), 1.0, price_list)
     assert representative(mixes) is mixes["busy"]
     assert mixes["idle"].running == 0.0

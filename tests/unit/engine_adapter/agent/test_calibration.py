@@ -14,8 +14,8 @@ import pytest
 
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
-from specpilot.engine_adapter.evidence.acceptance import Kind, Priors
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Evidence, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.request_acceptance import Kind, Priors
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
 
@@ -173,8 +173,8 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     assert scheduler.law.decode_s == 0
     scheduler.law.refresh()
     assert scheduler.law.price_list is not None
-    assert scheduler.law.state is None, "no traffic was seen"
-    assert (scheduler.meter.take(), scheduler.meter.take_steps()) == (Evidence(), [])
+    assert scheduler.law.estimates is None, "no traffic was seen"
+    assert (scheduler.meter.take_evidence(), scheduler.meter.take_steps()) == (Evidence(), [])
     assert scheduler.steps.priors.known() == Priors().known()
 
 

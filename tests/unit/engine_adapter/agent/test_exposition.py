@@ -86,20 +86,6 @@ def test_several_engine_cores_are_added_up(client: TestClient, tmp_path: Path) -
         os.utime(mine, (0.5, 0.5))  # whichever wrote last: no counter goes back
 
 
-def test_what_an_earlier_adapter_left_in_vllms_files_is_not_shown_twice(tmp_path: Path, client: TestClient) -> None:
-    exporter()
-    registry = CollectorRegistry()
-    Counter("vllm:things", "Things", registry=registry).inc(2)
-    Counter(names.STEPS, "Steps", registry=registry).inc(9)
-    app = FastAPI()
-    app.mount("/metrics", make_asgi_app(registry=registry))
-    app.add_middleware(MetricsMiddleware)
-    text = TestClient(app).get("/metrics/").text
-    assert names.STEPS not in text
-    assert values(text)["vllm:things_total"] == 2.0
-    assert text.count(f"# TYPE {names.DECODE_TOKENS} ") == 1
-
-
 def test_the_path_may_end_with_a_slash(client: TestClient) -> None:
     exporter()
     assert values(client.get("/metrics/").text).keys() >= {"vllm:things_total", names.DECODE_TOKENS}

@@ -8,7 +8,6 @@ import pytest
 
 from specpilot.engine_adapter.agent.learning import REFRESH_S, Learning
 from specpilot.engine_adapter.evidence.meter import Evidence, Meter, Outcome, StepShape
-from specpilot.engine_adapter.law.batch_choice import Wish
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
@@ -29,7 +28,7 @@ def run(engine: Any, learning: Learning, seconds: float, began_at: float = 0.0) 
     while at < began_at + seconds:
         for _ in range(LEAST_STEPS):
             engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
-        evidence = engine.meter.take()
+        evidence = engine.meter.take_evidence()
         evidence.drafts["default", 6, 7] += 1
         learning.learn(evidence, at)
         at += REFRESH_S
@@ -51,9 +50,9 @@ def test_each_refresh_brings_a_new_table_so_that_repeated_steps_are_planned_anew
     learning = Learning(engine, adapts=True, probe_ratio=0.0)
     run(engine, learning, 2.0)
     before = engine.control.table(0.0)
-    learning.learn(engine.meter.take(), 2.0 * REFRESH_S - 0.5)
+    learning.learn(engine.meter.take_evidence(), 2.0 * REFRESH_S - 0.5)
     assert engine.control.table(0.0) is before
-    learning.learn(engine.meter.take(), 2.0 * REFRESH_S)
+    learning.learn(engine.meter.take_evidence(), 2.0 * REFRESH_S)
     assert engine.control.table(0.0) is not before
 
 
@@ -78,12 +77,13 @@ def test_guidance_is_followed_as_soon_as_traffic_was_seen_and_changes_with_the_n
     table = engine.control.table(3.0)
     assert (table.source, table.probe_ratio, table.law) == (Source.GUIDANCE, 0.02, engine.law)
     assert table.probed == {"default": 7, "chat": 7}  # `code` is pinned
-    wishes = engine.law.wishes
-    assert wishes.each[wishes.of_class["chat"]] == Wish(2.0, 1, 64, 0.025)
+    requirements = engine.law.requirements
+    assert requirements.distinct[requirements.index_of["chat"]] == ClassGuidance(2.0, 1, 64, 25.0)
     engine.control.offer(guided(2, 3.0, Objective.LATENCY), 3.0)
-    learning.learn(engine.meter.take(), 3.0 + REFRESH_S / 4)
-    wishes = engine.law.wishes
-    assert (wishes.each[wishes.of_class["chat"]].weight, wishes.objective) == (3.0, Objective.LATENCY)
+    learning.learn(engine.meter.take_evidence(), 3.0 + REFRESH_S / 4)
+    requirements = engine.law.requirements
+    assert requirements.distinct[requirements.index_of["chat"]].weight == 3.0
+    assert requirements.objective is Objective.LATENCY
 
 
 def test_a_drawn_engine_follows_the_canarys_guidance_with_the_next_export() -> None:
@@ -93,9 +93,9 @@ def test_a_drawn_engine_follows_the_canarys_guidance_with_the_next_export() -> N
     engine.control.offer(replace(guided(1, 2.0), drawn=("",), drawn_guidance=canary, drawn_until=3.5), 0.0)
     for at, weight, probe_ratio in ((3.0, 5.0, 0.04), (3.6, 2.0, 0.02)):
         run(engine, learning, at)
-        learning.learn(engine.meter.take(), at)
-        wishes, table = engine.law.wishes, engine.control.table(at)
-        assert (wishes.each[wishes.of_class["chat"]].weight, table.probe_ratio) == (weight, probe_ratio)
+        learning.learn(engine.meter.take_evidence(), at)
+        requirements, table = engine.law.requirements, engine.control.table(at)
+        assert (requirements.distinct[requirements.index_of["chat"]].weight, table.probe_ratio) == (weight, probe_ratio)
 
 
 def test_when_guidance_is_over_the_flags_of_the_engine_hold_again() -> None:
@@ -104,9 +104,9 @@ def test_when_guidance_is_over_the_flags_of_the_engine_hold_again() -> None:
     engine.control.offer(guided(1, 2.0), 0.0)
     run(engine, learning, 3.0)
     assert engine.control.table(3.0).source is Source.GUIDANCE
-    learning.learn(engine.meter.take(), 11.0)
+    learning.learn(engine.meter.take_evidence(), 11.0)
     assert engine.control.table(11.0).source is Source.ENGINE
-    assert (list(engine.law.wishes.each), engine.law.wishes.objective) == ([Wish(low=1)], Objective.THROUGHPUT)
+    assert engine.law.requirements.distinct == [ClassGuidance(k_min=1)]
 
 
 def test_a_renewed_schedule_with_the_same_guidance_keeps_what_was_chosen() -> None:
@@ -115,10 +115,10 @@ def test_a_renewed_schedule_with_the_same_guidance_keeps_what_was_chosen() -> No
     engine.control.offer(guided(1, 2.0), 0.0)
     run(engine, learning, 3.0)
     at = 2.0 + REFRESH_S / 2  # before the next refresh
-    before, table = engine.law.wishes, engine.control.table(at)
+    before, table = engine.law.requirements, engine.control.table(at)
     engine.control.offer(guided(2, 2.0), at)
-    learning.learn(engine.meter.take(), at)
-    assert engine.law.wishes is before
+    learning.learn(engine.meter.take_evidence(), at)
+    assert engine.law.requirements is before
     assert engine.control.table(at) is table
 
 
@@ -130,7 +130,7 @@ def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -
     for at in (0.0, REFRESH_S):
         for _ in range(LEAST_STEPS):
             engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
-        engine.meter.take()
+        engine.meter.take_evidence()
         learning.learn(Evidence(), at)
     assert engine.control.table(REFRESH_S).source is Source.GUIDANCE
-    assert engine.law.state.lengths[0, 1] == pytest.approx(1.95, abs=0.02)  # not the middle of band 0
+    assert engine.law.estimates.lengths[0, 1] == pytest.approx(1.95, abs=0.02)  # not the middle of band 0

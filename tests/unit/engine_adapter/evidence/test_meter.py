@@ -55,7 +55,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
             for position, word in enumerate(words, start=1):
                 trials[draft.band, position] += 1
                 accepts[draft.band, position] += word == "accepted"
-    evidence = meter.take()
+    evidence = meter.take_evidence()
     every = [draft for drafts, _, _ in steps for draft in drafts]
     assert {group: evidence.drafts[*group, 0] for group in plain} == plain
     assert evidence.unprobed == +unprobed
@@ -69,7 +69,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
 def test_a_cut_draft_has_no_trial_at_the_position_after_the_cut() -> None:
     meter = Meter()
     meter.commit(StepShape(1, 4, 3), 0.01, 5, Outcome([Draft("code", 5, 3, 3)]))
-    assert dict(meter.take().trials) == {(5, 1): 1, (5, 2): 1, (5, 3): 1}
+    assert dict(meter.take_evidence().trials) == {(5, 1): 1, (5, 2): 1, (5, 3): 1}
 
 
 def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
@@ -79,7 +79,7 @@ def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 2, is_refused=True)]))
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 1, is_refused=True)]))
     meter.commit(shape, 0.01, 5, Outcome(plain={Cohort("json", 6): 1}, refused=[6]))
-    evidence = meter.take()
+    evidence = meter.take_evidence()
     assert evidence.trials == {(6, 1): 3, (6, 2): 2, (6, 3): 1}
     assert evidence.accepts == {(6, 1): 2, (6, 2): 1}
     assert evidence.drafts == {("json", 6, 2): 2, ("json", 6, 0): 1}
@@ -98,7 +98,7 @@ def test_steps_are_counted_by_kind() -> None:
         (StepShape(0, 0, 0, prefill=50), 16.0),
     ):
         meter.commit(shape, seconds, 400, Outcome())
-    assert meter.take().steps == {
+    assert meter.take_evidence().steps == {
         StepKind.DECODE: StepSums(2, 0.75, 16),
         StepKind.CATCH_UP: StepSums(2, 3.0, 17),
         StepKind.PREFILL: StepSums(2, 12.0, 15),
@@ -115,7 +115,7 @@ def test_steps_are_also_kept_one_by_one_with_their_shape_their_seconds_and_their
     steps = [(StepShape(8, 30, 31, 40, 9, is_uniform=False), 0.5, 400), *[(StepShape(8, 8, 0), 0.25, 408)] * 2]
     for step in steps:
         meter.commit(*step, outcome if step[0].prefill == 0 else Outcome())
-    meter.take()
+    meter.take_evidence()
     assert meter.take_steps() == steps
     assert meter.take_steps() == []
 
@@ -127,7 +127,7 @@ def test_of_the_steps_one_by_one_the_latest_are_kept() -> None:
     contexts = [context for _, _, context in meter.take_steps()]
     assert contexts == list(range(10_000 - len(contexts), 10_000))
     assert 1000 < len(contexts) < 10_000
-    assert meter.take().steps == {StepKind.DECODE: StepSums(10_000, 2500.0, 10_000)}
+    assert meter.take_evidence().steps == {StepKind.DECODE: StepSums(10_000, 2500.0, 10_000)}
 
 
 @given(
@@ -148,22 +148,22 @@ def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
             in_runs.commit(shape, 0.25, number, outcome)
             one_by_one.commit(shape, 0.25, number, replace(outcome))
             if number % taken_after == 0:
-                assert in_runs.take() == one_by_one.take()
-    assert in_runs.take() == one_by_one.take()
+                assert in_runs.take_evidence() == one_by_one.take_evidence()
+    assert in_runs.take_evidence() == one_by_one.take_evidence()
 
 
 def test_taking_empties_the_meter() -> None:
     meter = Meter()
     meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Cohort("code", 0): 1}))
-    assert sum(meter.take().drafts.values()) == 1
-    assert sum(meter.take().drafts.values()) == 0
+    assert sum(meter.take_evidence().drafts.values()) == 1
+    assert sum(meter.take_evidence().drafts.values()) == 0
 
 
 def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:
     meter = Meter()
     drafts = [Draft("code", 5, 3, 1, is_first=True), Draft("code", 5, 3, 3), Draft("code", 5, 2, 2, is_first=True)]
     meter.commit(StepShape(3, 11, 8), 0.01, 5, Outcome(drafts))
-    evidence = meter.take()
+    evidence = meter.take_evidence()
     assert evidence.trials == {(5, 1): 3, (5, 2): 3, (5, 3): 1}
     assert evidence.first_trials == {(5, 1): 2, (5, 2): 2}
     assert evidence.first_accepts == {(5, 1): 2, (5, 2): 1}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.evidence.acceptance import UNPROBED
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
-from specpilot.engine_adapter.law.batch_choice import Wish
+from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
+from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 K_MAX, STATIC = 7, 3
 HIGH, LOW = 7, 1
@@ -32,6 +32,10 @@ def measured(law: EngineLaw) -> EngineLaw:
     law.learn((), counted(HIGH, 0.97))
     law.refresh()
     return law
+
+
+def follow(law: EngineLaw, classes: dict[str, ClassGuidance] | None = None) -> None:
+    law.follow(Guidance(Objective.THROUGHPUT, {"default": ClassGuidance(), **(classes or {})}))
 
 
 def counted(band: int, acceptance: float, drafts: int = 100, k: int = K_MAX) -> Evidence:
@@ -60,7 +64,7 @@ def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() ->
 
 def test_the_static_k_of_before_keeps_the_bounds_of_each_class() -> None:
     law = EngineLaw(K_MAX, STATIC, 32)
-    law.wish({"low": Wish(high=1), "pinned": Wish(low=5, high=5)})
+    follow(law, {"low": ClassGuidance(k_max=1), "pinned": ClassGuidance(k_min=5, k_max=5)})
     assert law.k_of([request(HIGH, name) for name in ("default", "low", "pinned", "unknown")]) == [3, 1, 5, 3]
 
 
@@ -112,13 +116,13 @@ def test_where_nothing_drafts_a_decode_in_a_band_that_was_empty_has_k_chosen_ane
     assert law.k_of([*batch, *[request(HIGH)] * 2])[-1] == K_MAX
 
 
-def test_classes_with_the_same_wishes_are_one_and_others_have_their_bounds() -> None:
+def test_classes_with_the_same_requirements_are_one_and_others_have_their_bounds() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
-    law.wish({"chat": Wish(), "batch": Wish(high=2), "pinned": Wish(low=5, high=5)})
-    assert len(law.wishes.each) == 3
+    follow(law, {"chat": ClassGuidance(), "batch": ClassGuidance(k_max=2), "pinned": ClassGuidance(k_min=5, k_max=5)})
+    assert len(law.requirements.distinct) == 3
     batch = [request(HIGH, name) for name in ("default", "chat", "batch", "pinned", "unknown")]
     assert law.k_of(batch) == [K_MAX, K_MAX, 2, 5, K_MAX]
-    assert law.wishes.deepest == {"default": K_MAX, "chat": K_MAX, "batch": 2, "pinned": 0}
+    assert law.requirements.probe_depth == {"default": K_MAX, "chat": K_MAX, "batch": 2, "pinned": 0}
 
 
 def test_one_request_that_drafts_well_among_unprobed_ones_is_drafted_for() -> None:
@@ -135,7 +139,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
     found = []
     for slowdown in (1.0, 1.8):
         law = measured(EngineLaw(K_MAX, STATIC, 32))
-        law.wish({"chat": Wish(itl_slo_s=0.0035)})
+        follow(law, {"chat": ClassGuidance(itl_slo_ms=3.5)})
         law.learn([(StepShape(16, 16, 0), slowdown * step_s(16, 16, 0), 0)] * 200)
         law.refresh()
         found.append(sum(law.k_of(batch)[1:]))
@@ -150,14 +154,14 @@ def test_engines_of_the_smallest_k_max(k_max: int) -> None:
     assert law.k_of([request(HIGH)])[0] in (0, k_max)
 
 
-def test_wishes_that_change_while_k_is_looked_up_do_not_disturb_the_agents_thread() -> None:
-    """The scheduler's thread has read the old wishes, and the agent's sets fewer ones, then refreshes."""
+def test_guidance_that_changes_while_k_is_looked_up_do_not_disturb_the_agents_thread() -> None:
+    """The scheduler's thread has read the old guidance, and the agent's sets one for fewer classes, then refreshes."""
     law = measured(EngineLaw(K_MAX, STATIC, 32))
-    law.wish({"code": Wish(weight=2.0), "chat": Wish(weight=3.0)})
+    follow(law, {"code": ClassGuidance(weight=2.0), "chat": ClassGuidance(weight=3.0)})
 
     class Changing(list[Any]):
         def __len__(self) -> int:
-            law.wish({})
+            follow(law)
             return super().__len__()
 
     law.k_of(Changing([request(HIGH, "chat"), request(LOW, "code")]))
@@ -168,7 +172,7 @@ def test_wishes_that_change_while_k_is_looked_up_do_not_disturb_the_agents_threa
 def test_it_says_why_k_is_what_it_is() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     assert law.described()["groups"] == []
-    law.wish({"batch": Wish(weight=1.0), "chat": Wish(high=4)})
+    follow(law, {"batch": ClassGuidance(weight=1.0), "chat": ClassGuidance(k_max=4)})
     law.k_of([request(HIGH, "chat")] * 3 + [request(LOW)] * 4 + [request(LOW, "batch", drafts=0)])
     groups = law.described()["groups"]
     assert [(item["classes"], item["band"], item["unprobed"], item["decodes"], item["k"]) for item in groups] == [

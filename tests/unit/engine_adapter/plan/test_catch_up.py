@@ -44,7 +44,7 @@ def test_the_drafter_stops_at_once_and_requests_catch_up_when_k_rises() -> None:
 
 
 def test_a_long_backlog_is_spread_over_steps_and_a_postponed_request_is_not_drafted_for() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=10), decodes("chat", "chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=10), decodes("chat", "chat", "chat")
     plan_at_0(planner, states[:1], 2)
     plan_at_0(planner, states[:2], 1)
     plan_at_0(planner, states, 5)
@@ -60,7 +60,7 @@ def test_a_long_backlog_is_spread_over_steps_and_a_postponed_request_is_not_draf
 
 
 def test_a_postponed_request_does_not_make_the_step_wider() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=4), decodes("code", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=4), decodes("code", "chat")
     plan_at_0(planner, states[:1], 3)
     plan_at_0(planner, states)
     plan = planner.plan(states, table(default=2, code=7))
@@ -68,7 +68,7 @@ def test_a_postponed_request_does_not_make_the_step_wider() -> None:
 
 
 def test_backlogs_of_requests_that_are_left_out_stay_within_their_bounds() -> None:
-    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decodes("code", "chat", "chat")
+    planner, states = Planner(K_MAX, backlog_rows=10, catch_up_rows=4), decodes("code", "chat", "chat")
     k = table(default=0, code=3)
     caught_up = set[str]()
     for _ in range(20):
@@ -131,7 +131,7 @@ def test_a_held_prompt_waits_for_a_bounded_number_of_steps_and_the_steps_until_t
 
 
 def test_prompts_are_held_only_within_half_of_the_memory_for_rows() -> None:
-    planner, states = Planner(K_MAX, rows=40), [prompt("first", 15), prompt("second", 15)]
+    planner, states = Planner(K_MAX, backlog_rows=40), [prompt("first", 15), prompt("second", 15)]
     assert plan_at_0(planner, states).held == ("first",)
 
 
@@ -162,7 +162,7 @@ def test_where_vllm_cannot_draft_every_request_leaves_a_position() -> None:
 
 
 def test_the_largest_backlog_catches_up_before_more_rows_wait_than_there_is_memory_for() -> None:
-    planner, states = Planner(K_MAX, rows=10, rows_per_step=4), decodes("chat", "chat", "chat")
+    planner, states = Planner(K_MAX, backlog_rows=10, catch_up_rows=4), decodes("chat", "chat", "chat")
     plan_at_0(planner, states[:1], 2)
     assert plan_at_0(planner, states, 2).catch_up == ()
     assert backlogs(states) == [4, 2, 2]
@@ -171,7 +171,7 @@ def test_the_largest_backlog_catches_up_before_more_rows_wait_than_there_is_memo
 
 
 def test_no_backlog_grows_beyond_one_step() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decodes("chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=8), decodes("chat", "chat")
     plan_at_0(planner, states[:1], 5)
     assert plan_at_0(planner, states, 3).catch_up == ()
     assert plan_at_0(planner, states).catch_up == ("0",)
@@ -179,14 +179,14 @@ def test_no_backlog_grows_beyond_one_step() -> None:
 
 
 def test_of_requests_with_equal_backlogs_one_a_step_catches_up_while_the_others_grow() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=8), decodes("chat", "chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=8), decodes("chat", "chat", "chat")
     plan_at_0(planner, states, 8)
     plans = [plan_at_0(planner, states) for _ in states]
     assert [(plan.catch_up, plan.read) for plan in plans] == [(("0",), 8), (("1",), 9), (("2",), 10)]
 
 
 def test_the_rows_of_requests_that_ended_do_not_count() -> None:
-    planner = Planner(K_MAX, rows=10)
+    planner = Planner(K_MAX, backlog_rows=10)
     plan_at_0(planner, decodes("chat"), 9)
     assert plan_at_0(planner, decodes("chat"), 10).catch_up == ()
 
@@ -202,7 +202,7 @@ def test_a_preempted_request_has_no_backlog() -> None:
 
 
 def test_a_drafter_that_may_not_fall_behind_runs_in_every_step_and_catches_up_at_once() -> None:
-    planner, states = Planner(K_MAX, rows=0, least_width=1), decodes("chat")
+    planner, states = Planner(K_MAX, backlog_rows=0, least_width=1), decodes("chat")
     for _ in range(5):
         plan = plan_at_0(planner, states)
         assert (plan.width, plan.left_out) == (1, ())
@@ -214,6 +214,6 @@ def test_a_drafter_that_may_not_fall_behind_runs_in_every_step_and_catches_up_at
 
 
 def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:
-    planner = Planner(K_MAX, rows=0, least_width=1)
+    planner = Planner(K_MAX, backlog_rows=0, least_width=1)
     plan = planner.plan([prompt("short", SHORT)], table(default=0), can_draft=False)
     assert (plan.held, plan.read) == ((), SHORT - 1)

@@ -149,9 +149,7 @@ def test_the_law_hears_of_the_rows_that_really_catch_up(k_of_last: tuple[int, ..
     """A request that verifies a draft in the step that leaves it out has no row of this step."""
     states, reported, read = decodes(*(["chat"] * 4)), [0], 0
     chosen = [7, 7, 7, 0]
-    law: Any = SimpleNamespace(
-        k_of=lambda _: list(chosen), note_plan=lambda *counts: reported.append(counts[2]), wishes=SimpleNamespace()
-    )
+    law: Any = SimpleNamespace(k_of=lambda _: list(chosen), note_plan=lambda *counts: reported.append(counts[2]))
     by_law, planner = KTable(Source.ENGINE, {"default": ((3,),) * BANDS}, 0.0, {}, law), Planner(K_MAX, ROWS)
     for step in range(40):
         chosen[3] = k_of_last[step % len(k_of_last)]

@@ -120,7 +120,7 @@ def test_idle_time_earns_as_much_as_busy_time() -> None:
 
 
 def test_the_budget_does_not_pile_up_where_there_is_nothing_to_probe() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=64), decodes("chat", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=64), decodes("chat", "chat")
     accept(states, 0.95, 0.95)
     for _ in range(500):
         planner.plan(states, table(0.5, default=UP))
@@ -163,7 +163,7 @@ def test_free_first_drafts_take_a_step_of_time_at_most_in_one_step() -> None:
 
 @pytest.mark.parametrize("needs_follow_up", [True, False])
 def test_a_probe_that_the_step_postpones_is_made_later_and_charged_once(*, needs_follow_up: bool) -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=20), decodes("json", "chat")
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=20), decodes("json", "chat")
     k = table(0.1, default=[0] * 7 + [2], json=7)
     accept(states, 0.95, 0.1)
     states[1].drafted_at = 0
@@ -182,7 +182,7 @@ def test_a_probe_that_the_step_postpones_is_made_later_and_charged_once(*, needs
 
 
 def test_probes_read_no_more_rows_than_a_step_takes() -> None:
-    planner, states = Planner(K_MAX, ROWS, rows_per_step=100), decodes(*["chat"] * 8)
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=100), decodes(*["chat"] * 8)
     accept(states, *[0.0] * 8)
     plans = [planner.plan(states, table(1.0, default=UP)) for _ in range(64)]
     assert max(plan.read for plan in plans) <= 100

@@ -129,7 +129,7 @@ def test_a_row_for_a_band_goes_before_that_of_its_class_and_only_such_classes_ar
     assert [table.k("code", band, 3) for band in range(BANDS)] == [3] * 8
     assert [table.k("chat", band, 3) for band in range(BANDS)] == [1] + [2] * 6 + [6]
     assert [table.k("chat", 0, running) for running in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 1]
-    assert [table.deepest_probe(name) for name in ("default", "poetry", "chat", "code")] == [6, 6, 6, 0]
+    assert [table.probe_depth(name) for name in ("default", "poetry", "chat", "code")] == [6, 6, 6, 0]
 
 
 def test_without_a_schedule_the_static_k_holds() -> None:

@@ -7,14 +7,14 @@ BUDGETS = st.builds(StepRoom, st.integers(1, 4096), st.integers(1, 4096), is_par
 
 
 def test_a_parallel_drafter_takes_a_slot_for_each_token_after_the_first() -> None:
-    assert [StepRoom(2048, 2048, is_parallel=True).deepest(n) for n in (1, 146, 147, 256, 1024, 1025)] == [
+    assert [StepRoom(2048, 2048, is_parallel=True).largest_k(n) for n in (1, 146, 147, 256, 1024, 1025)] == [
         1024, 7, 6, 4, 1, 0,
     ]  # fmt: skip
-    assert [StepRoom(2048, 2048).deepest(n) for n in (146, 256, 1024, 1025)] == [13, 7, 1, 0]
+    assert [StepRoom(2048, 2048).largest_k(n) for n in (146, 256, 1024, 1025)] == [13, 7, 1, 0]
 
 
 def test_a_smaller_limit_on_tokens_binds_too() -> None:
-    assert StepRoom(512, 2048, is_parallel=True).deepest(128) == 3
+    assert StepRoom(512, 2048, is_parallel=True).largest_k(128) == 3
 
 
 @given(BUDGETS, st.integers(1, 2048))
@@ -23,14 +23,14 @@ def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: StepRoom, running:
         slots = max(0, k - 1) if budget.is_parallel else 0
         return running * (1 + k) <= budget.tokens and running * (1 + k + slots) <= budget.positions
 
-    deepest = budget.deepest(running)
-    assert fits(deepest) or deepest == 0  # at 0 as in an engine without speculation, whether that fits or not
-    assert not fits(deepest + 1)
+    largest_k = budget.largest_k(running)
+    assert fits(largest_k) or largest_k == 0  # at 0 as in an engine without speculation, whether that fits or not
+    assert not fits(largest_k + 1)
 
 
 @given(BUDGETS, st.integers(1, 2048))
 def test_more_requests_never_allow_a_larger_k(budget: StepRoom, running: int) -> None:
-    assert budget.deepest(running + 1) <= budget.deepest(running)
+    assert budget.largest_k(running + 1) <= budget.largest_k(running)
 
 
 @given(BUDGETS, st.integers(1, 64), st.integers(0, 4096))
@@ -42,5 +42,5 @@ def test_what_is_laid_out_fits_beside_the_step(budget: StepRoom, requests: int, 
 
 
 def test_without_a_limit_nothing_is_cut() -> None:
-    assert StepRoom().deepest(1024) > 1000
+    assert StepRoom().largest_k(1024) > 1000
     assert StepRoom().widest(0, 0) > 1000

@@ -60,7 +60,7 @@ def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
         Engine(
             table(probe_ratio, default=[0] * BANDS),
             longest,
-            planner(K_MAX, rows, rows_per_step=16, least_width=least_width),
+            planner(K_MAX, rows, catch_up_rows=16, least_width=least_width),
         )
         for planner in (CountingPlanner, NeverRepeating)
     )
@@ -69,7 +69,7 @@ def test_steps_that_repeat_the_one_before_come_to_what_planning_each_would(
         assert quick.steps.backlog_tokens == slow.steps.backlog_tokens
     names = list(slow.steps.states)
     assert [quick.steps.backlog(name) for name in names] == [slow.steps.backlog(name) for name in names]
-    assert quick.meter.take() == slow.meter.take()
+    assert quick.meter.take_evidence() == slow.meter.take_evidence()
     assert quick.meter.take_steps() == slow.meter.take_steps()
 
 
@@ -92,7 +92,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         plans.append(step(engine, {name: 5, **decodes(drafted)}, drafted, chunks))
         drafted = engine.steps.decoding
     elif what == "take":
-        plans.append(engine.meter.take())
+        plans.append(engine.meter.take_evidence())
     for _ in range(count if what.startswith("decode") else 0):
         some = engine.steps.decoding[1 if what.endswith("one") else 0 :]
         gone = [state.request_id for state in some[:1]] if what.endswith("gone") else []
@@ -137,7 +137,7 @@ def test_a_request_that_ends_while_the_others_repeat_their_steps_is_dropped() ->
 
 
 def test_a_spell_at_k_0_is_planned_once() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
+    planner = CountingPlanner(K_MAX, backlog_rows=4096, prices=DEMO)
     engine = Engine(table(default=0), planner=planner)
     engine.prefill("a", "b")
     planned = planner.planned
@@ -146,18 +146,18 @@ def test_a_spell_at_k_0_is_planned_once() -> None:
     # The first, the one in which the held prompts go through the drafter, and the first after it.
     assert planner.planned == planned + 3
     assert engine.steps.backlog_tokens == engine.steps.backlog("a") + engine.steps.backlog("b") > 800
-    assert tokens(engine.meter.take()) == {"default": 1000}
+    assert tokens(engine.meter.take_evidence()) == {"default": 1000}
 
 
 def test_steps_that_draft_are_each_planned_because_an_outcome_may_change_k() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
+    planner = CountingPlanner(K_MAX, backlog_rows=4096, prices=DEMO)
     engine = Engine(table(default=3, json=0), longest_to_draft=100, planner=planner)
     engine.prefill("a", "json_b")
     widths = [step(engine, decodes(engine.steps.decoding), engine.steps.decoding).width for _ in range(30)]
     # The prompt has 9 tokens, a step at most 4 more: after 22 steps 97, after 23 too many.
     assert widths == [3] * 22 + [0] * 8
     assert planner.planned == 1 + 22 + 2  # the prompt, those that draft, the first after drafts, the first without
-    evidence = engine.meter.take()
+    evidence = engine.meter.take_evidence()
     assert drafts(evidence) == {("default", 3): 23, ("default", 0): 7, ("json", 0): 30}
 
 
@@ -170,7 +170,7 @@ def test_steps_tell_how_long_their_sequences_are_whether_they_are_planned_or_rep
 
 
 def test_a_spell_at_k_0_with_probes_is_planned_once_in_each_of_them() -> None:
-    planner = CountingPlanner(K_MAX, rows=4096, prices=DEMO)
+    planner = CountingPlanner(K_MAX, backlog_rows=4096, prices=DEMO)
     engine = Engine(table(0.5, default=[0] * BANDS), planner=planner)
     engine.prefill("a", "b")
     planned = planner.planned
@@ -194,4 +194,4 @@ def test_as_many_tokens_as_before_may_be_another_s() -> None:
         output = engine.begin(drafted={"json_b": 3}, a=1, json_b=4)
         engine.steps.note_draft("json_b", 3, 3, 0)
         engine.end(output, **{name: 4 if name == "json_b" else 1})
-    assert drafts(engine.meter.take()) == {("json", 3): 1, ("default", 0): 1}
+    assert drafts(engine.meter.take_evidence()) == {("json", 3): 1, ("default", 0): 1}

@@ -27,7 +27,7 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     third = engine.begin(drafted={"a": 3}, a=4)
     engine.steps.note_draft("a", drafted=3, accepted=2, invalid=0)
     engine.end(third, a=3)
-    evidence = engine.meter.take()
+    evidence = engine.meter.take_evidence()
     assert engine.meter.take_steps() == [
         (StepShape(0, 0, 0, prefill=5), 0.0, 5),
         (StepShape(0, 0, 3, prefill=5, read=5), 0.0, 10),
@@ -42,7 +42,7 @@ def test_a_request_that_ended_meanwhile_counts_for_nothing_and_is_forgotten() ->
     engine = Engine(table(default=0))
     engine.prefill("a", "b")
     engine.end(engine.begin(a=1, b=1), a=1)
-    assert tokens(engine.meter.take()) == {"default": 1}
+    assert tokens(engine.meter.take_evidence()) == {"default": 1}
     engine.begin(a=1, finished=["b"])
     assert set(engine.steps.states) == {"a"}
 
@@ -54,7 +54,7 @@ def test_a_preempted_request_prefills_anew() -> None:
     engine.steps.restart("b")
     engine.steps.restart("nobody")
     engine.end(engine.begin(a=1, b=12), a=1, b=1)
-    evidence = engine.meter.take()
+    evidence = engine.meter.take_evidence()
     assert (prefill_steps(evidence), tokens(evidence)) == (1, {"default": 3})
     assert [state.backlog for state in engine.steps.decoding] == [9 + 2, 12]
 
@@ -65,10 +65,10 @@ def test_more_input_to_a_session_is_prefilled() -> None:
     for _ in range(3):
         engine.end(engine.begin(a=1), a=1)
     assert engine.steps.backlog("a") == 9 + 3
-    engine.meter.take()
+    engine.meter.take_evidence()
     engine.table = table(default=3)
     engine.end(engine.begin(continued=["a"], a=500), a=1)
-    evidence = engine.meter.take()
+    evidence = engine.meter.take_evidence()
     assert steps_by_kind(evidence) == {StepKind.PROMPT: 1}
     assert engine.plan.catch_up == ()
 
@@ -78,9 +78,9 @@ def test_one_more_token_of_input_does_not_repeat_the_step_before() -> None:
     engine.prefill("a")
     for _ in range(3):
         engine.end(engine.begin(a=1), a=1)
-    engine.meter.take()
+    engine.meter.take_evidence()
     engine.end(engine.begin(continued=["a"], a=1), a=1)
-    assert prefill_steps(engine.meter.take()) == 1
+    assert prefill_steps(engine.meter.take_evidence()) == 1
 
 
 def test_a_step_without_requests_changes_nothing() -> None:
@@ -92,7 +92,7 @@ def test_a_step_without_requests_changes_nothing() -> None:
     engine.end(empty)
     assert [state.request_id for state in engine.steps.decoding] == ["a"]
     engine.end(step, a=1)
-    assert tokens(engine.meter.take()) == {"default": 1}
+    assert tokens(engine.meter.take_evidence()) == {"default": 1}
 
 
 def test_k_never_depends_on_a_draft_whose_outcome_is_not_known() -> None:

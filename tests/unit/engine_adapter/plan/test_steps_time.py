@@ -14,7 +14,7 @@ def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after
     engine = Engine(table(default=0))
     engine.prefill("a")
     engine.end(engine.begin(10.0, a=1), 10.5, a=1)
-    engine.meter.take()
+    engine.meter.take_evidence()
     engine.end(engine.begin(10.6, a=1), 11.0, goes_on=False, a=1)
     assert seconds(engine) == pytest.approx(0.5)
     engine.end(engine.begin(20.0, a=1), 20.3, a=1)
@@ -25,7 +25,7 @@ def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_beginning_after
 
 
 def seconds(engine: Engine) -> float:
-    (sums,) = engine.meter.take().steps.values()
+    (sums,) = engine.meter.take_evidence().steps.values()
     return sums.seconds
 
 
@@ -33,12 +33,12 @@ def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_en
     """The asynchronous scheduler has scheduled it before it knows that the last request has ended."""
     engine = Engine(table(default=3))
     engine.prefill("a")
-    engine.meter.take()
+    engine.meter.take_evidence()
     last = engine.begin(now=0.0, drafted={"a": 3}, a=4)
     beyond = engine.begin(now=0.5, drafted={"a": 3}, a=4)
     engine.end(last, now=1.0, goes_on=False, a=4)
     engine.end(beyond, now=1.25, goes_on=False)
-    (sums,) = engine.meter.take().steps.values()
+    (sums,) = engine.meter.take_evidence().steps.values()
     assert (sums.steps, sums.seconds) == (2, pytest.approx(1.25))
     engine.end(engine.begin(now=7.0, b=9), now=7.5, b=1)
     assert seconds(engine) == pytest.approx(0.5)
@@ -81,7 +81,7 @@ def test_time_in_which_nothing_is_scheduled_is_no_steps() -> None:
     engine.begin(0.2, finished=["a"])
     engine.begin(3.0)
     engine.end(engine.begin(4.0, b=9), 4.1, b=1)
-    evidence = engine.meter.take()
+    evidence = engine.meter.take_evidence()
     assert sum(sums.seconds for sums in evidence.steps.values()) == pytest.approx(0.1 + 0.05 + 0.1)
 
 
@@ -91,7 +91,7 @@ def test_a_step_of_nothing_while_one_is_under_way_is_no_idleness() -> None:
     step = engine.begin(0.2, a=1)
     engine.begin(0.25)
     engine.end(step, 0.3, a=1)
-    assert sum(sums.seconds for sums in engine.meter.take().steps.values()) == pytest.approx(0.3)
+    assert sum(sums.seconds for sums in engine.meter.take_evidence().steps.values()) == pytest.approx(0.3)
 
 
 def test_a_steps_time_is_the_devices_where_it_is_known_and_the_engine_was_not_idle() -> None:
@@ -102,7 +102,7 @@ def test_a_steps_time_is_the_devices_where_it_is_known_and_the_engine_was_not_id
     first, second = engine.begin(now=1.0, a=1), engine.begin(now=1.1, a=1)
     engine.steps.end(first, delivered(a=1), 1.5, goes_on=True, device_s=40.0)  # of the idle time before
     engine.steps.end(second, delivered(a=1), 2.5, goes_on=True, device_s=0.3)
-    [sums] = engine.meter.take().steps.values()
+    [sums] = engine.meter.take_evidence().steps.values()
     assert (sums.steps, sums.seconds) == (2, pytest.approx(0.5 + 0.3))
 
 

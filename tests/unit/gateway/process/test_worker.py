@@ -7,8 +7,8 @@ import pytest
 
 from specpilot.gateway.process import worker
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.supervision import START_LIMIT_S
 from specpilot.gateway.process.worker import REDIS_WAIT_S, SKIP_REDIS, Worker
+from specpilot.gateway.process.worker_rules import START_LIMIT_S
 from specpilot.policy.errors import StoreUnavailableError
 
 READ_S = 0.5

@@ -121,8 +121,7 @@ def test_other_failures_eject_after_some_in_a_row() -> None:
 
 def test_a_time_out_of_a_silent_engine_ejects_at_once_and_for_long() -> None:
     outlier_detection = OutlierDetection()
-    assert not outlier_detection.time_out(1.0, is_silent=False)
-    assert outlier_detection.time_out(1.0, is_silent=True)
+    outlier_detection.time_out(1.0)
     assert outlier_detection.ejected_until == 1.0 + EJECTED_MAX_S
     outlier_detection.begin_answer(2.0)
     assert outlier_detection.is_ejected

@@ -18,7 +18,7 @@ async def test_after_the_end_no_thread_waits_for_another_attempt(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     before = set(threading.enumerate())
     tracing = OtelTracing({}, "http")
-    span = tracing.begin(b"GET", "/v1/models", read_request_head([(b"host", b"x")]))
+    span = tracing.start_span(b"GET", "/v1/models", read_request_head([(b"host", b"x")]))
     assert span is not None
     span.end()
     await tracing.close()

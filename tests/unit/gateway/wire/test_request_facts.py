@@ -40,7 +40,7 @@ def test_facts() -> None:
     assert found.has_response_format
     assert found.max_tokens == 7
     assert found.prompt_chars == 10
-    assert found.asked_class == "batch"
+    assert found.requested_class == "batch"
     assert found.service_tier == "flex"
 
 
@@ -51,7 +51,7 @@ def test_facts_that_are_not_there() -> None:
     assert not found.has_response_format
     assert found.max_tokens is None
     assert found.prompt_chars == 3
-    assert found.asked_class is None
+    assert found.requested_class is None
     assert found.service_tier is None
 
 

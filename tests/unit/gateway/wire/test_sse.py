@@ -93,6 +93,9 @@ def test_other_apis_say_it_otherwise() -> None:
     assert read(SseTap(), responses).output_tokens == 6
     messages = b'event: message_delta\ndata: {"type":"message_delta","usage": {"output_tokens": 15}}\n\n'
     assert read(SseTap(), messages).output_tokens == 15
+    start = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3,"output_tokens":2}}}\n\n'
+    assert read(SseTap(), start, messages).output_tokens == 15
+    assert read(JsonTap(), b'{"usage":{"input_tokens":3,"output_tokens":2}}').output_tokens == 2
     assert read(JsonTap(), b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}').output_tokens is None
 
 

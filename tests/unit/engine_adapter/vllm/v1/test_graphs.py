@@ -17,21 +17,13 @@ from tests.support.graph_runner import FULL, K_MAX, LONG_SIZES, NONE, PIECEWISE,
 
 TABLE = [  # running requests, K, then vLLM's own, then the adapter's without and with graphs for any mix
     (1, 0, (PIECEWISE, 8), (FULL, 1), (FULL, 1)),
-    (1, 1, (PIECEWISE, 8), (FULL, 2), (FULL, 2)),
     (1, 4, (PIECEWISE, 8), (PIECEWISE, 8), (FULL, 8)),
-    (1, 7, (FULL, 8), (FULL, 8), (FULL, 8)),
-    (3, 0, (PIECEWISE, 8), (FULL, 4), (FULL, 4)),
     (3, 3, (PIECEWISE, 16), (FULL, 12), (FULL, 16)),
     (9, 7, (FULL, 72), (FULL, 80), (FULL, 72)),
-    (33, 0, (PIECEWISE, 40), (FULL, 40), (FULL, 40)),
-    (64, 6, (PIECEWISE, 448), (PIECEWISE, 448), (FULL, 448)),
-    (64, 7, (FULL, 512), (FULL, 512), (FULL, 512)),
-    (65, 7, (NONE, 520), (NONE, 520), (NONE, 520)),
     (65, 6, (PIECEWISE, 464), (PIECEWISE, 464), (FULL, 464)),
     (170, 2, (PIECEWISE, 512), (FULL, 510), (FULL, 512)),
     (128, 3, (PIECEWISE, 512), (FULL, 512), (FULL, 512)),
     (129, 3, (NONE, 516), (NONE, 516), (NONE, 516)),
-    (250, 0, (PIECEWISE, 256), (FULL, 256), (FULL, 256)),
 ]
 
 

@@ -48,40 +48,41 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
     facts, body = _read(path, body, text)
-    asked = facts.model
+    requested_model = facts.model
     if key is not None and (path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
-    if key is not None and not head.target and not key.may_use(asked):
+    if key is not None and not head.target and not key.may_use(requested_model):
         raise ModelNotAllowedError(
-            f"this API key may not ask for the model `{asked[:128]}`; GET /v1/models lists those that it may",
+            f"this API key may not ask for the model `{requested_model[:128]}`; GET /v1/models lists those that it may",
             param="model",
         )
     routes = context.snapshot.model_routes
     # A form is sent unchanged, so its model cannot be replaced; a stored response already has its model.
-    route = routes.get(asked) if routes and not head.target and path not in FORMS else None
+    route = routes.get(requested_model) if routes and not head.target and path not in FORMS else None
     if route is None:
-        if asked not in context.fleet.by_model:
-            raise _no_model(context, asked)
+        if requested_model not in context.fleet.by_model:
+            raise _no_model(context, requested_model)
         prepared = for_model(context, facts, head, key, body, outline)
         prepared.outline = text
         return prepared
     fleet = context.fleet
-    models = models_for(asked, route, session_of(head.session, facts.body), fleet.chooser.draw)
+    models = models_for(requested_model, route, session_of(head.session, facts.body), fleet.chooser.draw)
     previous = facts.previous_response
     maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
     if maker is not None:  # the conversation stays with the model that began it
-        models = tuple(sorted(models_of(asked, route) & maker.models)) or models
+        models = tuple(sorted(models_of(requested_model, route) & maker.models)) or models
     index = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
     if models[index] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)
-        message = f"no engine serves {named}, to which `{asked}` is routed; try again"
+        message = f"no engine serves {named}, to which `{requested_model}` is routed; try again"
         raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
     facts.model = models[index]
-    prepared = for_model(context, facts, head, key, body, outline, asked)
+    prepared = for_model(context, facts, head, key, body, outline, requested_model)
     prepared.outline = text
     if models[index + 1 :]:
         prepared.source = Source(head, key, body, outline, models[index + 1 :])
-    context.metrics.count_route(asked, models[index], (RouteRule.FALLBACK if index else RouteRule.SPLIT).value)
+    rule = RouteRule.FALLBACK if index else RouteRule.SPLIT
+    context.metrics.count_route(requested_model, models[index], rule.value)
     return prepared
 
 
@@ -92,9 +93,12 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     key: ApiKey | None,
     body: tuple[bytes, ...],
     outline: BodyOutline | None,
-    asked: str | None = None,
+    requested_model: str | None = None,
 ) -> PreparedRequest:
-    """Prepare a request for the model of `facts`, which is in the fleet. `asked` is the name with a route, if any."""
+    """Prepare a request for the model of `facts`, which is in the fleet.
+
+    `requested_model` is the name with a route, if any.
+    """
     path, model = facts.path, facts.model
     rules, version = context.terms(model)
     classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
@@ -103,34 +107,34 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
-    named = None if asked is None or asked == model else model
+    named = None if requested_model is None or requested_model == model else model
     if key is not None and key.allowed_models is not None and named is None:
         # An engine that uses the first of two `model` members could serve one that the key does not allow.
         named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
-    wanted = amendments(
+    decisions = amendments(
         classified.traffic_class if context.marks_class and is_marked else None,
         -context.class_policy(model, classified.traffic_class).priority if context.sends_priority else None,
         asks_usage,
         k_max,
         named,
     )
-    own = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
+    header_lines = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         classified.traffic_class.encode(),
         version,
     )
     if k_max is not None:
-        own += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
-    if asked is not None:
-        own += b"x-specpilot-model: %s\r\n" % header_text(model)
+        header_lines += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
+    if requested_model is not None:
+        header_lines += b"x-specpilot-model: %s\r\n" % header_text(model)
     prepared = PreparedRequest(
         facts,
         classified.traffic_class,
-        own,
+        header_lines,
         context.metrics.cell(model, classified.traffic_class),
-        amend(body, facts, wanted, outline),
+        amend(body, facts, decisions, outline),
     )
     prepared.key_id = None if key is None else key.key_id
-    prepared.requested_model = asked
+    prepared.requested_model = requested_model
     prepared.strips_usage = asks_usage and not facts.asks_usage
     longest = context.fleet.longest.get(model)
     if path in UNCHARGED:

@@ -7,8 +7,8 @@ import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.estimation.t_interval import interval
-from specpilot.controller.recording.daily_gain import described, gain_ratio_of
 from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.gain_figures import described, gain_ratio_of
 from specpilot.policy.gain import DailyGain, GainSums, day_of
 from specpilot.policy.model_policy import Policy
 from tests.support.loop_rig import Rig

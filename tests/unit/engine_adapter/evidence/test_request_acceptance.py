@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.evidence.acceptance import Acceptance, Kind, Priors, kind_of, trials
+from specpilot.engine_adapter.evidence.request_acceptance import Acceptance, Kind, Priors, kind_of, trials
 from specpilot.policy.bands import BANDS, band_of
 
 

@@ -113,7 +113,7 @@ class _Worker:
     phase: _Phase = _Phase.STARTING
 
 
-class Supervision:
+class WorkerRules:
     """The state of `slots` workers. Every method returns the actions to perform now, in order."""
 
     def __init__(self, slots: int, stop_limit_s: float) -> None:

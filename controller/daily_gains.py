@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.policy.gain import DailyGain, LogGain, day_of
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import Lease
 from specpilot.policy.store import Store
-
-PoolKey = tuple[str, str]
 
 
 class DailyGains:
@@ -30,12 +29,12 @@ class DailyGains:
         for log_gain in log_gains:
             self._latest[key] = self._store.add_gain(*key, at, log_gain, lease)
         if key not in self._latest:
-            found = self._store.daily_gains(*key)
-            self._latest[key] = found[0] if found else DailyGain(today)
+            days = self._store.daily_gains(*key)
+            self._latest[key] = days[0] if days else DailyGain(today)
         if self._latest[key].day == today:
             self._metrics.show_day(*key, self._latest[key])
 
-    def begin(self) -> None:
+    def begin_to_lead(self) -> None:
         """Begin to lead: read the sums again, because another controller has added to them."""
         self._latest.clear()
 

@@ -14,11 +14,7 @@ LEAST_WINDOWS = 5
 """Fewest windows of a day for an interval."""
 _TAIL = 0.025
 _DAYS_SHOWN = 7
-_LABELS = {
-    "throughput": "throughput",
-    "itl": "inter-token latency",
-    "corrected": "throughput of decodes alone",
-}
+_LABELS = {"throughput": "throughput", "itl": "inter-token latency"}
 
 
 def gain_ratio_of(day: DailyGain, measure: str) -> dict[str, float] | None:
@@ -30,12 +26,12 @@ def gain_ratio_of(day: DailyGain, measure: str) -> dict[str, float] | None:
     return interval_of(sums.windows, mean, sums.log_square_sum - sums.windows * mean * mean, _TAIL).ratios()
 
 
-def described(found: Sequence[DailyGain]) -> list[dict[str, Any]]:
+def described(days: Sequence[DailyGain]) -> list[dict[str, Any]]:
     """Return days ready for JSON, in the order given."""
     return [
         {"day": item.day, "windows": item.throughput.windows}
         | {f"{measure}_gain_ratio": gain_ratio_of(item, measure) for measure in MEASURES}
-        for item in found
+        for item in days
     ]
 
 

@@ -1,0 +1,113 @@
+"""A program of this folder that runs a real engine of the demo pair in its own process; how a test runs and reads it.
+
+The program calls `start` and, with what it found, `finish`. The test calls `run`, in whose environment the engine core
+runs in the program's process with one thread: no two that wait for each other on a busy machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specpilot.policy.schedule import KRange, Schedule
+from tests.support.stack import DEMO_MODEL, ROOT
+
+TARGET = str(DEMO_MODEL / "target")
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else tensor-parallel workers each want a NUMA node
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def ended(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `tests.support.<program>` to its end; `variables` are added to its environment."""
+    command, environment = [sys.executable, "-m", f"tests.support.{program}", *arguments], ENVIRONMENT | variables
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
+    """Run `tests.support.<program>`; return what it found."""
+    done = ended(program, *arguments, **variables)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    return dict(json.loads(lines[-1]))
+
+
+def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
+    """Return vLLM's `speculative_config` for the demo model's `peagle` or `eagle3`."""
+    model, is_parallel = str(DEMO_MODEL / name), name == "peagle"
+    given = {"method": "eagle3", "model": model, "num_speculative_tokens": k_max, "parallel_drafting": is_parallel}
+    return given | more
+
+
+def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **options: Any) -> Any:
+    """Return vLLM's `LLM` of the demo target in this process; with the adapter if it is `speculative`.
+
+    It runs in float32 and eagerly unless the `options` say otherwise.
+    """
+    from vllm import LLM  # noqa: PLC0415 - tests import this module, and vLLM takes seconds
+
+    given: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "async_scheduling": is_async}
+    if is_async:
+        _make_asynchronous()
+    if speculative is not None:
+        name = "SpecPilotAsyncScheduler" if is_async else "SpecPilotScheduler"
+        given["scheduler_cls"] = f"specpilot.engine_adapter.vllm.scheduler.{name}"
+        given["speculative_config"] = dict(speculative)
+    return LLM(TARGET, **given | options)
+
+
+def _make_asynchronous() -> None:
+    """Let vLLM schedule asynchronously in this process, and treat its tensors as an accelerator's."""
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415 - as above
+
+    from specpilot.engine_adapter.vllm.v1 import backlog  # noqa: PLC0415 - as above
+    from tests.support import memory_apart  # noqa: PLC0415 - as above
+
+    memory_apart.install()
+    backlog.states_stay = lambda *_: False
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def keep_asynchronous(cls: Any, vllm_config: Any) -> None:
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
+
+
+def chat_text(llm: Any, messages: Any) -> str:
+    """Return the prompt of a chat."""
+    return str(llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) -> dict[str, list[int]]:
+    """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1."""
+    found: dict[str, list[int]] = {}
+    step = 0
+    while engine.has_unfinished_requests():
+        step += 1
+        before_step(step)
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = list(output.outputs[0].token_ids)
+    return found
+
+
+def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
+    """Put a K in force for each row of `k`."""
+    rows = {name: (KRange(1, 32, value),) for name, value in k.items()}
+    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, rows)
+    control.offer(schedule, time.monotonic())
+
+
+def finish(report: Mapping[str, Any]) -> None:
+    """Print the `report`, and end the process at once: vLLM's own teardown expects a GPU's."""
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
