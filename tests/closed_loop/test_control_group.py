@@ -27,7 +27,7 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     found = run.seconds[-1].result.evidence["control_group"]
     truth = of_single_k(phase, 7) / of_single_k(phase, 3) - 1
     assert found["windows"] >= 10
-    assert not found["has_lost"]
+    assert Reason.STATIC_BETTER not in run.reasons
     assert found["gain_ratio"]["low"] - 0.01 <= truth <= found["gain_ratio"]["high"] + 0.01
     assert found["gain_ratio"]["high"] - found["gain_ratio"]["low"] <= 0.08
 
@@ -65,11 +65,6 @@ def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_s
         bounds = found[f"{measure}_gain_ratio"]
         assert bounds["low"] <= math.expm1(adaptive - static) <= bounds["high"], measure
     assert log_throughput(run) >= (1 - share) * adaptive + share * static - 0.01
-
-
-def test_none_is_held_out_where_the_policy_says_so() -> None:
-    run = simulate([Phase(100, [Source("json", 8)])], policy=Policy(MODEL, control_group_ratio=0.0))
-    assert Reason.CONTROL_GROUP not in run.reasons
 
 
 def lie(_: int, fleet: list[Engine]) -> None:
@@ -115,10 +110,3 @@ def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
     assert share >= 0.8
     static = of_single_k(phase, 0)
     assert sum(second.throughput for second in after) / len(after) >= 0.9 * static
-
-
-def test_a_law_that_gains_does_not_fall_back() -> None:
-    for seed in range(3):
-        run = simulate([Phase(300, [Source("json", 4), Source("code", 8)])], policy=OFTEN, seed=seed)
-        assert Reason.STATIC_BETTER not in run.reasons
-        assert all(math.isfinite(second.throughput) for second in run.seconds)

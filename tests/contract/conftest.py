@@ -1,5 +1,6 @@
 """Gateways and scripted engines, started on demand and gone after each test."""
 
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -51,6 +52,20 @@ async def start_gateway(leaving: list[GatewayThread]) -> AsyncIterator[StartGate
     for gateway in running:
         gateway.leave()
     leaving += running
+
+
+@pytest.fixture
+async def gateway(engine: ScriptedEngine, start_gateway: StartGateway) -> GatewayThread:
+    """One with the default settings, in front of `engine`."""
+    return await start_gateway(engine)
+
+
+@pytest.fixture
+def empty_heap() -> Iterator[None]:
+    """Keep what was made before the test out of `gc.get_objects`: reading the heap of a long run takes seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

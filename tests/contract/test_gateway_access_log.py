@@ -74,9 +74,8 @@ async def test_a_line_says_everything_of_a_stream_but_what_was_said(
     ],
 )
 async def test_what_cannot_be_read_has_an_id_a_line_and_a_count(
-    engine: ScriptedEngine, start_gateway: StartGateway, data: bytes, status: int, error: str
+    gateway: GatewayThread, data: bytes, status: int, error: str
 ) -> None:
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port, data)
     assert (answer.status, answer.code) == (status, error)
     line = await line_of(gateway, answer.headers["x-request-id"])
@@ -113,27 +112,22 @@ async def test_what_is_refused_has_an_id_and_a_line(
     ],
 )
 async def test_a_stream_that_went_wrong_after_its_200_says_so(
-    engine: ScriptedEngine, start_gateway: StartGateway, script: list[Any], error: str
+    engine: ScriptedEngine, gateway: GatewayThread, script: list[Any], error: str
 ) -> None:
     engine.script = script
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(STREAM))
     line = await line_of(gateway, answer.headers["x-request-id"])
     assert (line["status"], line["error"]) == (200, error)
 
 
 @pytest.mark.parametrize("request_id", ['"', "\\", 'a"b\\c', "{}"])
-async def test_an_identifier_of_a_client_is_written_as_json(
-    engine: ScriptedEngine, start_gateway: StartGateway, request_id: str
-) -> None:
-    gateway = await start_gateway(engine)
+async def test_an_identifier_of_a_client_is_written_as_json(gateway: GatewayThread, request_id: str) -> None:
     await call(gateway.port, request(headers=f"x-request-id: {request_id}\r\n"))
     assert (await line_of(gateway, request_id))["status"] == 200
 
 
-async def test_a_client_that_leaves_has_a_line(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_a_client_that_leaves_has_a_line(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request(STREAM, headers="x-request-id: gone\r\n"))
         await client.reader.readuntil(b"data: ")

@@ -22,8 +22,8 @@ from tests.support.scripted_engine import (
     reply,
     stream,
 )
+from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, PING
 
-ERROR = b'data: {"error": {"message": "engine core died", "type": "InternalServerError", "code": 500}}\n\n'
 NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
 CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
 REFUSED = b'{"error":{"message":"bad key","type":"auth","param":null,"code":401}}'
@@ -40,14 +40,16 @@ def failing(*frames: bytes) -> Script:
 @pytest.mark.parametrize(
     "script",
     [
-        failing(ERROR, DONE),
+        failing(ENGINE_ERROR, DONE),
         failing(NAMED_ERROR),
-        failing(ERROR[:20], ERROR[20:], DONE),
+        failing(ENGINE_ERROR[:20], ENGINE_ERROR[20:], DONE),
         [reply(REFUSED, "401 Unauthorized")],
         [reply(REFUSED, "403 Forbidden")],
         [reply(b'{"error":{"message":"dead","type":"x","param":null,"code":500}}')],
+        [reply(b"{}", "500 Internal Server Error")],
+        [reply(b"{}", "500 Internal Server Error", extra="connection: close\r\n"), CLOSE],
     ],
-    ids=["error event", "named error event", "in two parts", "401", "403", "200 with an error for a body"],
+    ids=["error event", "named", "in two parts", "401", "403", "200 with an error", "500", "500 and closes"],
 )
 async def test_an_error_in_place_of_an_answer_is_tried_elsewhere_and_ejects(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
@@ -57,14 +59,18 @@ async def test_an_error_in_place_of_an_answer_is_tried_elsewhere_and_ejects(
     for _ in range(2 * FAILURES_ALLOWED + 2):
         answer = await call(gateway.port, request(STREAM))
         assert (answer.status, answer.body) == (200, b"".join([event("ok"), event("", finish="stop"), DONE]))
-    assert len(engine.seen) == FAILURES_ALLOWED
+    assert len(engine.seen) == gateway.context.metrics.retries == FAILURES_ALLOWED
     assert detection(gateway, engine).is_ejected  # type: ignore[attr-defined]
 
 
-async def test_an_error_event_alone_passes_as_it_came(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    engine.script = failing(ERROR, DONE)
-    gateway = await start_gateway(engine)
-    assert (await call(gateway.port, request(STREAM))).body == ERROR + DONE
+@pytest.mark.parametrize(
+    "frames", [(ENGINE_ERROR, DONE), (event("a"), ENGINE_ERROR, DONE)], ids=["alone", "behind content"]
+)
+async def test_an_error_event_passes_as_it_came(
+    engine: ScriptedEngine, gateway: GatewayThread, frames: tuple[bytes, ...]
+) -> None:
+    engine.script = failing(*frames)
+    assert (await call(gateway.port, request(STREAM))).body == b"".join(frames)
     assert gateway.context.metrics.upstream_errors == {"error_event": 1}
 
 
@@ -80,10 +86,9 @@ async def test_an_error_event_that_is_the_clients_fault_is_not_tried_elsewhere(
 
 
 async def test_the_engines_refusal_of_credentials_is_never_the_clients(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [reply(REFUSED, "401 Unauthorized", extra="www-authenticate: Bearer\r\n")]
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (502, "bad_engine_response")
     assert "--engine-api-key" in answer.json["error"]["message"]
@@ -93,7 +98,7 @@ async def test_the_engines_refusal_of_credentials_is_never_the_clients(
 async def test_errors_after_the_first_token_eject_as_many_in_a_row_do(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script, other_engine.script = failing(event("a"), ERROR), stream("ok")
+    engine.script, other_engine.script = failing(event("a"), ENGINE_ERROR), stream("ok")
     gateway = await start_gateway(engine, other_engine)
     for at in range(3 * FAILURES_ALLOWED):
         await call(gateway.port, request({**STREAM, "max_tokens": at + 1}))
@@ -192,12 +197,11 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
 
 
 async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     gate = asyncio.Event()
     engine.scripts = [[SSE_HEAD, gate, chunk(event("late")), HANG]]
-    engine.script = failing(event("a"), ERROR)
-    gateway = await start_gateway(engine)
+    engine.script = failing(event("a"), ENGINE_ERROR)
     found = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
     async with await Client.connect(gateway.port) as late:
         late.send(request(STREAM))
@@ -212,10 +216,7 @@ async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
         assert found.stream_failures == FAILURES_ALLOWED
 
 
-CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"r","usage":null}}\n\n'
 IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress","response":{"id":"r"}}\n\n'
-MESSAGE_START = b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","content":[]}}\n\n'
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 COMMENT = b": ping\n\n"
 OPENINGS = {
     "/v1/responses": [CREATED, IN_PROGRESS],
@@ -267,10 +268,9 @@ async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_o
 
 
 async def test_an_error_behind_what_opens_a_stream_passes_as_it_came_where_there_is_no_other_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = failing(CREATED, IN_PROGRESS, NAMED_ERROR)
-    gateway = await start_gateway(engine)
     assert (await call(gateway.port, request(STREAM, path="/v1/responses"))).body == CREATED + IN_PROGRESS + NAMED_ERROR
     assert detection(gateway, engine).failures == 1  # type: ignore[attr-defined]
 

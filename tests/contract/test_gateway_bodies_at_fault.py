@@ -59,10 +59,9 @@ def ejected(gateway: GatewayThread) -> int:
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_one_body_of_one_client_ejects_nobody(
-    engine: ScriptedEngine, start_gateway: StartGateway, failure: str
+    engine: ScriptedEngine, gateway: GatewayThread, failure: str
 ) -> None:
     engine.choose = fails_by_body(FAILURES[failure])
-    gateway = await start_gateway(engine)
     for _ in range(3 * FAILURES_ALLOWED):
         await call(gateway.port, request(body(bad=True)))
     assert ejected(gateway) == 0
@@ -82,10 +81,9 @@ async def test_a_body_that_fails_on_two_engines_ejects_neither(
 
 
 async def test_several_bodies_of_one_client_have_the_engine_asked(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.choose = fails_by_body(FAILURES["500"])
-    gateway = await start_gateway(engine)
     [one] = gateway.context.fleet.engines.values()
     for at in range(FAILURES_ALLOWED):
         await call(gateway.port, request(body(bad=True, max_tokens=at + 1)))
@@ -125,12 +123,11 @@ async def test_a_body_that_another_engine_answers_is_the_engines_fault(
 
 
 async def test_an_address_that_leads_to_another_engine_is_dialled_anew_after_one_failure(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     """The old one refuses what comes on connections that stand, and closes none."""
     gate = asyncio.Event()
     engine.script = [gate, reply(completion())]
-    gateway = await start_gateway(engine)
     calls = [asyncio.create_task(call(gateway.port)) for _ in range(3)]
     await engine.wait_seen(3)
     gate.set()

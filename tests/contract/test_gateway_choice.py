@@ -74,6 +74,8 @@ async def test_a_session_whose_home_dies_moves_and_the_others_stay(
         assert found != name_of(dead)
         assert found == home or home == name_of(dead)
         assert await answered_by(gateway, session=session) == found
+    assert gateway.context.metrics.retries <= 2
+    assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 200
     await dead.start()
     outlier_detection = gateway.context.fleet.engines[name_of(dead)].outlier_detection
     await eventually(lambda: not outlier_detection.is_ejected)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.gateway.engines import snapshot
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
@@ -131,15 +131,15 @@ async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
     store = RedisStore(redis.url)
-    store._redis.hset(keys.API_KEYS, "a-broken-one", b"{")
+    store._redis.hset(redis_keys.API_KEYS, "a-broken-one", b"{")
     gateway = await start_gateway(engine, redis_url=redis.url)
     assert (await call(gateway.port)).status == 401
     for name in ("first", "second"):
         store.put_api_key(ApiKey(name, snapshot.hash_of(name)))
         await eventually(lambda name=name: snapshot.hash_of(name) in gateway.context.snapshot.keys)
-        store._redis.hset(keys.API_KEYS, name, b"{}")
+        store._redis.hset(redis_keys.API_KEYS, name, b"{}")
     assert await class_of(gateway, key_headers("first")) == "default"  # its last good version holds
-    store._redis.delete(keys.API_KEYS)
+    store._redis.delete(redis_keys.API_KEYS)
     store.put_api_key(ApiKey("third", snapshot.hash_of("third")))
     await eventually(lambda: [*gateway.context.snapshot.keys] == [snapshot.hash_of("third")])
     assert (await call(gateway.port)).status == 401

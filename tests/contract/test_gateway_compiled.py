@@ -63,6 +63,7 @@ def test_in_a_process_that_runs_code_or_a_module() -> None:
     command = [sys.executable, "-v", "-m", "specpilot.gateway", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert str(import_module("specpilot.gateway.routing.chooser").__file__) in done.stderr
+    assert "--first-byte-timeout-s" in done.stdout
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ import json
 import time
 import zlib
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from backports import zstd
 
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import Client, call, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_client import PATH, Client, call, request
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import ScriptedEngine
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "grüße 🙂"}]}
@@ -45,28 +46,26 @@ CODED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("coding", CODED)
 async def test_a_coded_body_reaches_the_engine_decoded(
-    engine: ScriptedEngine, start_gateway: StartGateway, coding: str, is_large: bool
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
 ) -> None:
-    gateway = await start_gateway(engine)
-    name, code = CODED[coding]
-    body = LARGE if is_large else BODY
-    data = request(code(json.dumps(body).encode()), headers=f"Content-Encoding: {name}\r\n")
-    async with await Client.connect(gateway.port) as client:
-        for _ in range(2):  # the connection serves on
-            client.send(data)
-            answer = await client.answer()
-            assert answer.status == 200, answer.body
-    for seen in engine.seen:
-        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
-        assert "content-encoding" not in seen.headers
-    await eventually(lambda: gateway.context.body_bytes == 0)
+    for coding, body in product(CODED, (BODY, LARGE)):
+        with subtests.test(coding=coding, is_large=body is LARGE):
+            engine.seen.clear()
+            name, code = CODED[coding]
+            data = request(code(json.dumps(body).encode()), headers=f"Content-Encoding: {name}\r\n")
+            async with await Client.connect(gateway.port) as client:
+                for _ in range(2):  # the connection serves on
+                    client.send(data)
+                    answer = await client.answer()
+                    assert answer.status == 200, answer.body
+            for seen in engine.seen:
+                assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+                assert "content-encoding" not in seen.headers
+            await eventually(lambda: gateway.context.body_bytes == 0)
 
 
-async def test_a_coded_body_in_chunks_of_a_byte(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine)
+async def test_a_coded_body_in_chunks_of_a_byte(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     data = zstd.compress(json.dumps(BODY).encode())
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
     head += b"content-encoding: zstd\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -75,8 +74,7 @@ async def test_a_coded_body_in_chunks_of_a_byte(engine: ScriptedEngine, start_ga
     assert engine.seen[0].json["messages"] == BODY["messages"]
 
 
-async def test_a_coded_form(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine)
+async def test_a_coded_form(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\ntiny\r\n--b--\r\n'
     headers = "content-encoding: gzip\r\n"
     data = request(gzip.compress(form), path="/v1/audio/transcriptions", headers=headers)
@@ -85,16 +83,13 @@ async def test_a_coded_form(engine: ScriptedEngine, start_gateway: StartGateway)
     assert engine.seen[0].body == form
 
 
-@pytest.mark.parametrize("coding", ["br", "compress", "aes128gcm", "gzip, br", "gzip, gzip, gzip"])
-async def test_another_coding_is_refused_by_its_name_before_the_body_comes(
-    engine: ScriptedEngine, start_gateway: StartGateway, coding: str
-) -> None:
-    gateway = await start_gateway(engine)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-encoding: {coding}\r\ncontent-length: 9\r\n\r\n"
-    answer = await call(gateway.port, head.encode())
-    assert (answer.status, answer.code) == (415, "unsupported_coding")
-    assert coding.rsplit(", ", maxsplit=1)[-1] in answer.json["error"]["message"]
-    assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+async def test_another_coding_is_refused_by_its_name_before_the_body_comes(gateway: GatewayThread) -> None:
+    for coding in ("br", "compress", "aes128gcm", "gzip, br", "gzip, gzip, gzip"):
+        head = f"POST {PATH} HTTP/1.1\r\nhost: g\r\ncontent-encoding: {coding}\r\ncontent-length: 9\r\n\r\n"
+        answer = await call(gateway.port, head.encode())
+        assert (answer.status, answer.code) == (415, "unsupported_coding"), coding
+        assert coding.rsplit(", ", maxsplit=1)[-1] in answer.json["error"]["message"]
+        assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
 
 
 async def test_a_setting_refuses_all_of_them(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
@@ -123,16 +118,13 @@ WRONG: dict[str, tuple[str, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-async def test_what_is_not_in_its_coding_is_refused(
-    engine: ScriptedEngine, start_gateway: StartGateway, wrong: str
-) -> None:
-    gateway = await start_gateway(engine)
-    coding, body = WRONG[wrong]
-    answer = await call(gateway.port, request(body, headers=f"content-encoding: {coding}\r\n"))
-    assert (answer.status, answer.code) == (400, "invalid_coding")
-    assert coding in answer.json["error"]["message"]
-    await eventually(lambda: gateway.context.body_bytes == 0)
+async def test_what_is_not_in_its_coding_is_refused(gateway: GatewayThread, subtests: pytest.Subtests) -> None:
+    for wrong, (coding, body) in WRONG.items():
+        with subtests.test(wrong=wrong):
+            answer = await call(gateway.port, request(body, headers=f"content-encoding: {coding}\r\n"))
+            assert (answer.status, answer.code) == (400, "invalid_coding")
+            assert coding in answer.json["error"]["message"]
+            await eventually(lambda: gateway.context.body_bytes == 0)
 
 
 HUGE = b'{"model":"tiny","x":"' + b"x" * (1 << 27) + b'"}'
@@ -146,10 +138,7 @@ BOMBS: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_a_bomb_is_refused_by_what_it_decodes_to_and_holds_nobody_up(
-    engine: ScriptedEngine, start_gateway: StartGateway, bomb: str
-) -> None:
-    gateway = await start_gateway(engine)
+async def test_a_bomb_is_refused_by_what_it_decodes_to_and_holds_nobody_up(gateway: GatewayThread, bomb: str) -> None:
     coding, body, code = BOMBS[bomb]
     waits: list[float] = []
     refused = asyncio.create_task(call(gateway.port, request(body, headers=f"content-encoding: {coding}\r\n")))

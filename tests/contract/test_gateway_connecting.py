@@ -43,21 +43,13 @@ def make_room(listener: socket.socket) -> None:
     listener.accept()[0].close()
 
 
-async def test_an_engine_that_takes_too_long_to_connect_to_is_blamed(full_port: int) -> None:
-    context, attempt, reader = new_attempt(full_port)
-    attempt.begin(is_fresh=False)
-    assert await reader.heard.get() == "connect_timeout"
-    assert context.metrics.upstream_errors == {"connect_timeout": 1}
-    attempt.drop()
-
-
 async def test_a_process_that_stood_still_while_it_connected_tries_again_and_blames_nobody() -> None:
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.create_connection(listener.getsockname()),
     ):
         context, attempt, reader = new_attempt(listener.getsockname()[1])
-        attempt.begin(is_fresh=False)
+        attempt.acquire_connection(is_fresh=False)
         await asyncio.sleep(TIMEOUT_S / 2)
         threading.Timer(TIMEOUT_S / 2, make_room, [listener]).start()
         time.sleep(TIMEOUT_S + 2 * STOOD_STILL_S)  # noqa: ASYNC251 - standing still is the point

@@ -8,7 +8,6 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.stack import free_port
 
 PREFIX = "vllm:spec_decode_num_"
 METRICS = request(path="/metrics", method="GET")
@@ -90,11 +89,3 @@ async def test_an_engine_that_hangs_or_has_no_metrics_takes_nothing_from_the_oth
     assert (await sums(gateway.port))["drafts"] == 0
     assert time.monotonic() - began_at < 4
     await bare.stop()
-
-
-async def test_with_an_admin_port_they_are_there_alone(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    engine.metrics = counted(2, 2)
-    port = free_port()
-    gateway = await start_gateway(engine, admin_port=port)
-    assert (await call(gateway.port, METRICS)).status == 404
-    assert (await sums(port))["drafts"] == 0

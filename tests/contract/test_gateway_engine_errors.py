@@ -7,11 +7,11 @@ import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import call, request
+from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import ScriptedEngine, reply, requests_of
 
 
-async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine)
+async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     body = b'{"error":{"message":"slowly","type":"rate_limit_error","param":null,"code":429}}'
     engine.scripts = [[reply(body, "429 Too Many Requests", extra=extra)] for extra in ("", "Retry-After: 17\r\n")]
     for wanted in ("1", "17"):
@@ -45,10 +45,9 @@ async def test_a_clients_error_passes_untouched_and_is_not_retried(
     ],
 )
 async def test_an_engines_error_gets_the_envelope(
-    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, kind: str, message: str
+    engine: ScriptedEngine, gateway: GatewayThread, body: bytes, kind: str, message: str
 ) -> None:
     engine.script = [reply(body, "500 Internal Server Error", kind)]
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (500, "engine_error")
     assert answer.json["error"]["message"] == message
@@ -80,10 +79,9 @@ async def test_an_engine_that_refuses_before_it_has_read_is_heard(start_gateway:
     await server.wait_closed()
 
 
-async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     body = b"no " * 200_000
     engine.script = [reply(body, "500 Internal Server Error", "text/plain")]
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port)
     assert (answer.status, answer.headers["content-type"]) == (500, "text/plain")
     assert answer.body == body

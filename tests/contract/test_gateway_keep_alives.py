@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, Client, call, request
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -22,9 +24,8 @@ from tests.support.scripted_engine import (
     stream,
     usage_event,
 )
+from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, OPEN_HEAD, PING
 
-OPEN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 ALIVE = {
     "comment": b": keep-alive\n\n",
     "comment of one line": b":\n",
@@ -39,11 +40,8 @@ ALIVE = {
     "no data": b"retry: 3000\n\n",
     "empty data": b"data: \n\n",
 }
-CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"r"}}\n\n'
-MESSAGE_START = b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","content":[]}}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"delta":"a"}\n\n'
 OPENING = {"/v1/chat/completions": b"", "/v1/responses": CREATED, "/v1/messages": MESSAGE_START}
-ERROR = b'data: {"error": {"message": "engine core died", "type": "InternalServerError", "code": 500}}\n\n'
 REFUSAL = b'{"error": {\n "message": "dead", "type": "x", "param": null, "code": 500}}'
 
 
@@ -58,47 +56,50 @@ async def body_until(client: Client, wanted: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("is_chunked", [True, False], ids=["chunked", "open"])
-@pytest.mark.parametrize("path", OPENING)
-@pytest.mark.parametrize("alive", ALIVE)
 async def test_what_keeps_alive_goes_out_at_once_and_overtakes_what_opens(
-    engine: ScriptedEngine, start_gateway: StartGateway, alive: str, path: str, is_chunked: bool
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests, is_chunked: bool
 ) -> None:
-    gate, kept = asyncio.Event(), ALIVE[alive]
     frame = chunk if is_chunked else bytes
     end: Script = [frame(DONE), LAST_CHUNK] if is_chunked else [DONE, CLOSE]
-    opening: Script = [frame(OPENING[path])] if OPENING[path] else []
-    head = SSE_HEAD if is_chunked else OPEN_HEAD
-    engine.script = [head, *opening, 0.02, frame(kept), gate, frame(DELTA), *end]
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(ASKING, path=path))
-        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 2)
-        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert b"text/event-stream" in head
-        assert await body_until(client, kept) == kept
-        [exchange] = gateway.context.exchanges
-        assert exchange.phase == "wait"
-        gate.set()
-        assert await body_until(client, DONE) == OPENING[path] + DELTA + DONE
-    cell = gateway.context.metrics.cells["tiny", "default"]
-    assert sum(cell.itl.counts) <= 1  # what keeps alive is no token
+    begin = SSE_HEAD if is_chunked else OPEN_HEAD
+    gaps = 0
+    for path, alive in product(OPENING, ALIVE):
+        with subtests.test(path=path, alive=alive):
+            gate, kept = asyncio.Event(), ALIVE[alive]
+            opening: Script = [frame(OPENING[path])] if OPENING[path] else []
+            engine.script = [begin, *opening, 0.02, frame(kept), gate, frame(DELTA), *end]
+            async with await Client.connect(gateway.port) as client:
+                client.send(request(ASKING, path=path))
+                head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 2)
+                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"text/event-stream" in head
+                assert await body_until(client, kept) == kept
+                [exchange] = gateway.context.exchanges
+                assert exchange.phase == "wait"
+                gate.set()
+                assert await body_until(client, DONE) == OPENING[path] + DELTA + DONE
+            await eventually(lambda: not gateway.context.exchanges)
+            before, gaps = gaps, sum(gateway.context.metrics.cells["tiny", "default"].itl.counts)
+            assert gaps <= before + 1  # what keeps alive is no token
 
 
-@pytest.mark.parametrize("at", range(1, len(PING)))
-async def test_a_ping_however_it_is_cut(engine: ScriptedEngine, start_gateway: StartGateway, at: int) -> None:
-    gate = asyncio.Event()
-    engine.script = [SSE_HEAD, chunk(PING[:at]), 0.01, chunk(PING[at:]), gate, chunk(DELTA + DONE), LAST_CHUNK]
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM, path="/v1/messages"))
-        await client.reader.readuntil(b"\r\n\r\n")
-        assert await body_until(client, PING) == PING
-        gate.set()
-        assert await body_until(client, DONE) == DELTA + DONE
+async def test_a_ping_however_it_is_cut(
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
+) -> None:
+    for at in range(1, len(PING)):
+        with subtests.test(at=at):
+            gate = asyncio.Event()
+            engine.script = [SSE_HEAD, chunk(PING[:at]), 0.01, chunk(PING[at:]), gate, chunk(DELTA + DONE), LAST_CHUNK]
+            async with await Client.connect(gateway.port) as client:
+                client.send(request(STREAM, path="/v1/messages"))
+                await client.reader.readuntil(b"\r\n\r\n")
+                assert await body_until(client, PING) == PING
+                gate.set()
+                assert await body_until(client, DONE) == DELTA + DONE
 
 
 FAILS: dict[str, Script] = {
-    "error event": [chunk(ERROR), LAST_CHUNK],
+    "error event": [chunk(ENGINE_ERROR), LAST_CHUNK],
     "broken off": [CLOSE],
     "ended": [chunk(b"event: error\ndata: {}\n\n"), CLOSE],
 }
@@ -171,10 +172,9 @@ async def test_what_fails_behind_what_kept_alive_is_an_event_of_the_clients_dial
 
 
 async def test_a_dead_only_engine_is_an_error_event_behind_what_kept_alive(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [SSE_HEAD, chunk(PING), 0.05, CLOSE]
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
     assert (answer.status, answer.is_whole) == (200, True)
     assert answer.body.startswith(PING + b'event: error\ndata: {"type":"error"')
@@ -183,7 +183,7 @@ async def test_a_dead_only_engine_is_an_error_event_behind_what_kept_alive(
 
 
 async def test_usage_that_nobody_asked_for_is_taken_out_behind_what_kept_alive(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     frames = [event("a"), event("", finish="stop"), usage_event(3), DONE]
     whole = b"".join(frames)
@@ -192,7 +192,6 @@ async def test_usage_that_nobody_asked_for_is_taken_out_behind_what_kept_alive(
         [SSE_HEAD, chunk(PING), 0.03, *(chunk(whole[at : at + 7]) for at in range(0, len(whole), 7)), LAST_CHUNK],
         [OPEN_HEAD, PING, 0.03, whole[:40], 0.01, whole[40:], CLOSE],
     ]
-    gateway = await start_gateway(engine)
     for _ in range(3):
         answer = await call(gateway.port, request(STREAM))
         assert answer.body == PING + frames[0] + frames[1] + DONE
@@ -209,15 +208,15 @@ async def test_without_passing_them_on_they_wait_and_an_error_keeps_its_status(
     assert (await call(gateway.port, request(STREAM))).body == PING + DELTA + DONE
 
 
-@pytest.mark.parametrize("alive", [b": keep-alive\n\n", PING, CREATED], ids=["comment", "ping", "opening"])
 async def test_an_engine_that_keeps_its_streams_alive_is_not_silent(
-    engine: ScriptedEngine, start_gateway: StartGateway, alive: bytes
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script = [SSE_HEAD, *[0.3, chunk(alive)] * 5, chunk(event("ok") + DONE), LAST_CHUNK]
+    kinds = [b": keep-alive\n\n", PING, CREATED]
+    engine.scripts = [[SSE_HEAD, *[0.3, chunk(kind)] * 5, chunk(event("ok") + DONE), LAST_CHUNK] for kind in kinds]
     gateway = await start_gateway(engine, stream_first_byte_timeout_s=1.0)
-    answer = await call(gateway.port, request(STREAM))
-    assert answer.body.endswith(event("ok") + DONE)
-    assert len(engine.seen) == 1
+    answers = await asyncio.gather(*(call(gateway.port, request(STREAM)) for _ in kinds))
+    assert {answer.body for answer in answers} == {kind * 5 + event("ok") + DONE for kind in kinds}
+    assert len(engine.seen) == len(kinds)
     assert gateway.context.metrics.upstream_errors == {}
 
 
@@ -238,11 +237,10 @@ async def test_the_time_to_the_first_content_is_bounded_however_a_stream_is_kept
 
 
 async def test_the_openai_client_reads_past_them_and_raises_what_follows(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     import openai  # noqa: PLC0415 - a second to load
 
-    gateway = await start_gateway(engine)
     arguments = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         engine.script = [SSE_HEAD, chunk(b": keep-alive\n\n"), 0.03, *stream("ok")[1:]]

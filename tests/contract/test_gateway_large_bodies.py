@@ -10,16 +10,15 @@ import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import CLOSE, HANG, ScriptedEngine, completion, reply
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: %d\r\n\r\n"
 
 
 async def test_a_body_of_millions_of_values_is_refused_before_it_is_whole(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(HEAD % 15_000_000 + b'{"model":"tiny","x":[' + b"[]," * 300_000)
         answer = await client.answer()
@@ -29,9 +28,8 @@ async def test_a_body_of_millions_of_values_is_refused_before_it_is_whole(
 
 
 async def test_a_large_body_arrives_as_it_was_sent_with_its_class(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     body = {
         "image": "A" * 5_000_000,
         "vllm_xargs": {"k": [1], "traffic_class": "mine"},
@@ -61,12 +59,11 @@ async def test_bodies_have_a_budget(engine: ScriptedEngine, start_gateway: Start
 
 
 async def test_a_body_is_no_longer_counted_once_its_answer_has_begun(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
     go_on = asyncio.Event()
     engine.script = [head, go_on, b'"a": 123}']
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request({"model": "tiny", "prompt": "x" * 60_000}))
         await client.reader.readuntil(b"\r\n\r\n")
@@ -75,10 +72,9 @@ async def test_a_body_is_no_longer_counted_once_its_answer_has_begun(
 
 
 async def test_bodies_behind_a_request_whose_client_leaves_are_no_longer_counted(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [HANG]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request())
         await engine.wait_seen(1)
@@ -89,11 +85,10 @@ async def test_bodies_behind_a_request_whose_client_leaves_are_no_longer_counted
 
 
 async def test_bodies_behind_an_answer_that_ends_with_its_connection_are_no_longer_counted(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     may_answer = asyncio.Event()
     engine.script = [may_answer, b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{}", CLOSE]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request())
         await engine.wait_seen(1)
@@ -106,9 +101,8 @@ async def test_bodies_behind_an_answer_that_ends_with_its_connection_are_no_long
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_20_mb_are_refused_and_the_client_can_read_why(
-    engine: ScriptedEngine, start_gateway: StartGateway, is_chunked: bool
+    engine: ScriptedEngine, gateway: GatewayThread, is_chunked: bool
 ) -> None:
-    gateway = await start_gateway(engine)
     body = b'{"model":"tiny","messages":"' + b"x" * 20_000_000 + b'"}'
     sent = request(body)
     if is_chunked:
@@ -119,8 +113,7 @@ async def test_20_mb_are_refused_and_the_client_can_read_why(
     assert engine.seen == []
 
 
-async def test_16_mb_pass_and_stall_nobody(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine)
+async def test_16_mb_pass_and_stall_nobody(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     body = b'{"model":"tiny","messages":"' + b"x" * 16_000_000 + b'","vllm_xargs":{"a":"b"}}'
     waits: list[float] = []
     is_over = threading.Event()

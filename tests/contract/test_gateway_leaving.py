@@ -11,7 +11,7 @@ from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.exchange import Exchange
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import HANG, SSE_HEAD, Script, ScriptedEngine, chunk, event, reply
 
 FREED_WITHIN_S = 0.25
@@ -40,10 +40,9 @@ async def assert_freed(engine: ScriptedEngine, leave: float) -> None:
 )
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closes", "resets"])
 async def test_a_client_that_leaves_frees_the_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway, script: Script, body: dict[str, object] | None, is_reset: bool
+    engine: ScriptedEngine, gateway: GatewayThread, script: Script, body: dict[str, object] | None, is_reset: bool
 ) -> None:
     engine.script = script
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request(body))
         await engine.wait_seen(1)
@@ -62,9 +61,8 @@ async def test_a_client_that_leaves_frees_the_engine(
 
 
 async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request()[:-5])
         await eventually(lambda: gateway.context.exchanges)
@@ -72,6 +70,7 @@ async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
     assert engine.seen == []
 
 
+@pytest.mark.usefixtures("empty_heap")
 @pytest.mark.parametrize(
     "sent",
     [
@@ -84,13 +83,9 @@ async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
     ],
     ids=["head", "body", "answered", "pipelined", "local", "refused"],
 )
-async def test_what_a_client_sent_is_freed_when_it_has_left(
-    engine: ScriptedEngine, start_gateway: StartGateway, sent: bytes
-) -> None:
+async def test_what_a_client_sent_is_freed_when_it_has_left(gateway: GatewayThread, sent: bytes) -> None:
     """At once: what points at itself waits until garbage is next collected, which is many requests later."""
-    gateway = await start_gateway(engine)
     kinds = (ClientConnection, Exchange)
-    gc.collect()
     gc.disable()
     try:
         async with await Client.connect(gateway.port) as client:
@@ -103,13 +98,15 @@ async def test_what_a_client_sent_is_freed_when_it_has_left(
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    "behind", [request() * 2, request(path="/health", method="GET")], ids=["more", "another route"]
+)
 async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread, behind: bytes
 ) -> None:
     engine.script = [HANG]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
-        client.send(request() * 3)
+        client.send(request() + behind)
         await engine.wait_seen(1)
         leave = asyncio.get_running_loop().time()
     await assert_freed(engine, leave)
@@ -117,11 +114,10 @@ async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engi
 
 
 async def test_a_client_that_sends_and_never_reads_holds_no_memory(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     size = 4_000_000
     engine.script = [reply(b'"' + b"x" * size + b'"')]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.writer.transport.pause_reading()
         client.send(request() * 12)
@@ -148,18 +144,6 @@ async def test_the_end_of_an_answer_that_nobody_reads_is_given_up(
         await eventually(lambda: not gateway.context.connections, 10)
 
 
-async def test_a_client_that_leaves_while_another_route_waits_behind_frees_the_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = [HANG]
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request() + request(path="/health", method="GET"))
-        await engine.wait_seen(1)
-        leave = asyncio.get_running_loop().time()
-    await assert_freed(engine, leave)
-
-
 async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
     start_gateway: StartGateway, full_port: int
 ) -> None:
@@ -175,6 +159,7 @@ async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
     assert context.metrics.disconnects == {"connect": 1}
 
 
+@pytest.mark.usefixtures("empty_heap")
 @pytest.mark.parametrize("headers", ["", "authorization: Bearer wrong\r\n"], ids=["405", "401"])
 async def test_a_refused_request_is_freed_at_once(
     engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, headers: str
@@ -184,7 +169,6 @@ async def test_a_refused_request_is_freed_at_once(
     keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
     gateway = await start_gateway(engine, api_keys_file=str(keys))
     asked = request(headers=headers) if headers else b"GET /score HTTP/1.1\r\nhost: g\r\n\r\n"
-    gc.collect()
     gc.disable()
     try:
         async with await Client.connect(gateway.port) as client:
@@ -197,11 +181,8 @@ async def test_a_refused_request_is_freed_at_once(
         gc.enable()
 
 
-async def test_a_client_that_closes_its_sending_half_has_left(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
+async def test_a_client_that_closes_its_sending_half_has_left(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [HANG]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request())
         await engine.wait_seen(1)

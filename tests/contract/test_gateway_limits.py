@@ -242,7 +242,6 @@ async def test_a_client_that_leaves_pays_the_estimate(
     assert abs(held_tokens(gateway) - (400 - ESTIMATE)) < 10
 
 
-async def test_engines_own_limits_are_not_the_clients(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_engines_own_limits_are_not_the_clients(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [reply(completion(), extra="x-ratelimit-remaining-requests: 7\r\n")]
-    gateway = await start_gateway(engine)
     assert "x-ratelimit-remaining-requests" not in (await call(gateway.port)).headers

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import Script, ScriptedEngine, Seen, completion, reply
 
 RESPONSES = "/v1/responses"
@@ -226,9 +226,8 @@ async def test_a_form_reaches_the_engine_of_its_model_byte_for_byte(
     assert not other_engine.seen
 
 
-async def test_forms_by_openais_client(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_forms_by_openais_client(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [reply(b'{"text":"hello","usage":{"type":"duration","seconds":1}}')]
-    gateway = await start_gateway(engine)
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         said = await client.audio.transcriptions.create(model="tiny", file=("a.wav", SOUND[1]), prompt="héllo")
         assert said.text == "hello"
@@ -300,18 +299,16 @@ async def test_errors_of_anthropics_routes_have_its_shape(
 
 
 async def test_an_api_that_a_model_does_not_have_ejects_no_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [reply(b'{"error":{"message":"no","type":"NotImplementedError"}}', "501 Not Implemented")]
-    gateway = await start_gateway(engine)
     for _ in range(8):
         assert (await call(gateway.port, request({"model": "tiny"}, path="/pooling"))).status == 501
     assert not any(item.outlier_detection.is_ejected for item in gateway.context.fleet.engines.values())
 
 
-async def test_a_body_is_taken_by_httpx_with_a_generator(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_a_body_is_taken_by_httpx_with_a_generator(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     """A form in chunks of its own, without a length."""
-    gateway = await start_gateway(engine)
     body = form(SOUND, MODEL)
 
     async def pieces() -> Any:

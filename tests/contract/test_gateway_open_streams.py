@@ -5,12 +5,11 @@ import pytest
 from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
+from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import CLOSE, DONE, Script, ScriptedEngine, event, stream, usage_event
+from tests.support.stream_events import CREATED
 
 HEAD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-CREATED = b'event: response.created\ndata: {"response":{"id":"r"}}\n\n'
-COMPLETED = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5,"output_tokens":6}}}\n\n'
-STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 @pytest.mark.parametrize(
@@ -30,52 +29,22 @@ async def test_one_that_ends_before_its_first_content_is_asked_for_elsewhere(
     await other_engine.stop()
 
 
-async def test_and_without_another_engine_that_is_one_clear_error(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = [HEAD, CLOSE]
-    gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(STREAM))
-    assert (answer.status, answer.code) == (502, "bad_engine_response")
-    assert gateway.context.metrics.upstream_errors == {"closed": 1}
-
-
 async def test_one_that_ends_in_the_middle_counts_against_its_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [HEAD, event("a"), CLOSE]
-    gateway = await start_gateway(engine)
     assert b"stream_broken" in (await call(gateway.port, request(STREAM))).body
     [one] = gateway.context.fleet.engines.values()
     assert one.outlier_detection.stream_failures == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "frames"),
-    [
-        ("/v1/chat/completions", [event("a"), DONE]),
-        ("/v1/responses", [CREATED, event("a"), COMPLETED]),
-        ("/v1/messages", [event("a"), STOP]),
-    ],
-)
-async def test_one_that_says_its_end_is_whole(
-    engine: ScriptedEngine, start_gateway: StartGateway, path: str, frames: list[bytes]
-) -> None:
-    engine.script = [HEAD, *frames, CLOSE]
-    gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(STREAM, path=path))
-    assert answer.body == b"".join(frames)
-    assert gateway.context.metrics.upstream_errors == {}
-
-
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("size", [7, 1000], ids=["cut anywhere", "whole"])
 async def test_usage_is_taken_out_for_who_did_not_ask(
-    engine: ScriptedEngine, start_gateway: StartGateway, asks: bool, size: int
+    engine: ScriptedEngine, gateway: GatewayThread, asks: bool, size: int
 ) -> None:
     text = event("a") + usage_event(5) + DONE
     engine.script = [HEAD, *(text[at : at + size] for at in range(0, len(text), size)), CLOSE]
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(ASKING if asks else STREAM))
     assert answer.body == event("a") + (usage_event(5) if asks else b"") + DONE
     assert gateway.context.metrics.cells["tiny", "default"].tokens_by_usage == 5

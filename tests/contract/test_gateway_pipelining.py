@@ -7,15 +7,12 @@ import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
 
-async def test_a_bad_second_request_does_not_spoil_the_first(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
+async def test_a_bad_second_request_does_not_spoil_the_first(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [0.05, reply(completion())]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request() + b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n")
         assert (await client.answer()).body == completion()
@@ -32,10 +29,9 @@ async def test_a_bad_second_request_does_not_spoil_the_first(
     ],
 )
 async def test_what_goes_wrong_within_a_request_that_waits_is_its_own_answer_in_order(
-    engine: ScriptedEngine, start_gateway: StartGateway, rest: bytes, status: int, code: str
+    engine: ScriptedEngine, gateway: GatewayThread, rest: bytes, status: int, code: str
 ) -> None:
     engine.script = [0.1, reply(completion())]
-    gateway = await start_gateway(engine)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ntransfer-encoding: chunked\r\n\r\n"
     async with await Client.connect(gateway.port) as client:
         client.send(request() * 2 + head % b"mine" + rest)
@@ -89,10 +85,9 @@ async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_le
 
 
 async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answered(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     engine.script = [0.05, reply(completion())]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request() + request(b"x" * 1_000_000, path="/health", method="GET") + request())
         assert (await client.answer()).body == completion()
@@ -100,10 +95,7 @@ async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answer
         assert (await client.answer()).body == completion()
 
 
-async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    gateway = await start_gateway(engine)
+async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(gateway: GatewayThread) -> None:
     health, whole = request(b"", path="/health", method="GET"), request()
     async with await Client.connect(gateway.port) as client:
         client.send(health * 3 + whole[:-10])
@@ -114,9 +106,8 @@ async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(
         assert (await client.answer(timeout_s=3)).body == completion()
 
 
-async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.choose = lambda seen: [0.05 if b"slow" in seen.body else 0, reply(seen.json["user"].encode())]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         users = ["slow 1", "2", "slow 3", "4"]
         calls = [request({"model": "tiny", "user": user}) for user in users]
@@ -128,11 +119,8 @@ async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, 
     assert json.loads(answers[3])["error"]["code"] == "invalid_json"
 
 
-async def test_too_many_pipelined_requests_end_the_connection(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
+async def test_too_many_pipelined_requests_end_the_connection(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [0.05, reply(b"x")]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request() * 40)
         answered = 0

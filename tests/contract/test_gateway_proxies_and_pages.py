@@ -4,13 +4,14 @@ import asyncio
 import shutil
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from specpilot.gateway.wire.routes import FORMS, PROXIED, STORED
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_client import PATH, STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import (
     CLOSE,
@@ -26,8 +27,8 @@ from tests.support.scripted_engine import (
     stream,
 )
 from tests.support.stack import free_port
+from tests.support.stream_events import OPEN_HEAD
 
-OPEN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 ITS_OWN = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncache-control: max-age=9\r\nX-Accel-Buffering: yes\r\n\r\n")
 STREAMS: dict[str, Script] = {
     "chunked": stream("a"),
@@ -37,22 +38,20 @@ STREAMS: dict[str, Script] = {
 }
 
 
-@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
-@pytest.mark.parametrize("kind", STREAMS)
 async def test_a_stream_asks_proxies_not_to_gather_it(
-    engine: ScriptedEngine, start_gateway: StartGateway, kind: str, version: bytes
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
 ) -> None:
-    engine.script = STREAMS[kind]
-    gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(STREAM).replace(b"HTTP/1.1", version))
-    assert answer.headers["x-accel-buffering"] == "no"
-    assert answer.headers["cache-control"] == "no-cache, no-transform"
+    for kind, version in product(STREAMS, (b"HTTP/1.1", b"HTTP/1.0")):
+        with subtests.test(kind=kind, version=version):
+            engine.script = STREAMS[kind]
+            answer = await call(gateway.port, request(STREAM).replace(b"HTTP/1.1", version))
+            assert answer.headers["x-accel-buffering"] == "no"
+            assert answer.headers["cache-control"] == "no-cache, no-transform"
 
 
 async def test_what_is_no_stream_says_of_caches_what_the_engine_says(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     engine.script = [reply(completion(), extra="cache-control: max-age=9\r\n")]
     answer = await call(gateway.port)
     assert (answer.headers["cache-control"], "x-accel-buffering" in answer.headers) == ("max-age=9", False)
@@ -80,9 +79,8 @@ http {{
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
 async def test_nginx_with_its_defaults_delivers_events_at_once_and_does_not_give_up_on_a_prefill(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, gateway: GatewayThread, tmp_path: Path
 ) -> None:
-    gateway = await start_gateway(engine)
     port = free_port()
     (tmp_path / "nginx.conf").write_text(NGINX.format(folder=tmp_path, port=port, gateway=gateway.port))
     command = ["nginx", "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
@@ -122,22 +120,23 @@ PREFLIGHT = (
 ROUTES = [*sorted(PROXIED - STORED), "/v1/models", "/v1/models/tiny", "/health", "/ready", "/v1/responses/resp_1"]
 
 
-@pytest.mark.parametrize("path", ROUTES)
 async def test_a_preflight_of_an_allowed_page_is_answered(
-    engine: ScriptedEngine, start_gateway: StartGateway, path: str
+    engine: ScriptedEngine, start_gateway: StartGateway, subtests: pytest.Subtests
 ) -> None:
     gateway = await start_gateway(engine, allowed_origins=(PAGE, "http://localhost:3000"))
-    async with await Client.connect(gateway.port) as client:
-        for _ in range(2):
-            client.send(request(b"", path=path, method="OPTIONS", headers=PREFLIGHT))
-            answer = await client.answer()
-            assert answer.status in (200, 204)
-            assert answer.headers["access-control-allow-origin"] == PAGE
-            assert answer.headers["access-control-allow-credentials"] == "true"
-            assert "POST" in answer.headers["access-control-allow-methods"]
-            allowed = answer.headers["access-control-allow-headers"].lower()
-            assert all(name in allowed for name in ("authorization", "content-type", "x-stainless-lang"))
-            assert "origin" in answer.headers["vary"].lower()
+    for path in ROUTES:
+        async with await Client.connect(gateway.port) as client:
+            for _ in range(2):
+                with subtests.test(path=path):
+                    client.send(request(b"", path=path, method="OPTIONS", headers=PREFLIGHT))
+                    answer = await client.answer()
+                    assert answer.status in (200, 204)
+                    assert answer.headers["access-control-allow-origin"] == PAGE
+                    assert answer.headers["access-control-allow-credentials"] == "true"
+                    assert "POST" in answer.headers["access-control-allow-methods"]
+                    allowed = answer.headers["access-control-allow-headers"].lower()
+                    assert all(name in allowed for name in ("authorization", "content-type", "x-stainless-lang"))
+                    assert "origin" in answer.headers["vary"].lower()
     assert engine.seen == []
 
 
@@ -202,70 +201,61 @@ async def test_no_other_page_may_read_an_answer(
         assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize("spelt", ["{}/", "/{}", "{}//", "//{}//"])
-@pytest.mark.parametrize("path", sorted(PROXIED - FORMS - STORED))
 async def test_slashes_too_many_are_taken_for_one(
-    engine: ScriptedEngine, start_gateway: StartGateway, path: str, spelt: str
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
 ) -> None:
-    gateway = await start_gateway(engine)
-    targets = [spelt.format(path), path.replace("/", "//"), spelt.format(path) + "?x=1"]
-    for target in targets:
-        assert (await call(gateway.port, request(path=target))).status == 200, target
-    assert {seen.path for seen in engine.seen} == {path}
+    for path in sorted(PROXIED - FORMS - STORED):
+        spelt = [form.format(path) for form in ("{}/", "/{}", "{}//", "//{}//")]
+        for target in (path.replace("/", "//"), *spelt, *(target + "?x=1" for target in spelt)):
+            with subtests.test(target=target):
+                assert (await call(gateway.port, request(path=target))).status == 200
+                assert engine.seen[-1].path == path
 
 
-@pytest.mark.parametrize(
-    ("target", "found"),
-    [("/v1/models/", "list"), ("//v1//models", "list"), ("/v1/models/tiny/", "model"), ("/v1//models/tiny", "model")],
-)
-async def test_slashes_too_many_on_pages(
-    engine: ScriptedEngine, start_gateway: StartGateway, target: str, found: str
-) -> None:
-    gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(b"", path=target, method="GET"))
-    assert (answer.status, answer.json["object"]) == (200, found)
+async def test_slashes_too_many_on_pages(gateway: GatewayThread) -> None:
+    for path, kind in (("/v1/models", "list"), ("/v1/models/tiny", "model")):
+        for target in (path + "/", path.replace("/v1/", "//v1//"), path.replace("/v1/", "/v1//")):
+            answer = await call(gateway.port, request(b"", path=target, method="GET"))
+            assert (answer.status, answer.json["object"]) == (200, kind), target
     for path in ("/health/", "//ready", "/metrics/"):
         assert (await call(gateway.port, request(b"", path=path, method="GET"))).status == 200
     for path in ("/collective_rpc/", "//speculation", "/v1/nothing/"):
         assert (await call(gateway.port, request(path=path))).status == 404
+    assert (await call(gateway.port, request(b"", path="/v1/chat/completions/", method="GET"))).status == 405
 
 
 async def test_a_stored_response_by_a_path_with_slashes_too_many(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     for target in ("/v1/responses/resp_1/", "//v1/responses//resp_1?stream=false"):
         assert (await call(gateway.port, request(b"", path=target, method="GET"))).status == 200
     assert [seen.path for seen in engine.seen] == ["/v1/responses/resp_1", "/v1/responses/resp_1?stream=false"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/v1/models", "/v1/models/tiny", "/metrics"])
-async def test_head_is_get_without_a_body(engine: ScriptedEngine, start_gateway: StartGateway, path: str) -> None:
-    gateway = await start_gateway(engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(b"", path=path, method="HEAD") + request(b"", path=path, method="GET"))
-        head = await client.answer(is_head=True)
-        got = await client.answer()
-        assert (head.status, got.status) == (200, 200)
-        assert head.headers["content-type"] == got.headers["content-type"]
-        assert got.body
+async def test_head_is_get_without_a_body(gateway: GatewayThread, subtests: pytest.Subtests) -> None:
+    for path in ("/health", "/ready", "/ping", "/v1/models", "/v1/models/tiny", "/metrics"):
+        with subtests.test(path=path):
+            async with await Client.connect(gateway.port) as client:
+                client.send(request(b"", path=path, method="HEAD") + request(b"", path=path, method="GET"))
+                head = await client.answer(is_head=True)
+                got = await client.answer()
+                assert (head.status, got.status) == (200, 200)
+                assert head.headers["content-type"] == got.headers["content-type"]
+                assert got.body
 
 
 async def test_head_of_what_is_not_ready_or_not_there(start_gateway: StartGateway) -> None:
     gateway = await start_gateway(engine=("http://127.0.0.1:9",))
-    for path, status in (("/ready", 503), ("/v1/models/none", 404), ("/nowhere", 404)):
-        async with await Client.connect(gateway.port) as client:
+    async with await Client.connect(gateway.port) as client:
+        for path, status in (("/ready", 503), ("/v1/models/none", 404), ("/nowhere", 404), (PATH, 405)):
             client.send(request(b"", path=path, method="HEAD"))
             assert (await client.answer(is_head=True)).status == status
+        client.send(request(path="/health", method="GET"))
+        assert (await client.answer()).json == {"status": "ok"}  # none of them had a body
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat%2Fcompletions", "/%761/chat/completions", "/v1/./chat/completions", "/nope"]
-)
-async def test_a_path_that_is_not_served_is_named_as_it_was_sent(
-    engine: ScriptedEngine, start_gateway: StartGateway, path: str
-) -> None:
-    gateway = await start_gateway(engine)
-    answer = await call(gateway.port, request(path=path))
-    assert answer.status == 404
-    assert answer.json["error"]["message"].startswith(f"there is no {path} here")
+async def test_a_path_that_is_not_served_is_named_as_it_was_sent(gateway: GatewayThread) -> None:
+    for path in ("/v1/chat%2Fcompletions", "/%761/chat/completions", "/v1/./chat/completions", "/nope"):
+        answer = await call(gateway.port, request(path=path))
+        assert answer.status == 404, path
+        assert answer.json["error"]["message"].startswith(f"there is no {path} here")

@@ -87,6 +87,7 @@ async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_q
     assert gateway.context.metrics.refusals == {}
 
 
+@pytest.mark.usefixtures("empty_heap")
 async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
@@ -236,9 +237,8 @@ async def test_a_second_engine_takes_those_who_wait(
     assert len(other_engine.seen) == 3
 
 
-async def test_without_a_capacity_nothing_waits(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_without_a_capacity_nothing_waits(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = SLOW
-    gateway = await start_gateway(engine)
     calls = [asyncio.create_task(call(gateway.port)) for _ in range(20)]
     await engine.wait_seen(20)
     for answer in await asyncio.gather(*calls):

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from dataclasses import replace
 
 from specpilot.gateway.engines import snapshot
 from specpilot.policy.api_key import ApiKey
@@ -139,29 +138,6 @@ async def test_frozen_redis_delays_no_request(
         redis.process.send_signal(18)
 
 
-async def test_one_engine_with_a_bad_url_keeps_no_gateway_from_starting_and_no_engine_from_joining(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
-) -> None:
-    store = RedisStore(redis.url)
-    store.heartbeat(replace(record_of(engine, "bad"), url="http://fd00::5:8000"), 60.0)
-    store.heartbeat(record_of(engine, "a"), 60.0)
-    gateway = await start_gateway(redis_url=redis.url)
-    assert (await call(gateway.port)).headers["x-specpilot-engine"] == "a"
-    store.heartbeat(record_of(other_engine, "b"), 60.0)
-    await eventually(lambda: set(gateway.context.fleet.engines) == {"a", "b"}, 1.0)
-    store.close()
-
-
-async def test_a_registered_engine_of_the_list_is_one_engine(
-    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
-) -> None:
-    store = RedisStore(redis.url)
-    store.heartbeat(record_of(engine), 60.0)
-    store.close()
-    gateway = await start_gateway(engine, redis_url=redis.url)
-    assert [*gateway.context.fleet.engines] == ["e1"]
-
-
 async def test_when_every_engine_drains_the_error_says_when_to_come_back(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
@@ -173,27 +149,3 @@ async def test_when_every_engine_drains_the_error_says_when_to_come_back(
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     assert answer.headers["retry-after"] == "1"
     assert engine.seen == []
-
-
-async def test_requests_under_way_survive_the_engine_leaving_the_fleet(
-    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
-) -> None:
-    store = RedisStore(redis.url)
-    store.heartbeat(record_of(engine), 60.0)
-    may_go_on = asyncio.Event()
-    head, first, *rest = stream("one", "two")
-    engine.script = [head, first, may_go_on, *rest]
-    gateway = await start_gateway(redis_url=redis.url)
-    await eventually(lambda: gateway.context.fleet.by_model)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM))
-        await engine.wait_seen(1)
-        store.remove_engine("e1")
-        store.close()
-        await eventually(lambda: not gateway.context.fleet.engines, 1.0)
-        assert (await call(gateway.port)).code == "engine_unavailable"
-        may_go_on.set()
-        answer = await client.answer()
-    assert answer.is_whole
-    assert answer.body.endswith(DONE)
-    await eventually(lambda: not engine.open)  # and its connection is not kept

@@ -1,6 +1,7 @@
 """A field that is read as a sign is judged by its value, wherever it stands and however it is written."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, call, request
 from tests.support.gateway_server import GatewayThread
-from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, reply
+from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, reply, requests_of
 
 GOOD: dict[str, Any] = json.loads(event("a").removeprefix(b"data: "))
 NOTHING = ["null", "false", '""', "{}", "[]", "{ }", "0", '{"code":null}', '{ "message": "", "type": null, "code": 0 }']
@@ -32,65 +33,66 @@ def engines_failures(gateway: GatewayThread) -> int:
     return sum(one.outlier_detection.failures for one in gateway.context.fleet.engines.values())
 
 
-@pytest.mark.parametrize("spelt", SPELT, ids=["plain", "spaced", "lines"])
-@pytest.mark.parametrize("nothing", NOTHING)
 async def test_no_error_is_no_error_in_a_body(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, nothing: str, spelt: str
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, subtests: pytest.Subtests
 ) -> None:
-    body = (spelt % nothing).encode()
-    engine.script = other_engine.script = [reply(body)]
     gateway = await start_gateway(engine, other_engine)
-    answer = await call(gateway.port)
-    assert (answer.status, answer.body) == (200, body)
-    assert len(engine.seen) + len(other_engine.seen) == 1
-    assert gateway.context.metrics.upstream_errors == {}
-    assert engines_failures(gateway) == 0
+    for spelt, nothing in product(SPELT, NOTHING):
+        body = (spelt % nothing).encode()
+        with subtests.test(body=body):
+            engine.script = other_engine.script = [reply(body)]
+            before = requests_of(engine, other_engine)
+            answer = await call(gateway.port)
+            assert (answer.status, answer.body) == (200, body)
+            assert requests_of(engine, other_engine) == before + 1
+            assert gateway.context.metrics.upstream_errors == {}
+            assert engines_failures(gateway) == 0
 
 
-@pytest.mark.parametrize("spelt", SPELT[:2], ids=["plain", "spaced"])
-@pytest.mark.parametrize("nothing", NOTHING)
 async def test_no_error_is_no_error_in_an_event(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, nothing: str, spelt: str
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, subtests: pytest.Subtests
 ) -> None:
-    frames = b"data: " + (spelt % nothing).encode() + b"\n\n" + event("b") + DONE
-    engine.script = other_engine.script = [SSE_HEAD, chunk(frames), LAST_CHUNK]
     gateway = await start_gateway(engine, other_engine)
-    assert (await call(gateway.port, request(STREAM))).body == frames
-    assert len(engine.seen) + len(other_engine.seen) == 1
-    assert gateway.context.metrics.upstream_errors == {}
-    assert engines_failures(gateway) == 0
+    for spelt, nothing in product(SPELT[:2], NOTHING):
+        frames = b"data: " + (spelt % nothing).encode() + b"\n\n" + event("b") + DONE
+        with subtests.test(frames=frames):
+            engine.script = other_engine.script = [SSE_HEAD, chunk(frames), LAST_CHUNK]
+            before = requests_of(engine, other_engine)
+            assert (await call(gateway.port, request(STREAM))).body == frames
+            assert requests_of(engine, other_engine) == before + 1
+            assert gateway.context.metrics.upstream_errors == {}
+            assert engines_failures(gateway) == 0
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("body", ERRORS)
 async def test_an_error_is_one_however_it_is_written(
-    engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, is_stream: bool
+    engine: ScriptedEngine, gateway: GatewayThread, body: bytes, is_stream: bool
 ) -> None:
     script = [SSE_HEAD, chunk(b"data: " + body + b"\n\n"), LAST_CHUNK] if is_stream else [reply(body)]
     engine.script = script
-    gateway = await start_gateway(engine)
     assert (await call(gateway.port, request(STREAM if is_stream else None))).status == 200
     assert engines_failures(gateway) == 1
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize("body", CLIENTS)
 async def test_an_error_of_the_clients_is_no_failure(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, body: bytes, is_stream: bool
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, subtests: pytest.Subtests
 ) -> None:
-    script = [SSE_HEAD, chunk(b"data: " + body + b"\n\n"), LAST_CHUNK] if is_stream else [reply(body)]
-    engine.script = other_engine.script = script
     gateway = await start_gateway(engine, other_engine)
-    assert body in (await call(gateway.port, request(STREAM if is_stream else None))).body
-    assert len(engine.seen) + len(other_engine.seen) == 1
-    assert engines_failures(gateway) == 0
+    for body, is_stream in product(CLIENTS, (False, True)):
+        with subtests.test(body=body, is_stream=is_stream):
+            script = [SSE_HEAD, chunk(b"data: " + body + b"\n\n"), LAST_CHUNK] if is_stream else [reply(body)]
+            engine.script = other_engine.script = script
+            before = requests_of(engine, other_engine)
+            assert body in (await call(gateway.port, request(STREAM if is_stream else None))).body
+            assert requests_of(engine, other_engine) == before + 1
+            assert engines_failures(gateway) == 0
 
 
 @pytest.mark.parametrize("is_large", [False, True])
 async def test_what_a_request_leaves_null_is_left_out(
-    engine: ScriptedEngine, start_gateway: StartGateway, is_large: bool
+    engine: ScriptedEngine, gateway: GatewayThread, is_large: bool
 ) -> None:
-    gateway = await start_gateway(engine)
     nothing = dict.fromkeys(("stream", "vllm_xargs", "stream_options", "metadata", "service_tier", "user", "tools"))
     body = {"model": "tiny", "input": "x" * (100_000 if is_large else 1), **nothing, "max_output_tokens": None}
     answer = await call(gateway.port, request({**body, "request_id": None}, path="/v1/responses"))

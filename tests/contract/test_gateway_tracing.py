@@ -53,11 +53,10 @@ async def counted(gateway: GatewayThread) -> dict[str, int]:
 
 
 async def test_a_stream_is_one_span_below_the_clients(
-    engine: ScriptedEngine, collector: OtlpReceiver, start_gateway: StartGateway
+    engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
     frames = [chunk(event("a")), 0.2, chunk(event("b")), chunk(usage_event(7, 2.5)), chunk(DONE), LAST_CHUNK]
     engine.script = [SSE_HEAD, 0.1, *frames]
-    gateway = await start_gateway(engine)
     headers = CONTEXT + "x-request-id: mine\r\nx-traffic-class: none-such\r\n"
     answer = await call(gateway.port, request({**STREAM, "max_tokens": 9}, headers=headers))
     assert answer.status == 200
@@ -128,9 +127,8 @@ async def until_counted(gateway: GatewayThread, expected: dict[str, int]) -> Non
     ],
 )
 async def test_a_context_that_is_not_valid_begins_a_trace(
-    engine: ScriptedEngine, collector: OtlpReceiver, start_gateway: StartGateway, headers: str
+    engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread, headers: str
 ) -> None:
-    gateway = await start_gateway(engine)
     assert (await call(gateway.port, request(headers=headers + "x-traced: yes\r\n"))).status == 200
     span = await span_of(collector)
     assert span.parent_id == ""
@@ -142,9 +140,8 @@ async def test_a_context_that_is_not_valid_begins_a_trace(
 
 
 async def test_what_the_client_does_not_sample_is_not_exported_but_passed_on(
-    engine: ScriptedEngine, collector: OtlpReceiver, start_gateway: StartGateway
+    engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     assert (await call(gateway.port, request(headers=CONTEXT.replace("-01\r", "-00\r")))).status == 200
     assert (await call(gateway.port, request(headers=CONTEXT))).status == 200
     await span_of(collector)
@@ -207,10 +204,9 @@ async def test_failures_and_retries_show(
 
 
 async def test_a_client_that_leaves_is_a_span_too(
-    engine: ScriptedEngine, collector: OtlpReceiver, start_gateway: StartGateway
+    engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
-    gateway = await start_gateway(engine)
     async with await Client.connect(gateway.port) as client:
         client.send(request(STREAM))
         await client.reader.readuntil(b"data: ")

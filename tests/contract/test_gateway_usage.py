@@ -9,7 +9,7 @@ from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
-from tests.support.gateway_server import eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, usage_event
 
 SCRIPT = [SSE_HEAD, chunk(event("a")), chunk(usage_event(40_000) + DONE), LAST_CHUNK]
@@ -17,10 +17,9 @@ SCRIPT = [SSE_HEAD, chunk(event("a")), chunk(usage_event(40_000) + DONE), LAST_C
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_stream_is_counted_by_its_usage_and_shows_it_to_who_asked(
-    engine: ScriptedEngine, start_gateway: StartGateway, asks: bool
+    engine: ScriptedEngine, gateway: GatewayThread, asks: bool
 ) -> None:
     engine.script = SCRIPT
-    gateway = await start_gateway(engine)
     answer = await call(gateway.port, request(ASKING if asks else STREAM))
     assert engine.seen[0].json["stream_options"] == {"include_usage": True}
     assert answer.body == event("a") + (usage_event(40_000) if asks else b"") + DONE
@@ -49,9 +48,8 @@ async def test_engines_without_stream_options_work(engine: ScriptedEngine, start
 
 
 async def test_a_client_cannot_choose_its_rank_or_its_place_in_the_engines_queue(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    gateway = await start_gateway(engine)
     body = {"model": "tiny", "input": "x", "priority": -100}
     for path in ("/v1/embeddings", "/v1/chat/completions"):
         sent = request(body, path=path, headers="X-data-parallel-rank: 3\r\n")

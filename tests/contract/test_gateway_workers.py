@@ -94,7 +94,9 @@ class Load:
                 self._is_over = True
 
 
-async def test_the_sum_of_all_workers_is_what_was_sent(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
+async def test_the_sums_and_the_access_log_of_all_workers_are_what_was_sent(
+    engine: ScriptedEngine, start_workers: StartWorkers
+) -> None:
     program = await start_workers()
     engine.choose = lambda seen: stream("a", "b") if seen.json.get("stream") else engine.script
     workers: set[str] = set()
@@ -115,6 +117,10 @@ async def test_the_sum_of_all_workers_is_what_was_sent(engine: ScriptedEngine, s
     assert found["ttft_seconds_count"] == 120
     assert found["output_tokens_total"] == 120 * 2 + 120 * 3
     assert found["in_flight"] == 0
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
+    logged = [line for line in program.errors if line.startswith("{")]
+    assert sum('"path":"/v1/chat/completions"' in line and line.endswith("}\n") for line in logged) == 240
 
 
 async def test_a_killed_worker_is_replaced_and_no_counter_goes_backwards(
@@ -175,14 +181,3 @@ async def test_a_folder_that_is_cleaned_away_costs_metrics_for_a_while_and_no_re
     await eventually(lambda: lines(program, "worker 3 serves"), 20)
     assert (await call(program.port, request(path="/metrics", method="GET"))).status == 200
     assert folder.stat().st_mode & 0o077 == 0
-
-
-async def test_access_logs_of_workers_do_not_mix(start_workers: StartWorkers) -> None:
-    program = await start_workers()
-    load = Load(program.port)
-    async with load.running():
-        await eventually(lambda: load.answered > 300)
-    program.process.send_signal(signal.SIGTERM)
-    assert await program.end() == 0
-    logged = [line for line in program.errors if line.startswith("{")]
-    assert sum('"path":"/v1/chat/completions"' in line and line.endswith("}\n") for line in logged) == load.answered

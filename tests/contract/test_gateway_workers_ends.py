@@ -24,7 +24,7 @@ async def all_drain(program: GatewayProgram) -> None:
 
 async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 1.5, chunk(event("b")), LAST_CHUNK]
-    program = await start_workers()
+    program = await start_workers("--drain-grace-s", "1")
     workers = children(program)
 
     async def stream_on() -> str:
@@ -44,23 +44,18 @@ async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers
     assert not lines(program, "WARNING")
 
 
-async def test_draining_workers_say_so(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
-    program = await start_workers("--drain-grace-s", "5")
-    assert (await call(program.port, request(path="/ready", method="GET"))).status == 200
-    program.process.send_signal(signal.SIGTERM)
-    await all_drain(program)
-    assert (await call(program.port)).status == 200
-    assert await program.end() == 0
-
-
-async def test_a_second_signal_ends_all_at_once(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
-    engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
+async def test_draining_workers_say_so_and_serve_and_a_second_signal_ends_all_at_once(
+    engine: ScriptedEngine, start_workers: StartWorkers
+) -> None:
+    engine.scripts = [[SSE_HEAD, chunk(event("a")), 60.0]]
     program = await start_workers("--drain-grace-s", "30")
     async with await Client.connect(program.port) as client:
+        assert (await call(program.port, request(path="/ready", method="GET"))).status == 200
         client.send(request(STREAM))
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGINT)
         await all_drain(program)
+        assert (await call(program.port)).status == 200
         await asyncio.sleep(0.6)  # what follows at once is the same signal, heard twice
         program.process.send_signal(signal.SIGINT)
         assert await program.end(5) == 0

@@ -46,7 +46,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Reply]:
 
 @pytest.fixture(scope="session")
 def stack(reference: list[Reply], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The whole system in float32; comes after the reference so that the two never share the cores."""
-    running = Stack(Path(tmp_path_factory.mktemp("stack")), "--engine-args", "--dtype float32")
+    """The whole system in float32; comes after the reference so that the two never share the cores.
+
+    It stores responses, and keeps streams alive while it has nothing to say.
+    """
+    folder = Path(tmp_path_factory.mktemp("stack"))
+    flags = "--dtype float32 --sse-keep-alive-interval 1"
+    running = Stack(folder, "--engine-args", flags, VLLM_ENABLE_RESPONSES_API_STORE="1")
     yield running
     running.stop()

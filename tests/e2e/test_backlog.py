@@ -1,160 +1,12 @@
-"""Where rows of the backlog go, and that none is lost where vLLM cannot draft."""
+"""No row of the backlog is lost where vLLM cannot draft, and where there are more than a pass takes."""
 
-import json
-import subprocess
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.stack import ROOT
+from tests.support.engine_program import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own, on import
-
-
-def two_requests(of_a: int = 2) -> Any:
-    """A backlog of "a" with `of_a` rows, then of "b" with one; their states and tokens are 0, 1, 2, ..."""
-    import torch  # noqa: PLC0415 - beside vLLM, whose import takes seconds
-
-    from specpilot.engine_adapter.vllm.v1.backlog import Backlog  # noqa: PLC0415 - as above
-
-    windowed = SimpleNamespace(  # so that only as many rows are kept as requests run
-        hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(), get_sliding_window=lambda: 8, max_model_len=None
-    )
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(method="eagle", draft_model_config=windowed),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(
-            max_model_len=100, get_hidden_size=lambda: 1, is_multimodal_model=False, enable_prompt_embeds=False
-        ),
-    )
-    drafter = SimpleNamespace(vllm_config=config, device=torch.device("cpu"), dtype=torch.float32, block_size=16)
-    backlog = Backlog(drafter)
-    for number, request in enumerate([*["a"] * of_a, "b"]):
-        backlog.rows.add([request], [torch.tensor([[float(number)]])], torch.tensor([number]), ["a", "b"])
-    return backlog
-
-
-def test_each_row_goes_through_with_the_token_that_follows_it_also_where_a_pass_ends() -> None:
-    backlog = two_requests(of_a=3)
-    passed: list[Any] = []
-    backlog._drafter.max_num_tokens, backlog._length = 2, 100
-    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
-        (tokens.tolist(), hidden[:, 0].tolist(), batch.query_start_loc.tolist(), batch.seq_lens.tolist())
-    )
-    backlog.catch_up(*two_decodes(), ["a", "b"])
-    # In the batch "b" stands before "a"; the step begins with the tokens 70 and 80, at the positions 40 and 60.
-    assert passed == [([70, 1], [3, 0], [0, 1, 2], [40, 58]), ([2, 80], [1, 2], [0, 2], [60])]
-    assert len(backlog.rows) == 0
-
-
-def test_a_row_goes_to_the_position_before_what_follows_it_and_to_that_slot() -> None:
-    backlog, (runner, state) = two_requests(of_a=3), two_decodes()
-    passed: list[Any] = []
-    backlog._drafter.max_num_tokens, backlog._length = 8, 59  # "a" is drafted for up to position 58
-    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
-        (hidden[:, 0].tolist(), positions.tolist(), batch.slot_mapping.tolist())
-    )
-    state.spec_decode_common_attn_metadata.block_table_tensor[:] = torch_tensor([[7, 5, 2, 9], [1, 6, 8, 3]])
-    backlog.catch_up(runner, state, ["a", "b"])
-    # Blocks have 16 tokens. The rows of "a" are at 57, 58 and 59, of which the last is too far.
-    assert passed == [([3, 0, 1], [39, 57, 58], [2 * 16 + 7, 3 * 16 + 9, 3 * 16 + 10])]
-
-
-def test_where_drafts_were_rejected_the_accelerator_knows_the_position() -> None:
-    backlog, (runner, state) = two_requests(), two_decodes()
-    passed: list[Any] = []
-    backlog._drafter.max_num_tokens, backlog._length = 8, 100
-    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
-        (positions.tolist(), batch.slot_mapping.tolist(), batch.seq_lens.tolist())
-    )
-    state.spec_decode_common_attn_metadata.seq_lens_cpu_upper_bound += 5
-    backlog.catch_up(runner, state, ["a", "b"])
-    assert passed == [([39, 58, 59], [39, 58, 59], [40, 60])]
-
-
-def test_positions_in_three_dimensions_are_those_before_the_step_in_each() -> None:
-    backlog, (runner, state) = two_requests(), two_decodes()
-    passed: list[Any] = []
-    backlog._drafter.max_num_tokens, backlog._length = 8, 100
-    backlog._forward = lambda tokens, positions, hidden, batch: passed.append(
-        (positions.tolist(), batch.slot_mapping.tolist())
-    )
-    runner._get_positions = lambda count: torch_tensor([[20, 30], [20, 30], [20, 31]])[:, :count]
-    backlog.catch_up(runner, state, ["a", "b"])
-    assert passed == [([[19, 28, 29], [19, 28, 29], [19, 29, 30]], [39, 58, 59])]
-
-
-def torch_tensor(values: Any) -> Any:
-    import torch  # noqa: PLC0415 - as above
-
-    return torch.tensor(values)
-
-
-def two_decodes() -> tuple[Any, Any]:
-    """A runner, and its state after a step in which "b" and "a" decoded: their sequences have 41 and 61 tokens now."""
-    import torch  # noqa: PLC0415 - as above
-
-    metadata = SimpleNamespace(
-        num_reqs=2,
-        query_start_loc=torch.tensor([0, 1, 2]),
-        query_start_loc_cpu=torch.tensor([0, 1, 2]),
-        seq_lens=torch.tensor([41, 61]),
-        seq_lens_cpu_upper_bound=torch.tensor([41, 61]),
-        num_actual_tokens=2,
-        block_table_tensor=torch.arange(4, dtype=torch.int32).repeat(2, 1),
-    )
-    runner = SimpleNamespace(
-        input_batch=SimpleNamespace(req_ids=["b", "a"]),
-        input_ids=SimpleNamespace(gpu=torch.tensor([70, 80], dtype=torch.int32)),
-        _get_positions=lambda count: torch.tensor([40, 60])[:count],
-    )
-    return runner, SimpleNamespace(spec_decode_common_attn_metadata=metadata)
-
-
-def test_a_plain_step_leaves_a_row_for_each_request() -> None:
-    import torch  # noqa: PLC0415 - as above
-
-    backlog, (runner, state) = two_requests(of_a=1), two_decodes()
-    state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])
-    backlog.keep_plain(runner, state)
-    assert backlog.rows.by_request() == {"a": [0, 3], "b": [1, 2]}
-    assert backlog.rows.tokens().tolist() == [0, 1, 70, 80]
-    assert backlog.rows.states(torch.arange(4))[:, 0].tolist() == [0.0, 1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("of_the_step", "left"),
-    [
-        ({}, {"a": [0, 1], "b": [2]}),
-        ({"finished": {"a"}}, {"b": [2]}),
-        ({"resumed": {"b"}}, {"a": [0, 1]}),
-        ({"new": ["b", "other"]}, {"a": [0, 1]}),
-        ({"finished": {"a"}, "new": ["a"], "resumed": {"b"}}, {}),
-    ],
-)
-def test_before_a_step_what_ended_or_begins_anew_is_forgotten(of_the_step: Any, left: Any) -> None:
-    from specpilot.engine_adapter.vllm.scheduler_output import forget_useless  # noqa: PLC0415 - as above
-
-    backlog = two_requests()
-    output = SimpleNamespace(
-        finished_req_ids=of_the_step.get("finished", set()),
-        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in of_the_step.get("new", ())],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=of_the_step.get("resumed", set())),
-    )
-    forget_useless(backlog.rows, output)
-    assert backlog.rows.by_request() == left
-
-
-def ways(*program: str) -> dict[str, Any]:
-    """What the support program found in each of its ways."""
-    done = subprocess.run(
-        [sys.executable, "-m", *program], cwd=ROOT, capture_output=True, text=True, timeout=350, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
-    return dict(json.loads(lines[-1]))
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
 def check_nothing_was_lost(found: dict[str, Any]) -> None:
@@ -164,17 +16,15 @@ def check_nothing_was_lost(found: dict[str, Any]) -> None:
     assert hole["accepted"] / hole["verified"] < 0.95 * whole["accepted"] / whole["verified"]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting(kind: str) -> None:
-    found = ways("tests.support.too_long", kind)
+    found = run("too_long", kind)
     assert {name for name, count in found["caught up"]["seen"].items() if not count} == set()
     check_nothing_was_lost(found)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_nothing_is_lost_where_a_request_leaves_more_rows_than_a_pass_takes(kind: str) -> None:
-    found = ways("tests.support.in_step", kind)
+    found = run("in_step", kind)
     assert found["caught up"]["seen"]["most rows of one"] > found["pass"]
     check_nothing_was_lost(found)

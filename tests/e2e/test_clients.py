@@ -1,6 +1,5 @@
 """The clients that people use, through the gateway, on a real engine: every API of it that they call."""
 
-import asyncio
 import json
 import os
 import re
@@ -21,8 +20,7 @@ from openai import OpenAI
 
 from specpilot.bench.report.process_tree import tree
 from tests.support.client_packages import node_folder, python_folder
-from tests.support.gateway_server import GatewayProgram
-from tests.support.stack import DEMO_MODEL, Engine, counters
+from tests.support.stack import DEMO_MODEL, Stack, counters
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -45,24 +43,11 @@ TOOLS: Any = [
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One that speculates, stores responses and keeps its streams alive while it has nothing to say."""
-    flags = ("--drafter", str(DEMO_MODEL / "peagle"), "--k-max", "7", "--static-k", "3")
-    flags += ("--sse-keep-alive-interval", "1")
-    running = Engine(tmp_path_factory.mktemp("clients"), *flags, VLLM_ENABLE_RESPONSES_API_STORE="1")
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def gateway(engine: Engine) -> Iterator[str]:
-    """The base URL of a gateway before the engine."""
-    program = GatewayProgram(["--engine", engine.url, "--no-access-log"])
-    try:
-        asyncio.run(program.started())
-        yield f"http://127.0.0.1:{program.port}"
-    finally:
-        program.close()
+def gateway(stack: Stack) -> Iterator[str]:
+    """The base URL of the gateway, while K stays."""
+    stack.put_policy(mode="off", static_k=3)
+    yield stack.gateway
+    stack.put_policy(mode="act", static_k=None)
 
 
 @pytest.fixture
@@ -108,6 +93,15 @@ def test_errors_of_messages_are_the_clients_exceptions(messages: Anthropic) -> N
         messages.messages.create(model="huge", messages=MESSAGES, max_tokens=8)
     with pytest.raises(anthropic.BadRequestError):
         messages.messages.create(model="demo", messages=[{"role": "nobody", "content": 1}], max_tokens=8)  # type: ignore[list-item,typeddict-item]
+
+
+def test_a_chat_and_its_stream_say_the_same(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    asked: Any = {"model": "demo", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    parts = client.chat.completions.create(**asked, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content != ""
+    assert whole.usage.completion_tokens <= 16
 
 
 def test_completions_with_two_choices(client: OpenAI) -> None:
@@ -191,9 +185,9 @@ def test_tools_reach_the_engine(client: OpenAI) -> None:
         client.chat.completions.create(**arguments, tool_choice={"type": "function", "function": {"name": "add"}})
 
 
-def test_what_keeps_a_stream_alive_comes_before_its_content(engine: Engine, gateway: str) -> None:
+def test_what_keeps_a_stream_alive_comes_before_its_content(stack: Stack, gateway: str) -> None:
     """The API server answers while its engine stands still, as it does while requests wait or are prefilled."""
-    [core] = [pid for pid in tree(engine.process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
+    [core] = [pid for pid in tree(stack.process.pid) if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text()]
     body = {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True}
     os.kill(core, signal.SIGSTOP)
     try:
@@ -261,11 +255,11 @@ def bench_serve(url: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((folder / "figures.json").read_text())
 
 
-def test_vllm_bench_serve_shows_acceptance_behind_the_gateway(engine: Engine, gateway: str, tmp_path: Path) -> None:
+def test_vllm_bench_serve_shows_acceptance_behind_the_gateway(stack: Stack, gateway: str, tmp_path: Path) -> None:
     names = [f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "accepted_tokens")]
-    before = [counters(engine.url, name)[()] for name in names]
+    before = [counters(stack.engine, name)[()] for name in names]
     said, figures = bench_serve(gateway, tmp_path)
-    grown = [counters(engine.url, name)[()] - start for name, start in zip(names, before, strict=True)]
+    grown = [counters(stack.engine, name)[()] - start for name, start in zip(names, before, strict=True)]
     assert figures["completed"] == 6
     assert "Acceptance length:" in said
     shown = [figures["spec_decode_num_drafts"], figures["spec_decode_accepted_tokens"]]

@@ -1,7 +1,6 @@
 """The adapter beside vLLM's other features, in real engines: the text of no speculation, or a clear refusal."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import cache
@@ -11,27 +10,17 @@ from typing import Any
 import pytest
 
 from specpilot.engine_adapter.vllm import versions
+from tests.support.engine_program import ended, run
 from tests.support.option_engine import Case, make_lora
 from tests.support.stack import DEMO_MODEL, ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
-ASYNC = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
-def ran(case: Case) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.support.option_engine", case.argument()]
-    # Unbound, because workers would each want a NUMA node; one thread, because another test runs beside it
-    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=350, check=False)
-
-
 def outcome(case: Case) -> dict[str, Any]:
-    done = ran(case)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stderr[-3000:]
-    return dict(json.loads(lines[-1]))
+    return run("option_engine", case.argument())
 
 
 @cache
@@ -39,24 +28,13 @@ def plain() -> dict[str, Any]:
     return outcome(Case(has_adapter=False))
 
 
-def test_priority_scheduling_with_preemptions_keeps_the_text() -> None:
-    scarce = {"block_size": 32, "max_model_len": 512, "num_gpu_blocks_override": 40}
-    found = outcome(Case(scarce | {"scheduling_policy": "priority"}, has_priorities=True))
-    assert found["preemptions"] > 3
-    assert found["drafted"] > 100
-    assert found["ids"] == plain()["ids"]
+@cache
+def stopped() -> dict[str, Any]:
+    return outcome(Case(stops=True))
 
 
-@pytest.mark.skipif(versions.vllm_version().startswith("0.30."), reason="on CPUs vLLM 0.30 cannot run sequential heads")
-def test_a_sequential_eagle_head_keeps_the_text() -> None:
-    found = outcome(Case(is_sequential=True))
-    assert found["drafted"] > 100
-    assert found["ids"] == plain()["ids"]
-
-
-@pytest.mark.parametrize("way", ["pause", "sleep"])
-def test_a_paused_engine_keeps_the_text_and_counts_no_pause_as_a_step(way: str) -> None:
-    found = outcome(Case(pause=way))
+def test_an_engine_that_pauses_and_sleeps_keeps_the_text_and_counts_neither_as_a_step() -> None:
+    found = stopped()
     assert found["stopped_s"] > 2.0
     assert found["counted_s"] <= found["ran_s"]
     assert found["drafted"] > 100
@@ -90,35 +68,27 @@ def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:
 
 @pytest.mark.skipif(versions.vllm_version().startswith("0.29."), reason="vLLM 0.29 compiles its kernels at first use")
 def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_engine_serves() -> None:
-    found = outcome(Case(count=1))
-    assert found["drafter"]["has_backlog"]
-    assert found["drafter"]["widths"] == [1, 2, 7]
-    assert found["drafter"]["others"] == 1  # except for the width they repeat vLLM's message about K_max
+    drafter = stopped()["drafter"]
+    assert drafter["has_backlog"]
+    assert drafter["widths"] == [1, 2, 7]
+    assert drafter["others"] == 1  # except for the width they repeat vLLM's message about K_max
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"speculative_config": NGRAM}, "the adapter steers method 'ngram' on model runner V2 alone"),
-        (
-            {"scheduler_cls": ASYNC},
-            "vLLM schedules synchronously here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.S",
-        ),
-    ],
-)
-def test_what_is_not_steered_ends_the_start_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
-    done = ran(Case(options))
+def failure(case: Case) -> str:
+    """What an engine says that does not start."""
+    done = ended("option_engine", case.argument())
     assert done.returncode != 0
-    assert sentence in done.stderr + done.stdout
+    return done.stderr + done.stdout
+
+
+def test_what_is_not_steered_ends_the_start_with_a_sentence() -> None:
+    said = failure(Case({"scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"}))
+    assert "vLLM schedules synchronously here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.S" in said
 
 
 def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_URL", "gpu-1:8000")
-    done = ran(Case())
-    assert done.returncode != 0
-    assert (
-        "InvalidSettingsError: SPECPILOT_ENGINE_URL: 'gpu-1:8000' is no engine's address" in done.stderr + done.stdout
-    )
+    assert "InvalidSettingsError: SPECPILOT_ENGINE_URL: 'gpu-1:8000' is no engine's address" in failure(Case())
 
 
 @pytest.mark.parametrize(

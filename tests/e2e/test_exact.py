@@ -3,39 +3,28 @@
 Text, evidence and memory are exact while K changes every few steps (see `tests.support.exact_engine` for the load).
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from specpilot.policy import engine_metrics as names
-from tests.support.stack import ROOT
+from tests.support.engine_program import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
-    return dict(json.loads(lines[-1]))
-
-
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    return run("tests.support.exact_engine", "plain")
+    return run("exact_engine", "plain", "peagle")
 
 
-@pytest.fixture(scope="module", params=["sync", "async", "sync eagle3", "async eagle3"])
+@pytest.fixture(scope="module", params=["sync peagle", "async peagle", "sync eagle3", "async eagle3"])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return run("tests.support.exact_engine", *request.param.split()) | {"kind": request.param.split()[0]}
+    return run("exact_engine", *request.param.split()) | {"kind": request.param.split()[0]}
 
 
 def test_every_reply_is_that_of_an_engine_without_speculation(plain: dict[str, Any], found: dict[str, Any]) -> None:
-    assert len(plain["ids"]) == 60
+    assert len(plain["ids"]) == found["determined"] > 15
     assert [key for key, ids in plain["ids"].items() if found["ids"].get(key) != ids] == []
 
 
@@ -84,25 +73,32 @@ def test_the_asynchronous_engines_copies_arrive_late_and_the_adapters_sources_st
     if found["kind"] == "sync":
         assert copies == {"late": 0, "sent": 0, "changed": {}}
     else:
-        assert (copies["late"] > 200, copies["sent"] > 1000) == (True, True)
+        assert (copies["late"] > 200, copies["sent"] > 1000, len(copies["changed"]) > 0) == (True, True, True)
         assert [place for place in copies["changed"] if "engine_adapter" in place] == []
+
+
+def check_spell(found: dict[str, Any], least_in_turns: int, in_the_hole: float) -> None:
+    """What caught up, in whichever way, is accepted as if the drafter had never been off; with a hole less is."""
+
+    def accepted(way: str) -> float:
+        return float(found[way]["accepted"] / found[way]["verified"])
+
+    assert [found[way]["catch_ups"] for way in ("whole", "caught up", "hole")] == [0, 1, 0]
+    assert found["held"]["catch_ups"] > 0
+    assert found["left out in turns"]["catch_ups"] > least_in_turns
+    for way in {"held", "caught up", "in parts", "left out in turns"} & found.keys():
+        assert found[way]["ids"] == found["whole"]["ids"]
+        assert accepted(way) == pytest.approx(accepted("whole"), rel=0.01)
+    assert found["hole"]["ids"] == found["whole"]["ids"]
+    assert accepted("hole") < in_the_hole * accepted("whole")
 
 
 @pytest.mark.parametrize("how", ["compiled peagle", "eager eagle3", "poison peagle"])
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(how: str) -> None:
-    found = run("tests.support.caught_up", *how.split())
-    whole, hole = found["whole"], found["hole"]
-    held, caught_up, in_parts, in_turns = (found[way] for way in ("held", "caught up", "in parts", "left out in turns"))
-    assert (whole["catch_ups"], caught_up["catch_ups"], hole["catch_ups"]) == (0, 1, 0)
-    assert held["catch_ups"] > 0
-    assert in_parts["catch_ups"] > 20
-    assert in_turns["catch_ups"] > 100
-    for way in (held, caught_up, in_parts, in_turns, hole):
-        assert way["ids"] == whole["ids"]
-    for way in (held, caught_up, in_parts, in_turns):
-        assert way["accepted"] / way["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
-    assert hole["accepted"] / hole["verified"] < 0.95 * whole["accepted"] / whole["verified"]
+    found = run("caught_up", *how.split())
+    check_spell(found, 100, 0.95)
+    assert found["in parts"]["catch_ups"] > 20
     if how.startswith("poison"):  # what the copy is for: without it drafts come of what the pass wrote over
-        not_copied = found["not copied"]
+        whole, not_copied = found["whole"], found["not copied"]
         assert (not_copied["catch_ups"], not_copied["ids"]) == (1, whole["ids"])
         assert not_copied["accepted"] / not_copied["verified"] < 0.5 * whole["accepted"] / whole["verified"]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PARTS = (
     "operations", "replies without speculation", "replies, synchronous", "replies, asynchronous",
     "catching up, without graphs", "catching up, with graphs", "waits", "steps, FULL", "steps, none",
-    "steps, without speculation", "steps, P-EAGLE at K_max",
+    "steps, without speculation",
 )  # fmt: skip
 FLAGS = (
     "--k", "0,7", "--running", "1,2,4", "--replies", "3", "--tokens", "24", "--steps", "4", "--rounds", "1",
@@ -47,7 +47,7 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
         "batches cut to the requests with drafts",
         *(f"replies as without speculation, synchronous, {how}" for how in ("K = 0", "K = 7", "K changing at random")),
         "acceptance after a spell of K = 0, without graphs",
-        *(f"step times, {what}" for what in ("none", "without speculation", "P-EAGLE at K_max")),
+        *(f"step times, {what}" for what in ("none", "without speculation")),
     }
     skipped = {name for name, line in lines.items() if line["verdict"] == "skipped"}
     assert skipped == {
@@ -63,7 +63,7 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
     assert uniform == [(1, 0), (1, 7), (2, 0), (2, 7), (4, 0), (4, 3), (4, 7)]
     mixed = [(row["kind"], row["ks"]) for row in found["steps, none"]["cells"] if row["kind"] != "uniform"]
     assert mixed == [("halves", [0, 6]), ("halves", [1, 5]), ("random", [0, 2, 4, 6])]
-    for what in ("none", "without speculation", "P-EAGLE at K_max"):
+    for what in ("none", "without speculation"):
         data = found[f"steps, {what}"]
         assert all(row["step_ms"] >= row["host_ms"] > 0 and row["tokens_per_step"] >= 1 for row in data["cells"])
         assert all(row["pace_ms"] > 0 for row in data["cells"])
@@ -71,7 +71,5 @@ def test_it_runs_on_a_cpu_goes_on_and_reports(tmp_path: Path) -> None:
         assert data["stopped"] is None
         assert all(item["periods"] == 3 and item["quiet_ms"] > 0 for item in data["arrivals"])
     page = (tmp_path / "report.md").read_text()
-    assert "| running | without speculation | P-EAGLE at K_max | none, K = 0 | none, K = 7 |" in page.replace(
-        "none, K = 3 | ", ""
-    )
+    assert "| running | without speculation | none, K = 0 | none, K = 7 |" in page.replace("none, K = 3 | ", "")
     assert "## Where the time goes: without speculation (stock vLLM)" in page

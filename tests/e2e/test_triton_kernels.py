@@ -1,13 +1,10 @@
 """The kernels that a GPU lays out and verifies drafts with give what the CPU's functions give, at every width."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.stack import ROOT
+from tests.support.engine_program import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -26,10 +23,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.support.triton_kernels"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return run("triton_kernels")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

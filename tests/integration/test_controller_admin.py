@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import Controller
@@ -149,13 +149,13 @@ def test_redis_gone_is_503_with_a_time_to_come_back(controller: Controller) -> N
 def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: Controller) -> None:
     stored = RedisStore(controller.redis.url)
     made = controller.call("/admin/keys", "POST", {})[1]["key_id"]
-    for key in (keys.FREEZES, keys.API_KEYS, keys.ADMIN_TOKENS):
+    for key in (redis_keys.FREEZES, redis_keys.API_KEYS, redis_keys.ADMIN_TOKENS):
         stored._redis.hset(key, "bad", "{nonsense")
     [frozen] = controller.call("/admin/freezes")[1]["freezes"]
     assert (frozen["model"], frozen["hold"], frozen["until"]) == ("bad", "current", None)
     assert controller.call("/admin/freezes/bad", "PUT", {})[1]["error"]["code"] == "frozen_by_another"
     assert controller.call("/admin/freezes/bad", "PUT", {"replace": True})[0] == 200
-    stored._redis.hset(keys.FREEZES, "bad", "{nonsense")
+    stored._redis.hset(redis_keys.FREEZES, "bad", "{nonsense")
     assert controller.call("/admin/freezes/bad", "DELETE")[0] == 204
     assert controller.call("/admin/freezes")[1]["freezes"] == []
     assert "bad" not in {item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]}

@@ -5,14 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from specpilot.controller.cli import admin_token, client_key, models
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller
@@ -26,10 +24,15 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert tried.returncode == 0, tried.stderr
     assert "dry run, nothing was written. It would change cli, as version 1:\n  k_max: none -> 5\n" in tried.stdout
     assert "no engine of this model runs" in tried.stdout
-    assert controller.command("policy", "get", "cli").returncode == 1
+    missing = controller.command("policy", "get", "cli")
+    assert (missing.returncode, "has no policy" in missing.stderr) == (1, True)
+    assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2
     assert controller.command("policy", "put", str(file), "--comment", "first").returncode == 0
     file.write_text('{"model": "cli", "k_max": 3, "classes": {"code": {"pin": 2}}}')
     assert controller.command("policy", "put", str(file)).returncode == 0
+    late = controller.command("policy", "put", str(file), "--version", "1")
+    assert (late.returncode, "version 2" in late.stderr) == (1, True)
+    assert "cli  version 2" in controller.command("policy", "list").stdout
     history = controller.command("policy", "history", "cli").stdout.splitlines()
     assert [line.split()[0] for line in history] == ["2", "1"]
     assert history[1].endswith("put       --admin-token  # first")
@@ -45,6 +48,9 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert controller.command("policy", "delete", "cli").stdout == "deleted the policy of cli\n"
     assert controller.command("policy", "delete", "cli").returncode == 1
     assert json.loads(controller.command("policy", "rollback", "cli", "2").stdout)["version"] == 5
+    got = controller.command("policy", "get", "cli").stdout.replace('"k_max": 3', '"k_max": 2')
+    assert controller.command("policy", "put", "-", text=got).returncode == 0
+    assert controller.call("/admin/policies/cli")[1]["policy"]["k_max"] == 2
 
 
 def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Path) -> None:
@@ -163,21 +169,16 @@ def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> No
     assert controller.command("key", "revoke", key_id).returncode == 0
 
 
-def test_a_token_or_key_that_expired_is_rotated_with_a_new_expiry_and_a_comment(
-    controller: Controller, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for main, what, flags in (
-        (admin_token.main, "token", ("brief", "--role", "viewer")),
-        (client_key.main, "key", ()),
-    ):
-        command = partial(said, main, controller, capsys)
-        made = command("create", *flags, "--expires-in", "0.2s", "--comment", "for a moment")[2].split(":")[0]
+def test_a_token_or_key_that_expired_is_rotated_with_a_new_expiry_and_a_comment(controller: Controller) -> None:
+    for what, flags in (("token", ("brief", "--role", "viewer")), ("key", ())):
+        command = partial(controller.command, what)
+        made = command("create", *flags, "--expires-in", "0.2s", "--comment", "for a moment").stderr.split(":")[0]
         time.sleep(0.25)
-        status, _, errors = command("rotate", made)
-        assert (status, "expires_in_s: is missing, and it has expired" in errors) == (1, True)
-        assert command("rotate", made, "--expires-in", "90d", "--comment", "on duty again")[0] == 0
-        assert command("rotate", made, "--expires-in", "none")[2].startswith(f"{made}: does not expire")
-        assert command("revoke", made, "--comment", "left")[0] == 0
+        late = command("rotate", made)
+        assert (late.returncode, "expires_in_s: is missing, and it has expired" in late.stderr) == (1, True)
+        assert command("rotate", made, "--expires-in", "90d", "--comment", "on duty again").returncode == 0
+        assert command("rotate", made, "--expires-in", "none").stderr.startswith(f"{made}: does not expire")
+        assert command("revoke", made, "--comment", "left").returncode == 0
         entries = controller.call("/admin/audit?limit=5")[1]["entries"]
         told = [(item["action"], item["comment"]) for item in entries]
         assert told == [
@@ -189,51 +190,38 @@ def test_a_token_or_key_that_expired_is_rotated_with_a_new_expiry_and_a_comment(
         ]
 
 
-def said(
-    main: Callable[[Sequence[str]], None], controller: Controller, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    """Return the status, output and errors of a command in this process, which is quicker than a program."""
-    status = 0
-    try:
-        main([*words, "--admin-url", controller.url, "--token", TOKEN])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    return status, *capsys.readouterr()
-
-
-def test_what_a_key_may_from_the_command_line(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
-    key = partial(said, client_key.main, controller, capsys)
+def test_what_a_key_may_from_the_command_line(controller: Controller) -> None:
+    key = partial(controller.command, "key")
     flags = ("--allowed-models", "big, small", "--max-concurrent-requests", "4", "--k-max", "0")
-    key_id = key("create", *flags)[2].split(":")[0]
-    assert f"{key_id}  allowed_models ['big', 'small'], max_concurrent_requests 4, k_max 0" in key("list")[1]
-    changed = json.loads(key("change", key_id, "--k-max", "none")[1])
+    key_id = key("create", *flags).stderr.split(":")[0]
+    assert f"{key_id}  allowed_models ['big', 'small'], max_concurrent_requests 4, k_max 0" in key("list").stdout
+    changed = json.loads(key("change", key_id, "--k-max", "none").stdout)
     assert (changed["k_max"], changed["allowed_models"]) == (None, ["big", "small"])
-    status, _, errors = key("change", key_id, "--k-max", "65")
-    assert (status, "k_max is 65" in errors) == (1, True)
-    assert key("revoke", key_id)[0] == 0
+    refused = key("change", key_id, "--k-max", "65")
+    assert (refused.returncode, "k_max is 65" in refused.stderr) == (1, True)
+    assert key("revoke", key_id).returncode == 0
 
 
-def test_models_are_routed_from_the_command_line(controller: Controller, capsys: pytest.CaptureFixture[str]) -> None:
-    command = partial(said, models.main, controller, capsys)
-    assert command("list")[1] == "no name has a route\n"
+def test_models_are_routed_from_the_command_line(controller: Controller) -> None:
+    command = partial(controller.command, "models")
+    assert command("list").stdout == "no name has a route\n"
     split = ("set", "chat", "big=9", "new", "--fallback", "small,tiny")
-    assert (
-        "dry run, nothing was written. It would change model-routes, as version 1:" in command(*split, "--dry-run")[1]
-    )
+    tried = command(*split, "--dry-run").stdout
+    assert "dry run, nothing was written. It would change model-routes, as version 1:" in tried
     line = "chat  served by big 90 %, new 10 %; else small, tiny\n"
-    assert command(*split) == (0, line, "")
-    assert command("set", "fast", "small")[1] == "fast  served by small\n"
-    assert command("set", "big", "--fallback", "small")[1] == "big  served by big; else small\n"
-    assert command("list")[1] == "big  served by big; else small\n" + line + "fast  served by small\n"
-    assert command("set", "chat", "big")[1] == "chat  served by big\n"
-    assert command("remove", "chat", "--comment", "over")[1] == "removed the route of chat\n"
-    status, _, errors = command("remove", "chat")
-    assert (status, "has no route" in errors) == (1, True)
-    status, _, errors = command("set", "chat")
-    assert (status, "routes.chat: names no model" in errors) == (1, True)
+    done = command(*split)
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+    assert command("set", "fast", "small").stdout == "fast  served by small\n"
+    assert command("set", "big", "--fallback", "small").stdout == "big  served by big; else small\n"
+    assert command("list").stdout == "big  served by big; else small\n" + line + "fast  served by small\n"
+    assert command("set", "chat", "big").stdout == "chat  served by big\n"
+    assert command("remove", "chat", "--comment", "over").stdout == "removed the route of chat\n"
+    for words, said in (("remove", "has no route"), ("set", "routes.chat: names no model")):
+        refused = command(words, "chat")
+        assert (refused.returncode, said in refused.stderr) == (1, True)
     for words in (["set"], ["remove"], ["set", "chat", "big=many"], ["move"]):
-        assert command(*words)[0] == 2
-    assert "specpilot models: set: 'big=many': 'many' is no weight" in command("set", "chat", "big=many")[2]
+        assert command(*words).returncode == 2
+    assert "specpilot models: set: 'big=many': 'many' is no weight" in command("set", "chat", "big=many").stderr
 
 
 def test_a_freeze_from_the_command_line(controller: Controller) -> None:
@@ -299,22 +287,3 @@ def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path)
     finally:
         follower.terminate()
         follower.wait(10)
-
-
-def test_a_policy_is_read_written_again_listed_and_deleted(controller: Controller, tmp_path: Path) -> None:
-    file = tmp_path / "policy.json"
-    file.write_text('{"model": "kept", "static_k": 3}')
-    assert controller.command("policy", "put", str(file)).returncode == 0
-    got = controller.command("policy", "get", "kept")
-    document = json.loads(got.stdout)
-    document["policy"]["static_k"] = 4
-    assert controller.command("policy", "put", "-", text=json.dumps(document)).returncode == 0
-    late = controller.command("policy", "put", str(file), "--version", "1")
-    assert late.returncode == 1
-    assert "version 2" in late.stderr
-    assert "kept  version 2" in controller.command("policy", "list").stdout
-    assert controller.command("policy", "delete", "kept").returncode == 0
-    missing = controller.command("policy", "get", "kept")
-    assert missing.returncode == 1
-    assert "has no policy" in missing.stderr
-    assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2

@@ -7,18 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.redis_server import RedisServer
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    found = RedisServer()
-    yield found
-    found.close()
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,9 +32,9 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     ids=lambda value: " ".join(value[:2]) or "nothing",
 )
 def test_a_wrong_setting_names_itself_and_the_remedy(
-    redis: RedisServer, arguments: tuple[str, ...], words: tuple[str, ...]
+    server: RedisServer, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    with_redis = arguments if not arguments or "--redis-url" in arguments else ("--redis-url", redis.url, *arguments)
+    with_redis = arguments if not arguments or "--redis-url" in arguments else ("--redis-url", server.url, *arguments)
     done = start(*with_redis)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -51,19 +43,19 @@ def test_a_wrong_setting_names_itself_and_the_remedy(
         assert word in done.stderr
 
 
-def test_a_busy_port_is_named(redis: RedisServer) -> None:
+def test_a_busy_port_is_named(server: RedisServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = start("--redis-url", redis.url, "--port", port)
+        done = start("--redis-url", server.url, "--port", port)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr
     assert "another --port" in done.stderr
 
 
-def test_every_line_is_json_where_that_is_asked_for(redis: RedisServer) -> None:
-    environment = {**os.environ, "REDIS_URL": redis.url}
+def test_every_line_is_json_where_that_is_asked_for(server: RedisServer) -> None:
+    environment = {**os.environ, "REDIS_URL": server.url}
     arguments = ["--port", "0", "--log-format", "json"]
     done = start(*arguments, "--default-mode", "no")
     assert done.returncode == 2

@@ -23,7 +23,7 @@ from aiohttp import web
 from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.bench.simulation.traffic import Source
 from specpilot.gateway.engines.snapshot import hash_of
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Block, Canary, Experiment, Gain
 from specpilot.policy.codec import from_plain
@@ -149,7 +149,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with running_controller() as controller:
         store = RedisStore(controller.redis.url)
         store._redis.config_set("maxmemory", "1gb")
-        lease = Lease("test", int(store._redis.get(keys.FENCE)))
+        lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         for log_gain in (0.04, 0.05, 0.06, 0.05, 0.04):
             store.add_gain(MODEL, POOL, time.time(), LogGain(log_gain, -log_gain), lease)
 

@@ -13,7 +13,7 @@ from specpilot.engine_adapter.agent import link as link_module
 from specpilot.engine_adapter.agent.agent import is_stalled
 from specpilot.engine_adapter.agent.link import HEARTBEAT_S, POLL_S, EngineLink
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import encode
 from specpilot.policy.records import EngineRecord, Lease
@@ -22,13 +22,6 @@ from specpilot.policy.schedule import KRange, Schedule
 from tests.support.redis_server import RedisServer
 
 RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    running = RedisServer()
-    yield running
-    running.close()
 
 
 @contextmanager
@@ -104,7 +97,7 @@ def test_a_schedule_that_was_not_announced_is_found(
     monkeypatch.setattr(link_module, "READ_S", 0.2)
     store, _ = lead(server)
     until(lambda: len(store.engines()) == 1, 3.0)
-    store._redis.hset(keys.SCHEDULES, keys.schedule_field("m", "p"), encode(schedule(1, 5)))
+    store._redis.hset(redis_keys.SCHEDULES, redis_keys.schedule_field("m", "p"), encode(schedule(1, 5)))
     until(lambda: control.version == 1, 3.0)
 
 
@@ -171,7 +164,7 @@ def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(server:
         assert next(changes) is None
         link.begin_drain()
         assert until(lambda: store.engines()[0].draining, 3.0) < HEARTBEAT_S
-        assert next(changes) == keys.ENGINES  # gateways need not wait for their next poll
+        assert next(changes) == redis_keys.ENGINES  # gateways need not wait for their next poll
         beat_at = store.engines()[0].heartbeat_at
         until(lambda: store.engines()[0].heartbeat_at > beat_at, 3.0)
         assert store.engines()[0].draining

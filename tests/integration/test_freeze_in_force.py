@@ -1,7 +1,6 @@
 """A freeze is on every engine within two seconds of the call; a dry run forecasts from live estimates."""
 
 import asyncio
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +9,10 @@ from urllib.request import urlopen
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.policy import engine_metrics as names
 from specpilot.policy.redis_store import RedisStore
-from tests.support.controller_engine import HttpEngine
+from tests.support.controller_engine import HttpEngine, own_k
 from tests.support.controller_program import Controller, running_controller
+from tests.support.schedules import largest_k
 from tests.support.stack import until
 
 
@@ -41,24 +40,20 @@ def controller() -> Iterator[Controller]:
         yield made
 
 
-def own_k(engine: HttpEngine) -> float:
-    """The mean K of the engine's running decodes, as it tells by itself."""
+def mean_k(engine: HttpEngine) -> float:
     with urlopen(f"{engine.url}/metrics", timeout=5) as page:
-        text = page.read().decode()
-    found = re.search(rf'^{names.ACTIVE_K}{{.*traffic_class="default".*}} (\S+)$', text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+        return own_k(page.read().decode())
 
 
 def chooses_deep(engine: HttpEngine) -> bool:
     """Whether the engine chooses K itself, and deeper than the static K."""
-    return bool(engine.applied) and engine.applied[-1].guidance is not None and own_k(engine) > 1
+    return bool(engine.applied) and engine.applied[-1].guidance is not None and mean_k(engine) > 1
 
 
 def runs_static(engine: HttpEngine) -> bool:
     """Whether the engine follows a schedule that holds the static K, and all of its decodes have it."""
     found = engine.applied[-1]
-    return found.guidance is None and found.deepest_k == 1 and own_k(engine) == 1
+    return found.guidance is None and largest_k(found) == 1 and mean_k(engine) == 1
 
 
 def test_a_freeze_holds_on_every_engine_within_two_seconds_and_a_forecast_is_there(

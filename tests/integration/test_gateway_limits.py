@@ -3,14 +3,14 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from specpilot.gateway.engines.redis_watch import EXCHANGE_S, PRESENCE_S
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.gateway.limits.rate_limit import PRIOR
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.redis_store import RedisStore
 from tests.support.gateway_client import call, request
@@ -20,15 +20,6 @@ from tests.support.scripted_engine import ScriptedEngine
 
 ASK = request(headers="authorization: Bearer sk-shared\r\n")
 L = 60
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    running = RedisServer()
-    yield running
-    if running.process is not None:
-        running.process.send_signal(signal.SIGCONT)
-    running.close()
 
 
 @pytest.fixture
@@ -175,5 +166,5 @@ def test_usage_is_exchanged_and_expires(server: RedisServer) -> None:
     assert store.exchange_usage(other, 0.1) == [one, other]
     time.sleep(0.2)
     assert store.exchange_usage(one, 5.0) == [one]
-    assert store._redis.smembers(keys.GATEWAYS) == {b"a"}
+    assert store._redis.smembers(redis_keys.GATEWAYS) == {b"a"}
     store.close()

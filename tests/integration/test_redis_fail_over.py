@@ -10,7 +10,7 @@ import pytest
 
 from specpilot.engine_adapter.agent.link import EngineLink
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
@@ -39,7 +39,13 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     found.close()
 
 
-@pytest.mark.parametrize("how", ["READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MISCONF", "NOAUTH"])
+def causes(*others: str) -> pytest.MarkDecorator:
+    """Both servers answer READONLY; one gives the other answers."""
+    cases = [*((server, "READONLY") for server in SERVERS), *(("embedded", how) for how in others)]
+    return pytest.mark.parametrize(("pair", "how"), cases, indirect=["pair"])
+
+
+@causes("LOADING", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MISCONF", "NOAUTH")
 def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: str) -> None:
     store = RedisStore(pair.url)
     lease = store.acquire_lease("a", 30.0)
@@ -75,13 +81,13 @@ def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: st
     assert policy.version == 1
     pair.fail_over(how)
     write_all()
-    found = pair.second.hkeys(keys.API_KEYS)
+    found = pair.second.hkeys(redis_keys.API_KEYS)
     assert "k2" in found
     assert {key.key_id for key in store.api_keys()} == {"k", "k1", "k2"}
     store.close()
 
 
-@pytest.mark.parametrize("how", ["READONLY", "LOADING"])
+@causes("LOADING")
 def test_idle_connections_and_subscriptions_follow_the_one_that_found_out(pair: Pair, how: str) -> None:
     store = RedisStore(pair.url)
     gate = threading.Barrier(4)
@@ -111,7 +117,7 @@ def test_idle_connections_and_subscriptions_follow_the_one_that_found_out(pair: 
     end = time.monotonic() + WITHIN_S
     while len(heard) < 2:
         assert time.monotonic() < end, heard
-        pair.second.publish(keys.CHANGES, keys.API_KEYS)
+        pair.second.publish(redis_keys.CHANGES, redis_keys.API_KEYS)
         time.sleep(0.05)
     assert len(pair.first.client_list()) <= before
     follower.join(2)
@@ -144,7 +150,7 @@ def test_a_controller_follows(pair: Pair) -> None:
             assert time.monotonic() < end
             time.sleep(0.1)
         made.append(found)
-        assert set(pair.second.hkeys(keys.API_KEYS)) == {plain["key_id"] for _, plain, _ in made}
+        assert set(pair.second.hkeys(redis_keys.API_KEYS)) == {plain["key_id"] for _, plain, _ in made}
 
 
 def test_an_engine_follows(pair: Pair) -> None:

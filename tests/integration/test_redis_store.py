@@ -3,14 +3,15 @@
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from specpilot.bench.fleet.redis_servers import Cluster
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
+from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.model_policy import Mode, Policy
@@ -22,35 +23,18 @@ from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
 SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
 
 
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    running = RedisServer(SERVERS[request.param])
-    yield running
+@pytest.fixture(scope="module", params=SERVERS if SYSTEM is None else [*SERVERS, "cluster"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    is_cluster = request.param == "cluster"
+    running = Cluster(tmp_path_factory.mktemp("cluster")) if is_cluster else RedisServer(SERVERS[request.param])
+    yield running.url
     running.close()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield running
-    running.close()
-
-
-@pytest.fixture(params=SERVERS if SYSTEM is None else [*SERVERS, "cluster"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cluster":
-        running = request.getfixturevalue("cluster")
-        running.empty()
-        yield running.url
-    else:
-        server = RedisServer(SERVERS[request.param])
-        yield server.url
-        server.close()
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[RedisStore]:
     subject = RedisStore(url)
+    subject._redis.flushall()
     yield subject
     subject.close()
 
@@ -171,7 +155,7 @@ def test_decisions_come_newest_first_and_only_so_many(store: RedisStore) -> None
 
 
 def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "DECISIONS_KEPT", 100)
+    monkeypatch.setattr(redis_keys, "DECISIONS_KEPT", 100)
     began = time.time()
     for version in range(1000):
         item = Decision(began + version / 1e3, "m", "p", Mode.ACT, "held", False, version, None, None, {})
@@ -188,14 +172,16 @@ def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monk
 
 
 def test_of_large_decisions_fewer_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "DECISIONS_BYTES", 100_000)
-    monkeypatch.setattr(keys, "HISTORY_BYTES", 150_000)
+    monkeypatch.setattr(redis_keys, "DECISIONS_BYTES", 100_000)
+    monkeypatch.setattr(redis_keys, "HISTORY_BYTES", 150_000)
     for version in range(200):
         evidence = {"noise": secrets.token_hex(3000)}  # compresses to half
         item = Decision(float(version), "m", "p", Mode.ACT, "adaptive", True, version, None, None, evidence)
         store.append_decision(item, is_lasting=True)
-    used = sum(store._redis.memory_usage(key("m", "p"), samples=0) for key in (keys.decisions, keys.history))
-    assert 200_000 < used <= 1.3 * (keys.DECISIONS_BYTES + keys.HISTORY_BYTES)
+    used = sum(
+        store._redis.memory_usage(key("m", "p"), samples=0) for key in (redis_keys.decisions, redis_keys.history)
+    )
+    assert 200_000 < used <= 1.3 * (redis_keys.DECISIONS_BYTES + redis_keys.HISTORY_BYTES)
     assert [item.version for item in store.decisions("m", "p", limit=20)] == list(range(199, 179, -1))
 
 
@@ -217,7 +203,7 @@ def test_api_keys_come_and_go(store: RedisStore) -> None:
 def test_an_api_key_that_cannot_be_read_hides_no_other(store: RedisStore) -> None:
     key = ApiKey("k1", "ab" * 32)
     store.put_api_key(key)
-    store._redis.hset(keys.API_KEYS, "k2", b'{"key_id":"k2"}')
+    store._redis.hset(redis_keys.API_KEYS, "k2", b'{"key_id":"k2"}')
     found = store.api_keys_by_id()
     assert found["k1"] == key
     assert "sha256" in str(found["k2"])
@@ -234,7 +220,7 @@ def test_a_change_is_announced_at_once(store: RedisStore, url: str) -> None:
         for change in RedisStore(url).changes(poll_s=30.0, of_pool=(schedule(1).model, schedule(1).pool)):
             seen.append((change, time.monotonic()))
             ready.set()
-            if change == keys.SCHEDULES:
+            if change == redis_keys.SCHEDULES:
                 return
 
     thread = threading.Thread(target=follow)
@@ -245,18 +231,23 @@ def test_a_change_is_announced_at_once(store: RedisStore, url: str) -> None:
     written_at = time.monotonic()
     store.publish_schedule(schedule(1), lease)
     thread.join(5.0)
-    assert [item[0] for item in seen] == [None, keys.SCHEDULES]
+    assert [item[0] for item in seen] == [None, redis_keys.SCHEDULES]
     assert seen[1][1] - written_at < 1.0
 
 
-def test_a_lost_server_is_one_named_error_and_comes_back(server: RedisServer) -> None:
+@pytest.mark.parametrize("executable", SERVERS.values(), ids=SERVERS)
+def test_a_lost_server_is_one_named_error_and_comes_back(executable: str) -> None:
+    server = RedisServer(executable)
     store = RedisStore(server.url)
     server.stop()
-    for call in (store.ping, store.engines, store.policies, lambda: next(store.changes(1.0))):
+    reads: list[Callable[[], object]] = [store.ping, store.engines, store.policies, store.freezes, store.admin_tokens]
+    entry = AuditEntry(1.0, "ada", "put_policy", "m", Result.DONE)
+    for call in (*reads, lambda: store.audit(1), lambda: store.append_audit(entry), lambda: next(store.changes(1.0))):
         with pytest.raises(StoreUnavailableError, match="Redis does not answer"):
             call()
     server.start()
     store.ping()
+    server.close()
 
 
 def test_a_malformed_url_is_refused() -> None:
@@ -282,6 +273,8 @@ def test_an_experiment_is_written_once_per_version(store: RedisStore) -> None:
     assert store.canaries() == [counted]
     with pytest.raises(VersionConflictError, match="the canary of m is at version 2, not 1"):
         store.put_canary(experiment(2, Outcome.ABORTED), None, 7.0)
+    store.put_canary(experiment(3, Outcome.WORSE), None, 8.0)
+    assert store.policy("m") is None
 
 
 def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: RedisStore) -> None:
@@ -298,21 +291,6 @@ def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: RedisS
     assert (policy.version, policy.updated_at, policy.policy.static_k) == (3, 8.0, 4)
 
 
-def test_a_promotion_without_a_policy_writes_its_first_version(store: RedisStore) -> None:
-    store.put_canary(experiment(1, Outcome.BETTER, base_version=0), None, 5.0)
-    policy = store.policy("m")
-    assert policy is not None
-    assert policy.version == 1
-
-
-def test_a_roll_back_leaves_the_policy(store: RedisStore) -> None:
-    store.put_policy(Policy("m"), 0, 1.0)
-    store.put_canary(experiment(1, Outcome.WORSE), None, 5.0)
-    policy = store.policy("m")
-    assert policy is not None
-    assert policy.version == 1
-
-
 def test_a_deposed_leader_cannot_end_an_experiment(store: RedisStore) -> None:
     store.put_canary(experiment(1, base_version=0), None, 5.0)
     old = store.acquire_lease("a", 0.05)
@@ -324,7 +302,9 @@ def test_a_deposed_leader_cannot_end_an_experiment(store: RedisStore) -> None:
         store.put_canary(experiment(2, Outcome.BETTER, base_version=0), old, 6.0)
     assert store.policy("m") is None
     store.put_canary(experiment(2, Outcome.BETTER, base_version=0), new, 6.0)
-    assert store.policy("m") is not None
+    policy = store.policy("m")
+    assert policy is not None
+    assert policy.version == 1
 
 
 @pytest.mark.parametrize("model", ["my model", "größe 7b", "模型"])

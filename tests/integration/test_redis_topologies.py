@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.redis_store import RedisStore
@@ -30,7 +30,7 @@ def _sentinels(folder: Path) -> tuple[str, Node, Callable[[], None]]:
 
 def _cluster(folder: Path) -> tuple[str, Node, Callable[[], None]]:
     running = Cluster(folder)
-    return running.url, running.owner_of(keys.POLICIES), running.close
+    return running.url, running.owner_of(redis_keys.POLICIES), running.close
 
 
 @pytest.fixture(params=[_sentinels, _cluster], ids=["sentinel", "cluster"], scope="module")
@@ -86,7 +86,7 @@ async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
         assert found.version > before.version  # it is not lost; a write that timed out may have been made all the same
         assert found.policy.static_k == 5
         beating.seen.clear()
-        await asyncio.to_thread(until, lambda: write_again(store) and keys.POLICIES in beating.seen, 15.0)
+        await asyncio.to_thread(until, lambda: write_again(store) and redis_keys.POLICIES in beating.seen, 15.0)
         assert [item.engine_id for item in store.engines()] == ["e1"]
         last = write_again(store) and store.policy("tiny")
         assert last

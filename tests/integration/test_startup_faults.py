@@ -73,13 +73,6 @@ def test_a_busy_port_is_named(arguments: tuple[str, ...], busy_port: str, tmp_pa
     assert "--port" in done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert "usage" in (done.stdout + done.stderr)
-
-
 def test_without_a_command_the_commands_are_listed() -> None:
     done = run()
     assert done.returncode == 2

@@ -4,13 +4,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specpilot import up
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import Objective
@@ -32,22 +31,8 @@ WRITTEN = Policy(
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    found = RedisServer()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def url(server: RedisServer) -> str:
     return server.url
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[RedisStore]:
-    found = RedisStore(url)
-    yield found
-    found.close()
 
 
 def start(url: str, *flags: str) -> Policy:
@@ -139,7 +124,7 @@ def test_a_redis_that_is_absent_read_only_full_or_holds_nonsense_fails_the_start
     with pytest.raises(PartFailedError, match=r"written in time: Redis (is full|.*OOM)"):
         in_time(server.url, 0.1, said)
     store._redis.config_set("maxmemory", 0)
-    store._redis.hset(keys.POLICIES, "demo", "nonsense")
+    store._redis.hset(redis_keys.POLICIES, "demo", "nonsense")
     with pytest.raises(PartFailedError, match="the policy could not be written: invalid"):
         in_time(server.url, 0.1, said)
     server.stop()

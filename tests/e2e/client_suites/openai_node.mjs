@@ -120,8 +120,9 @@ const cases = {
     const until = Date.now() + 5000;
     for (;;) {
       const page = await (await fetch(`${baseURL}/metrics`)).text();
-      const under = /specpilot_gateway_in_flight\{model="demo"[^}]*\} (\S+)/.exec(page);
-      if (Number(under[1]) === 0) break;
+      const under = [...page.matchAll(/^specpilot_gateway_in_flight\{model="demo".*\} (\S+)$/gm)];
+      assert.ok(under.length > 0);
+      if (under.every(([, count]) => Number(count) === 0)) break;
       assert.ok(Date.now() < until, "requests are still under way");
       await new Promise((resolve) => setTimeout(resolve, 50));
     }

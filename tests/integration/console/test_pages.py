@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL
-from specpilot.policy import keys
+from specpilot.policy import redis_keys
 from specpilot.policy.records import Lease
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
@@ -42,7 +42,7 @@ def filled(controller: Controller) -> None:
 
 def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller) -> None:
     store = RedisStore(controller.redis.url)
-    lease = Lease("test", int(store._redis.get(keys.FENCE)))
+    lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
     rows = {
         f"{name}:{band}": (KRange(1, 4, band), KRange(5, 8, band // 2))
         for name in ("code", "default")
@@ -70,7 +70,7 @@ def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller)
 def test_many_pools_are_counted_and_found(browser: Browser) -> None:
     with running_controller() as many:
         store = RedisStore(many.redis.url)
-        lease = Lease("test", int(store._redis.get(keys.FENCE)))
+        lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         rows = {"default": (KRange(1, 8, 3),)}
         for number in range(30):
             store.publish_schedule(Schedule(MODEL, f"pool-{number:02}", 1, time.time(), 60.0, 0.0, rows), lease)
