@@ -61,7 +61,7 @@ structure: setup  ## Draw the import graph by folder into docs/architecture/stru
 
 # Engines of these files have one thread each, so the second core is free for tests without an engine.
 ONE_THREAD := $(addprefix tests/e2e/test_, exact.py backlog.py v2_exact.py engine_options.py triton_kernels.py gpu_check.py \
-	distribution.py inflate.py unattended.py v2_up.py)
+	distribution.py inflate.py v2_up.py)
 TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above

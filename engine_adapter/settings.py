@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.policy.codec import faults_of
+from specpilot.policy.names import K_LIMIT
 from specpilot.policy.settings import unknown_variables, without_secrets
 
 PREFIX = "SPECPILOT_ENGINE_"
@@ -31,7 +32,7 @@ class AdapterSettings(BaseSettings):
     probe_ratio: float = Field(
         default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine adapts alone"
     )
-    least_k: int = Field(default=0, ge=0, description="the least K while the engine adapts alone")
+    least_k: int = Field(default=0, ge=0, le=K_LIMIT, description="the least K while the engine adapts alone")
     hold_schedule_s: float = Field(
         default=86_400.0,
         ge=0,

@@ -140,7 +140,7 @@ class Snapshot(NamedTuple):
             tokens += weights.get(name, weights.get(DEFAULT_CLASS, 1.0)) * count
         counted = sum(count for kind, count in evidence.decodes_by.items() if kind != names.CATCH_UP)
         whole = sum(evidence.drafts.values())
-        if min(evidence.steps, self.cost_s, counted, tokens) <= 0:
+        if min(evidence.steps, self.cost_s, counted, whole, tokens) <= 0:
             return None
         return tokens * counted / whole / self.cost_s
 

@@ -139,17 +139,23 @@ class PoolContext:
 class TickResult:
     """The decision of one tick for one pool.
 
-    Attributes: proposed: the estimate of the K that engines choose by the policy. publish: the rows to publish, `None`
-        for none. Mode `advise` publishes none, except the static K once after mode `act`. draw: the engines in a drawn
-        window of an experiment. is_own_choice: whether the engines' K is their own choice. In a pool of several
-        engines, those in `drawn` may differ from the rest. fleet: the acceptance that is published beside `guidance`,
-        as a prior for the engines. guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not
-        drawn, and of those that are. Without guidance, or until they can choose, engines follow `publish`. gain_ratio:
-        the predicted throughput of `proposed` at the present load over that of the K in force, minus 1; `None` when
-        unknown. evidence: every number that the decision used, ready for JSON. log_gains: the gain of adaptive K over
-        the static K in each window of the control group that this tick compared. canary_gains: the gains of the canary
-        in each block that this tick completed. baseline: what a freeze of the current K holds: the rows and the probe
-        ratio in force when it began, not those of a window of the control group or a canary; `None` without any.
+    Attributes:
+        proposed: the estimate of the K that engines choose by the policy.
+        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
+            `act`.
+        draw: the engines in a drawn window of an experiment.
+        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
+            differ from the rest.
+        fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
+        guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not drawn, and of those that are.
+            Without guidance, or until they can choose, engines follow `publish`.
+        gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
+            `None` when unknown.
+        evidence: every number that the decision used, ready for JSON.
+        log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
+        canary_gains: the gains of the canary in each block that this tick completed.
+        baseline: what a freeze of the current K holds: the rows and the probe ratio in force when it began, not those
+            of a window of the control group or a canary; `None` without any.
     """
 
     reason: Reason

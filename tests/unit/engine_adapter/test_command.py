@@ -223,12 +223,15 @@ def test_what_is_no_list_of_k_ends_the_start_in_one_line(
     )
 
 
-def test_a_flag_out_of_range_ends_the_start_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("flag", "value"), [("static-k", "-1"), ("least-k", "65")])
+def test_a_flag_out_of_range_ends_the_start_in_one_line(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere", "--static-k", "-1", "--any-vllm"])
+        main(["--model", "./nowhere", f"--{flag}", value, "--any-vllm"])
     assert ended.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("specpilot engine: SPECPILOT_ENGINE_STATIC_K: ")
+    assert line.startswith(f"specpilot engine: SPECPILOT_ENGINE_{flag.upper().replace('-', '_')}: ")
 
 
 def test_the_flags_of_a_setting_reach_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

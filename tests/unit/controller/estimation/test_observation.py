@@ -141,7 +141,7 @@ def test_the_throughput_of_decodes_takes_tokens_in_the_share_of_the_decodes_that
     assert snapshot.weighted_throughput({"default": 1.0}) == pytest.approx(14 / 2 / 0.1)
     assert snapshot.weighted_throughput({"default": 1.0, "b": 2.0}) == pytest.approx(20 / 2 / 0.1)
     assert snapshot._replace(cost_s=0.0).weighted_throughput({}) is None
-    assert snapshot._replace(evidence=Evidence()).weighted_throughput({}) is None
+    assert snapshot._replace(evidence=replace(evidence, drafts={})).weighted_throughput({}) is None
 
 
 def test_malformed_label_values_are_skipped() -> None:

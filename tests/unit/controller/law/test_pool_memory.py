@@ -63,10 +63,9 @@ def test_steps_that_only_prefill_lower_no_mean() -> None:
     assert pool.engines["one"].step_s == pytest.approx(0.01)
 
 
-def test_an_engine_that_does_not_report_the_time_of_decoding_has_no_cost_of_decodes() -> None:
-    pool = PoolMemory()
-    left = PriceList(Coefficients((0.0,) * len(PARTS), (0.0,) * len(KNOTS)), left_out_s=1e-4)
-    assert (
-        pool.add_engine_snapshot("one", replace(BUSY, drafts={("a", 3, 0): 20.0, ("a", 3, 3): 20.0}), 1.0, 1.0, left)
-        == 0.0
-    )
+@pytest.mark.parametrize(("decode_s", "cost_s"), [(0.1, 0.1 + 1e-4 * 0.5 * 20), (0.0, 0.0)])
+def test_the_cost_of_decodes_has_the_later_catching_up_of_those_left_out(decode_s: float, cost_s: float) -> None:
+    """An engine that does not report the time of decoding has no cost."""
+    prices = PriceList(Coefficients((0.0,) * len(PARTS), (0.0,) * len(KNOTS)), left_out_s=1e-4)
+    evidence = replace(BUSY, drafts={("a", 3, 0): 20.0, ("a", 3, 3): 20.0}, decode_s=decode_s)
+    assert PoolMemory().add_engine_snapshot("one", evidence, 1.0, 1.0, prices) == pytest.approx(cost_s)
