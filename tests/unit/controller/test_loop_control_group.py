@@ -22,7 +22,7 @@ async def test_what_the_control_group_measured_is_dropped_when_other_things_are_
 
     policy = Policy(model=MODEL, control_group_ratio=0.4)
     rig.store.put_policy(policy, None, 0.0)
-    await rig.tick(120)
+    await rig.tick(60)
     measured = windows()
     assert measured >= 3
     rig.store.put_policy(replace(policy, match=(), probe_ratio=0.01), None, 0.0)
@@ -39,7 +39,7 @@ async def test_a_canary_that_wants_other_things_leaves_what_the_control_group_me
 ) -> None:
     policy = Policy(model=MODEL, control_group_ratio=0.4)
     rig.store.put_policy(policy, None, 0.0)
-    await rig.tick(120)
+    await rig.tick(60)
     measured = rig.store.log[-1].evidence["control_group"]["windows"]
     assert measured >= 3
     canary = Canary(replace(policy, k_max=5, static_k=2, control_group_ratio=control_group_ratio))
@@ -61,7 +61,7 @@ async def test_what_the_control_group_found_is_in_every_decision_also_while_it_p
     """A controller that takes over reads from it whether the pool had fallen back."""
     policy = Policy(model=MODEL, control_group_ratio=0.4)
     rig.store.put_policy(policy, None, 0.0)
-    await rig.tick(120)
+    await rig.tick(60)
     before = rig.store.log[-1].evidence["control_group"]
     rig.store.put_policy(replace(policy, mode=mode), None, 0.0)
     await rig.tick(5)
@@ -93,7 +93,7 @@ async def test_the_control_group_has_single_engines_follow_the_static_k(rig: Rig
     rig.store.heartbeat(registered("two"), 5.0)
     rig.store.put_policy(replace(ENGINES_CHOOSE, control_group_ratio=0.3), None, 0.0)
     drawn, reasons, mean_k = set(), {}, {}
-    for _ in range(120):
+    for _ in range(60):
         before = {name: engine.by_source.sum(axis=0) for name, engine in rig.fleet.engines.items()}
         in_force = rig.store.published.get((MODEL, POOL))
         await rig.tick()

@@ -60,6 +60,7 @@ async def test_a_pool_that_is_gone_for_long_is_forgotten(rig: Rig) -> None:
     await rig.tick(2)
     assert (MODEL, POOL) in rig.store.published
     rig.clock.at += FORGET_S + 1
+    rig.fleet.ran_until = rig.clock.at
     await rig.tick(2)
     assert rig.store.published == {}
     assert rig.loop._law._pools == {}

@@ -37,7 +37,7 @@ def test_the_sums_of_a_day_tell_the_interval_of_its_windows() -> None:
 def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() -> None:
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4), 0, 0.0)
-    asyncio.run(rig.tick(200))
+    asyncio.run(rig.tick(80))
     [today] = rig.store.daily_gains(MODEL, POOL)
     assert today.day == day_of(rig.clock.now())
     described_now = rig.store.log[-1].evidence["control_group"]
@@ -55,7 +55,7 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
     successor = Rig.new("successor", beside=rig)
     asyncio.run(successor.tick(1))
     assert all(line in successor.page() for line in lines)
-    asyncio.run(successor.tick(100))
+    asyncio.run(successor.tick(40))
     assert rig.store.daily_gains(MODEL, POOL)[0].itl.windows > today.itl.windows
     successor.clock.at += 86_400
     successor.fleet.ran_until = successor.clock.at
