@@ -52,6 +52,7 @@ def log_throughput(run: Run) -> float:
     return sum(math.log(second.throughput) for second in run.seconds) / len(run.seconds)
 
 
+@pytest.mark.timeout(400)  # some 60 s on a quiet core
 def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_static_k() -> None:
     """As `bench demo` does: the same load once for each. In a phase n is given, so that both measures gain the same."""
     share, engines = 0.3, 3  # each engine has windows of its own: fewer depend much on which phases are drawn
