@@ -19,6 +19,7 @@ _NAMED: Final = re.compile(rb"^event: ?(?:" + KEEP_ALIVE_NAMES + rb")$", re.MULT
 _SAYS_NOTHING: Final = re.compile(
     rb'data:?\s*(?:$|\{\s*"type"\s*:\s*"(?:' + KEEP_ALIVE_NAMES + rb')"[^{\[\r\n]*\}\s*$)'
 )
+_DATA: Final = re.compile(rb"^data(?::|$)", re.MULTILINE)
 _BREAK: Final = re.compile(rb"\r?\n\r?\n")
 _LINE: Final = re.compile(rb"(?::[^\n]*)?\r?\n")
 _BLANK: Final = re.compile(rb"(?:\r?\n)+")
@@ -36,10 +37,10 @@ def says_nothing(frame: bytes) -> bool:
 def keeps_alive(frame: bytes) -> bool:
     """Whether the whole frame is a keep-alive and nothing else."""
     frame = frame.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    at = 0 if frame.startswith(b"data") else frame.find(b"\ndata") + 1
-    if at == 0 and not frame.startswith(b"data"):
+    data = _DATA.search(frame)
+    if data is None:
         return True
-    return _NAMED.search(frame, 0, at) is not None or says_nothing(frame[at:])
+    return _NAMED.search(frame, 0, data.start()) is not None or says_nothing(frame[data.start() :])
 
 
 class KeepAlives:

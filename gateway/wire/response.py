@@ -203,13 +203,15 @@ class Delivery:
         return self._framed(data) + (_LAST_CHUNK if self._is_modern else b"")
 
     def _released(self, data: bytes, now: float) -> bytes:
-        """Process a part of a committed stream without content yet; return the bytes for the client."""
+        """Process a part of a committed stream without content yet; return the bytes for the client.
+
+        Only while there is no content do keep-alives overtake. With it comes the rest, in the engine's order.
+        """
         assert self._alive is not None
-        alive = self._alive.feed(data)
         if self._is_open():
-            return alive
+            return self._alive.feed(data)
         self._begin_content(now)
-        return alive + self._filtered(self._alive.rest())
+        return self._filtered(self._alive.rest() + data)
 
     def _is_open(self) -> bool:
         """Whether the stream has no content yet and may still be held back."""

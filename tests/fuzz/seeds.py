@@ -57,6 +57,8 @@ SEEDS: dict[str, list[bytes]] = {
         b"b" + b"HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\n{}",
         b"a" + SSE_HEAD + b"00\r\ndata: {}\n\n\r\n" + chunk(DONE),
         b"a" + SSE_HEAD + b"0\n\nHTTP/1.1 200 OK\r\n",
+        b"b" + SSE_HEAD.replace(CHUNKED, b"") + b"dataset: 1\n\nlines\n\n" + DONE,
+        b"b" + SSE_HEAD.replace(CHUNKED, b"") + b"dataset: 1\n\nlines\n\n" + DONE + LAST_CHUNK[:5] + b"\x01",
     ],
     "framing": [
         LAST_CHUNK,
@@ -112,7 +114,7 @@ WORDS: dict[str, list[bytes]] = {
         b"HTTP/1.1 503 Service Unavailable\r\n", CHUNKED, LENGTH, BODY, LAST_CHUNK, event("a"), chunk(event("a")), DONE,
         b"\r\n", b"\r\n\r\n", b"\n", b"\0", b"\xff", b"content-type: text/event-stream\r\n", b"connection: close\r\n",
         b"retry-after: 3\r\n", b"content-length: 0\r\n", b"content-length: 2\r\n", b"{}", b"5\r\n", b"a", b"b",
-        b" ", b":",
+        b" ", b":", b"data", b"data: ",
         b"x-request-id: evil\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n", b"HTTP/1.1 204 No Content\r\n",
     ],
     "framing": [

@@ -20,6 +20,8 @@ ALIVE = [
     b"retry: 10\n\n",
     b"id: 7\n\n",
     b"data:\n\n",
+    b"data\n\n",
+    b"dataset: 1\n\n",  # a field of another name is none
 ]
 OPENING = [
     b'event: message_start\ndata: {"type":"message_start"}\n\n',
