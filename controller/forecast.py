@@ -11,7 +11,7 @@ from typing import Any
 
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.law.reason import Reason, meaning_of
 from specpilot.policy.bands import row_parts
 from specpilot.policy.freeze import Hold
 from specpilot.policy.model_policy import Mode, Policy
@@ -113,7 +113,7 @@ def _outlook(view: LawView, context: PoolContext) -> Outlook:
     bands = result.evidence.get("bands", {})
     return Outlook(
         reason=chosen.reason.value,
-        meaning=MEANING[chosen.reason],
+        meaning=meaning_of(chosen.reason, context.mode),
         k=k,
         schedule=rows,
         throughput=_throughput(result),

@@ -28,10 +28,21 @@ class PolicyRecords(OperatorRecords, Store):
         self._put_if_version = redis.register_script(redis_scripts.PUT_IF_VERSION)
         self._put_canary = redis.register_script(redis_scripts.PUT_CANARY)
 
+    def _decoded(self, kind: type[T], key: str, field: str) -> T | None:
+        """Return the document in `field` of the hash `key`, `None` without one.
+
+        Raises `InvalidDocumentError`, which names the place.
+        """
+        text = self._redis.hget(key, field)
+        try:
+            return None if text is None else decode(kind, text)
+        except InvalidDocumentError as error:
+            raise InvalidDocumentError(f"{error.kind} in field {field} of the hash {key}", error.faults) from error
+
     @override
     @guarded
     def policy(self, model: str) -> VersionedPolicy | None:
-        return decoded(VersionedPolicy, self._redis.hget(redis_keys.POLICIES, model))
+        return self._decoded(VersionedPolicy, redis_keys.POLICIES, model)
 
     @override
     @guarded
@@ -74,7 +85,7 @@ class PolicyRecords(OperatorRecords, Store):
     @override
     @guarded
     def canary(self, model: str) -> Experiment | None:
-        return decoded(Experiment, self._redis.hget(redis_keys.CANARIES, model))
+        return self._decoded(Experiment, redis_keys.CANARIES, model)
 
     @override
     @guarded
@@ -118,8 +129,3 @@ def _ending(change: Change) -> bytes:
 def _promoted(experiment: Experiment) -> Change:
     """Return the entry in the history for a promotion that no operator asked for."""
     return Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
-
-
-def decoded(kind: type[T], text: bytes | None) -> T | None:
-    """Return the document that `text` states; `None` for none."""
-    return None if text is None else decode(kind, text)

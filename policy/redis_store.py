@@ -23,7 +23,7 @@ from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFull
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, translated
 from specpilot.policy.redis_dials import Dials
-from specpilot.policy.redis_policies import PolicyRecords, decoded
+from specpilot.policy.redis_policies import PolicyRecords
 from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import StoreMemory
@@ -73,7 +73,7 @@ class RedisStore(PolicyRecords):
     @override
     @guarded
     def schedule(self, model: str, pool: str) -> Schedule | None:
-        return decoded(Schedule, self._redis.hget(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool)))
+        return self._decoded(Schedule, redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool))
 
     @override
     @guarded

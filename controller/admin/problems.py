@@ -84,7 +84,9 @@ _TRANSLATIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: _of_request,
     StoreUnavailableError: _of_store,
     InvalidDocumentError: lambda error: ApiError(
-        500, "invalid_stored_document", f"Redis holds a document that cannot be read: {error}"
+        500,
+        "invalid_stored_document",
+        f"Redis holds a document that cannot be read; repair or delete it there: {error}",
     ),
     VersionConflictError: lambda error: ApiError(412, "version_conflict", str(error), param="If-Match"),
     ClientDisconnect: lambda _: ApiError(400, "client_disconnected", "the connection ended before the body did"),

@@ -81,10 +81,10 @@ class PoolContext:
         return replace(self.choosing(window.policy), window=window)
 
     def choosing(self, policy: Policy) -> "PoolContext":
-        """Return the context with `policy` in the form for a canary.
+        """Return the context with `policy` in a form that guidance can express.
 
-        Engines choose K by both policies, so that one schedule can contain both. For a policy that does not let engines
-        choose, with mode `off` or `advise`, its static K is pinned.
+        So one schedule can contain the guidance of both policies of a canary. A policy with mode `off` or `advise`
+        becomes one that pins every class to its static K.
         """
         context = replace(self, policy=policy)
         if policy.mode is Mode.ACT:
@@ -105,7 +105,7 @@ class PoolContext:
 
     @property
     def unsteered_k(self) -> int:
-        """The K of engines without a schedule: their own static K, or the policy's once any schedule was published."""
+        """The K of engines without guidance: their own static K before the first schedule, then the effective one."""
         if self.in_force is None and not self.engines_version:
             return max(0, min(self.static_k, self.k_max))
         return self.effective_static_k
@@ -141,21 +141,21 @@ class TickResult:
 
     Attributes:
         proposed: the estimate of the K that engines choose by the policy.
-        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K once after mode
-            `act`.
+        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K when engines
+            hold a schedule that differs from it.
         draw: the engines in a drawn window of an experiment.
-        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `drawn` may
+        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `draw` may
             differ from the rest.
         fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
         guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not drawn, and of those that are.
             Without guidance, or until they can choose, engines follow `publish`.
         gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
             `None` when unknown.
-        evidence: every number that the decision used, ready for JSON.
+        evidence: the main inputs and predictions of the decision, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
         canary_gains: the gains of the canary in each block that this tick completed.
-        baseline: what a freeze of the current K holds: the rows and the probe ratio in force when it began, not those
-            of a window of the control group or a canary; `None` without any.
+        baseline: the rows and the probe ratio that a freeze of the current K publishes. They were in force when it
+            began, outside windows of the control group and of a canary. `None` without any.
     """
 
     reason: Reason

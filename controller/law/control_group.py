@@ -8,10 +8,10 @@ engines). The measure of the policy's objective decides (`Comparison.measure`).
 Fall back. Adaptive K is tested after `LEAST_WINDOWS` drawn windows, then each time there are 40 % more, and from
 `MEMORY_WINDOWS` on after each `MEMORY_WINDOWS` / 5 more. The pool falls back to the static K when a confidence interval
 with error e / L lies entirely below 0, where L is the number of tests within `MEMORY_WINDOWS` windows. By the union
-bound the error over so many windows is at most e = `FALL_BACK_ERROR`. The interval does not widen with the age of the
-control group. A test after every window would cost most of the power. After a fall back the static K is in force. Drawn
-windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when the same test shows a
-gain. Each change of state resets the count, and so does a change of the static K, or of the policy's objective,
+bound the error over so many windows is at most e = `FALL_BACK_ERROR`. L is fixed, so the interval does not widen as
+tests accumulate. A test after every window would cost most of the power. After a fall back the static K is in force.
+Drawn windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when the same test
+shows a gain. Each change of state resets the count, and so does a change of the static K, or of the policy's objective,
 weights, bounds or SLOs (`set_comparison`).
 
 | state        | outside drawn windows | in a drawn window | next state when       |
@@ -66,7 +66,7 @@ def windows_at_tests(least: int, memory: int) -> tuple[int, ...]:
 class Comparison:
     """The comparison of a control group: the static K, and the parts of a policy on which the choice of K depends.
 
-    `weights` are the classes'; others have the weight of `default`. `bounds` are the other inputs of the choice.
+    `weights` are by class; a class not in it has the weight of `default`. `bounds` are the other inputs of the choice.
     """
 
     static_k: int
@@ -90,7 +90,8 @@ class ControlGroup:
     """The control group of one pool, whose engines are scraped each `scrape_s` seconds. Times are Unix seconds."""
 
     def __init__(self, scrape_s: float = 0.5) -> None:
-        # Room for two snapshots: the first tick comes up to `scrape_s` late, and the first snapshot DELIVERED_S later.
+        # A window must hold two snapshots that count. Its first tick may be `scrape_s` late, and snapshots count only
+        # from DELIVERED_S after it.
         self.window_s = max(WINDOW_S, 4 * scrape_s)
         self._switchback = Switchback()
         self._gains: deque[LogGain] = deque(maxlen=MEMORY_WINDOWS)
@@ -107,7 +108,7 @@ class ControlGroup:
         return Draw(drawn, plan.window_end(at)) if drawn else Draw()
 
     def set_comparison(self, comparison: Comparison) -> None:
-        """Set the comparison; a change resets the count."""
+        """Set the comparison; a change resets the count and ends a fall back."""
         if comparison != self._comparison:
             self.reset()
             self._comparison = comparison
@@ -128,7 +129,7 @@ class ControlGroup:
     def add_tick(self, engines: Mapping[str, UnitState], at: float, ratio: float) -> list[LogGain]:
         """Add a tick at `at` with the present engines; return the gain of each window that it compares.
 
-        A gain is the logarithm, in each measure, of adaptive K over the static K, also after a fall back.
+        A gain is the logarithm of the ratio of adaptive K to static K, one for each measure, also after a fall back.
         """
         weights = (self._comparison or Comparison(0)).weights
         gains = []
@@ -148,7 +149,7 @@ class ControlGroup:
         self._switchback.pause()
 
     def reset(self) -> None:
-        """Drop all gains and windows."""
+        """Drop all gains and windows, and end a fall back."""
         self.pause()
         self._gains.clear()
         self._compared = 0

@@ -80,7 +80,7 @@ class ControlLaw:
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def forecast(self, context: PoolContext, now: float, at: float) -> TickResult:
-        """Return what `decide` would return, and change nothing."""
+        """Return the result of `decide` without changing the state."""
         pool = copy.deepcopy(self._pool((context.model, context.pool)))
         pool.start_tick(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()

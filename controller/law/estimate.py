@@ -1,8 +1,10 @@
-"""Estimates the K that engines choose: the same function as theirs, with exported prices and counts. Pure.
+"""Estimates the K that engines choose, with the same `Chooser` as theirs and exported prices and counts. Pure.
+
+Requests without a verified draft are not treated separately here, unlike in the engine.
 
 K is estimated for one engine of the pool: of the busy engines that export prices, the one whose running decodes are
 nearest to the mean. Its mix of requests is averaged over some seconds (`MIX_HALF_LIFE_S`), because one scrape covers
-only about a second.
+only 0.5 to 2 s.
 """
 
 import math
@@ -24,7 +26,8 @@ from specpilot.policy.schedule import Ranges
 Vector = NDArray[np.float64]
 MIX_HALF_LIFE_S = 2.0
 _QUIET_S = 5 * MIX_HALF_LIFE_S
-"""Seconds without a decode after which an engine counts as idle: its sums then only decay, and their ratio stays."""
+"""Seconds without a decode after which an engine counts as idle. Without steps both sums of its mix decay at the same
+rate, so their ratio would report the last load for ever."""
 _MS = 1000.0
 
 
@@ -104,7 +107,7 @@ class Estimate:
         self._of_row: list[int] = []  # of each group
         self._share: list[float] = []
         self._group: list[Group] = []
-        group_of: dict[tuple[int, int], int] = {}  # classes with the same requirements share rows and groups
+        group_of: dict[tuple[int, int], int] = {}  # classes with the requirements of `default` share its rows
         for name in sorted(known):
             class_policy = context.policy.of_class(name)
             slo_s = (class_policy.itl_slo_ms or 0.0) / _MS / self._slowdown

@@ -16,8 +16,9 @@ STALE_S = 5.0
 """Age in seconds above which the newest evidence does not show the present load."""
 
 IDLE_S = 2.0
-"""Seconds without a decode, up to the newest snapshot, after which a pool counts as idle. At least two snapshots: if a
-server scrapes engines at different times, one may hold only an idle engine's sample."""
+"""Seconds without a decode, up to the newest snapshot, after which a pool counts as idle. At least two intervals
+between scrapes: if Prometheus scrapes engines at different times, one snapshot may hold only an idle engine's
+sample."""
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class PoolMemory:
     """The state of one pool, scraped each `scrape_s` seconds: experiments, newest snapshots, each engine's requests.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
-    since this snapshot requests have run and no counter has changed. `engines`, `mixes`: the newest snapshot and the
+    since this snapshot requests have run and no decode was counted. `engines`, `mixes`: the newest snapshot and the
     mix of requests of each engine. `chosen`: the latest estimate of the engines' choice. `baseline`: the baseline of a
     freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick; `chosen` and `baseline` are for
     the policy of this arm.
@@ -90,7 +91,7 @@ class PoolMemory:
         return None if self.newest is None else self.newest.at
 
     def is_stale(self, now: float) -> bool:
-        """Return whether the evidence is too old: no scrape, or no counter changes while requests run."""
+        """Return whether the evidence is too old: no scrape, or no decode is counted while requests run."""
         if self.seen_at is None or now - self.seen_at > STALE_S:
             return True
         return self.stalled_since is not None and now - self.stalled_since >= STALE_S

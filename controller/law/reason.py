@@ -1,4 +1,4 @@
-"""The possible results of a pool's tick. The first row that applies is the reason.
+"""The possible results of a pool's tick in mode `act`. The first row that applies is the reason.
 
 | reason          | holds when                                                         | published            |
 |-----------------|--------------------------------------------------------------------|----------------------|
@@ -7,25 +7,31 @@
 | `no_drafter`    | no engine of the pool can speculate                                | K = 0                |
 | `off`           | the policy's mode is off                                           | the static K         |
 | `stale`         | no fresh evidence                                                  | guidance             |
-| `idle`          | no request has run lately                                          | guidance             |
+| `idle`          | no request has decoded lately                                      | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
-| `static_better` | the pool has fallen back: the static K was found to be better      | guidance (static K)  |
-| `control_group` | all engines are in a window of the control group                   | guidance (static K)  |
+| `static_better` | the pool has fallen back, and not all engines are in a window      | the static K         |
+| `control_group` | all engines are in a window of the control group                   | guidance             |
 | `adaptive`      | otherwise                                                          | guidance             |
 
-- With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as an
-  `unpriced` one, runs the static K, which the same schedule contains.
+- With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as one
+  without fitted prices, runs the static K, which the same schedule contains.
+- In a pool that has fallen back the static K is published as rows, also while it is `stale`, `idle` or `unpriced`, and
+  the guidance is for the drawn engines.
 - The schedule also names the engines in a window of an experiment (`drawn`), with a guidance of their own. In a window
   of the control group they run the static K and the others choose; in a pool that has fallen back it is the reverse.
   While the pool is `stale`, `idle` or `unpriced`, no window of the control group is drawn.
 - If the static K is predicted to break an SLO that the engines' choice keeps, no window is drawn and the pool does not
   fall back.
 - During a freeze of the current K, guidance is published until the controller has an estimate of K.
-- In mode `advise` the reason is the same, and nothing is published: engines keep their own K. If they hold an older
-  schedule, the static K is published once to replace it.
+- In mode `advise` the reason is `adaptive` in place of the last three, and nothing is published: engines keep their
+  own K. If they hold a schedule with another K, the static K is published to replace it.
+- While a canary runs, guidance is published in every mode; it pins the static K of a policy with mode `off` or
+  `advise`. Then `stale`, `idle` and `unpriced` come before `off`.
 """
 
 from enum import StrEnum
+
+from specpilot.policy.model_policy import Mode
 
 
 class Reason(StrEnum):
@@ -48,10 +54,17 @@ MEANING: dict[Reason, str] = {
     Reason.OFF: "the policy's mode is off: the static K is published",
     Reason.FROZEN: "an operator froze the model: engines follow fixed rows until the freeze is lifted or expires",
     Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on as before",
-    Reason.IDLE: "no request is running",
+    Reason.IDLE: "no request has decoded lately",
     Reason.UNPRICED: "no busy engine has measured enough steps yet: until then engines run the static K",
     Reason.CONTROL_GROUP: "a window of the control group: the static K runs, for comparison",
     Reason.STATIC_BETTER: "by the control group the static K is better than the engines' choice: it is published",
     Reason.ADAPTIVE: "each engine chooses K for its own batch, by the policy's objective, weights and bounds",
     Reason.CANARY_ENDED: "the canary ended; its outcome is in the evidence",
 }
+
+_ADVISED = "mode advise: the K that engines would choose is estimated and shown; they run the static K"
+
+
+def meaning_of(reason: Reason, mode: Mode) -> str:
+    """Return the meaning of `reason` in `mode`, as a sentence for a person."""
+    return _ADVISED if reason is Reason.ADAPTIVE and mode is Mode.ADVISE else MEANING[reason]

@@ -5,7 +5,7 @@ the prices and counts that engines export (`estimate`): for `explain`, for forec
 It decides which engines are drawn for the control group or a canary, and whether the pool falls back to the static K.
 
 Bounds and pins apply to the guidance and to the static K of the control group. They do not apply to K that an operator
-sets directly: the static K of modes `off` and `advise`, and the schedule of a freeze.
+sets directly: the static K of modes `off` and `advise`, and of `freeze --hold static`.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,10 @@ class Tick:
     def _guided(
         self, unknown: Reason | None, chosen: Ranges, estimate: Estimate | None, gain: float | None
     ) -> TickResult:
-        """Return the result for mode `act`: engines choose K, except those in a window of the control group."""
+        """Return the result for mode `act`.
+
+        Engines choose K, except those in a window of the control group; in a pool that has fallen back, only those do.
+        """
         pool, policy, context = self._pool, self._policy, self._context
         breaks_slo = estimate is not None and estimate.keeps_slos(chosen) and not estimate.keeps_slos(self._static)
         has_fallen_back = self._has_lost and not breaks_slo
@@ -139,7 +142,7 @@ class Tick:
 
     @property
     def _followed(self) -> Schedule | None:
-        """Return the schedule in force if engines follow it; in mode `advise` they do only under a freeze."""
+        """Return the schedule in force in mode `act` or under a freeze, else `None`: engines run the static K."""
         is_steered = self._policy.mode is Mode.ACT or self._context.hold is not None
         return self._context.in_force if is_steered else None
 
@@ -172,9 +175,9 @@ class Tick:
         return self._present.policy.control_group_ratio > 0 and self._pool.control_group.has_lost
 
     def _withdrawal(self, static: Ranges) -> Ranges | None:
-        """Return the rows that replace a schedule from before mode `advise`; `None` without one.
+        """Return the static rows if engines hold a schedule that differs from them, else `None`.
 
-        Engines would go on with that schedule. Redis may have lost it, so the engines' versions count.
+        Without this they would go on with that schedule. Redis may have lost it, but engines report its version.
         """
         context, in_force = self._context, self._context.in_force
         if context.hold is not None:
@@ -222,8 +225,9 @@ class Tick:
         return frozenset() if is_over else frozenset(in_force.drawn)
 
     def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
-        """Return which way engines ran (`UnitState.is_drawn`), by whether the schedule in force draws them.
+        """Return how engines that the schedule in force draws ran, and how the others did, as `UnitState.is_drawn`.
 
+        `True`: the alternative way. `False`: the usual way. `None`: neither for certain.
         Under a canary a pool that has fallen back runs adaptive K while the static K breaks an SLO. Engines that cannot
         choose yet run rows in both kinds of windows.
         """

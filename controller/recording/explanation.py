@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.law.reason import Reason, meaning_of
 from specpilot.controller.recording import gain_figures
 from specpilot.controller.recording.survival_interval import with_intervals
 from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
+from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import k_at
 
@@ -34,7 +35,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "version": moment.version,
         "published": moment.published,
         "reason": moment.reason,
-        "meaning": _meaning(moment.reason),
+        "meaning": _meaning(moment.reason, moment.mode),
         "running_decodes": decodes,
         "k": dict(moment.k) or _k_advised(moment),
         "k_advised": _k_advised(moment),
@@ -159,9 +160,9 @@ def _latest_gain_lines(control_group: Mapping[str, Any] | None, *, is_static: bo
     return [head, *_gain_lines(control_group)]
 
 
-def _meaning(reason: str) -> str:
+def _meaning(reason: str, mode: Mode) -> str:
     try:
-        return MEANING[Reason(reason)]
+        return meaning_of(Reason(reason), mode)
     except ValueError:
         return "unknown to this version of the controller"
 

@@ -1,13 +1,14 @@
 """Chooses K for each group of a batch's decodes, from the engine's `Estimates` and `Requirements`.
 
 Decodes are grouped by the requirement for their class, by band, and by whether a draft of the request has been
-verified. K is chosen for all bands of each requirement that occurs in the batch, so a decode that moves into an empty
-band has a K at once.
+verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty
+band has a K at once, with two exceptions: K is 0 for all groups (`is_like`), or most decodes are unprobed (below).
 
 A request without a verified draft (an *unprobed* one) is in the band in which similar requests start. If more than
 `UNPROBED_RATIO` of the decodes are unprobed, the others do not represent the batch. Each group of the others then gets
 the K that it would get if all decodes were in it, and the unprobed groups the K of a batch of their own. If any of
-these K is above 0, the drafter runs, and the step can also make first drafts.
+these K is above 0, the drafter runs, and the step can also make first drafts. Groups of the others without decodes have
+no K then.
 """
 
 from collections import Counter
@@ -33,8 +34,9 @@ UNPROBED_RATIO = 0.5
 """If more than this share of the decodes has no verified draft, the others do not represent the batch."""
 
 MOVED_RATIO = 0.125
-"""K is chosen anew on the scheduler's thread when more than this share of the decodes has joined a group or left the
-batch since the last choice. A larger value takes less time and follows a changed batch later."""
+"""K is chosen anew on the scheduler's thread when the growth of groups and the fall in the number of decodes since the
+last choice are more than this share of the decodes (`is_like`). A larger value takes less time and follows a changed
+batch later."""
 
 MOST_CHOOSERS = 16
 """Largest number of choosers that `Estimates` cache. It bounds their memory while no refresh replaces them."""
@@ -121,8 +123,9 @@ def chosen(
 def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
     """Whether the choice still holds for the `n` decodes in `counts`.
 
-    It holds if every group has a K, and at most `MOVED_RATIO` of the decodes started, ended or changed their group
-    since. A decode that changed its group counts once, because only growing groups count. Decodes that ended are added.
+    It holds if every group has a K, and the growth of all groups that grew plus the fall in the number of decodes is at
+    most `MOVED_RATIO` of the decodes. So a decode that changed its group counts once. One that ended and was replaced
+    in its group does not count.
 
     If K is 0 for all, a group that was empty has no valid K: its K was chosen without decodes, and one decode may be
     worth the drafter's pass.

@@ -6,7 +6,8 @@ well-known cells over the mean time of their cells. Cells hold times divided by 
 itself.
 
 Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
-a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g together. If two explanations
+a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g, the
+time of the target's pass by tokens (`policy.prices`), together. If two explanations
 fit the data equally well, the second attributes time to the base and to tokens first. This underestimates the cost of a
 small K, so the law chooses it and its cost is measured. The opposite error would remain, because a K that seems too
 expensive is not chosen.
@@ -31,7 +32,7 @@ KNOWN_STEPS = 30
 """Steps that a cell must have before its steps change the slowdown factor."""
 
 CELLS = 400
-"""Largest number of cells. It bounds the time of a fit: some milliseconds, once a second, on the agent's thread."""
+"""Largest number of cells. It bounds the time of a fit: some milliseconds, once a second, on the exporter's thread."""
 
 SLOWDOWN_SHARE = 0.05
 """Share of a step's deviation that is added to the logarithm of the slowdown factor: a memory of 20 steps."""
@@ -44,8 +45,8 @@ seem twice as expensive. In that simulation this memory gains 5 %. Together with
 settles at 0.84 of its logarithm; the rest enters the cells."""
 
 PAUSE = 0.5
-"""A step whose time differs from its cell's by more than this logarithm (a factor of 1.65) is not averaged into the
-cell: the difference is a pause, which is no cost of the step."""
+"""A step of a well-known cell is not averaged into it if, without the slowdown, its time differs from the cell's by
+more than this logarithm (a factor of 1.65). Most of these steps contain a pause, which is no cost of the step."""
 
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number

@@ -1,17 +1,17 @@
 """The law of one engine: chooses K for the present batch from the engine's own counts and measured step times.
 
 Two threads use it. The scheduler's thread asks for K once a step (`k_of`) and reports how many decodes the plan left
-out (`note_plan`). The agent's thread adds evidence (`learn`) and computes prices and acceptance once a second
+out (`note_plan`). The exporter's thread adds evidence (`learn`) and computes prices and acceptance once a second
 (`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new ones,
 never a mixture.
 
 K by group (`batch_choice`) is kept from step to step: a decode that changes its band has the K of the new band in the
 next step. K is chosen anew
 
-- by the agent's thread after each refresh, among all widths of the drafter;
+- by the exporter's thread after each refresh, among all widths of the drafter;
 - by the scheduler's thread if the estimates or the guidance are new, or if many decodes started, ended or changed their
-  group (`batch_choice.is_like`). It compares the widths near the last one, and all widths if that was 0 or the batch
-  has less than half or more than twice the decodes.
+  group (`batch_choice.is_like`). It compares the widths near the last one. It compares all widths if the last one
+  was 0, if the batch has less than half or more than twice the decodes, or if K near it is 0 for all.
 
 When traffic changes, each input of the choice follows with its own memory:
 
@@ -25,10 +25,11 @@ When traffic changes, each input of the choice follows with its own memory:
 | share of prefilling, running decodes, context | 50 steps | `RECENT_SHARE` |
 | price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
 
-A request's band changes K in the next step, the others with the next refresh (`agent.learning.REFRESH_S`).
+The first two change K in the next step, the others with the next refresh (`agent.learning.REFRESH_S`).
 
-Drafts whose K was chosen before any draft of their request was verified do not count for their band: requests of every
-acceptance are then in the band in which they start, and would bias its acceptance.
+Drafts whose K was chosen before any draft of their request was verified do not count in this law's acceptance of their
+band: requests of every acceptance are then in the band in which they start, and would bias it. The exported counts, and
+so the fleet's acceptance, contain them.
 
 The static K is in force until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
 start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps
@@ -74,8 +75,8 @@ PREFILL_SHARE = 0.1
 """Weight of a step that prefills in the mean number of its prefilled tokens: a memory of ten such steps."""
 
 LEAST_DRAFTED_RATIO = 0.05
-"""Least share of the decodes that a step drafts for by choice, so that its catching up counts for the price of leaving
-requests out. With fewer, single requests would determine this price."""
+"""A step contributes to the price of leaving requests out only if K > 0 was chosen for at least this share of its
+decodes. With fewer, single requests would determine this price."""
 
 LEFT_OUT_DECAY = 0.9995
 """Factor of the sums behind the price of leaving requests out, once for each such step: a memory of 2,000 steps."""
@@ -135,7 +136,7 @@ class EngineLaw:
 
     def k_of(self, requests: Sequence[Request]) -> list[int]:
         """Return K of each of the requests that decode."""
-        estimates, requirements = self.estimates, self.requirements  # each read once: the agent's thread replaces them
+        estimates, requirements = self.estimates, self.requirements  # each read once: another thread replaces them
         index_of, default = requirements.index_of, requirements.index_of[DEFAULT_CLASS]
         if estimates is None:
             static = [min(max(self.static_k, item.k_min), item.k_max, self.k_max) for item in requirements.distinct]
@@ -151,17 +152,15 @@ class EngineLaw:
         if not is_current or not is_like(counts, choice, len(requests)):
             self.choices += 1
             is_alike = len(requests) <= 2 * choice.counts.total() <= 4 * len(requests)
-            near_width = (
-                choice.width if is_alike and choice.width else None
-            )  # otherwise the best width may be far from it
+            near_width = choice.width or None if is_alike else None  # otherwise the best width may be far from it
             self._choice = choice = chosen(estimates, requirements, counts, near_width)
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
     def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
-        """Record a plan: K > 0 was chosen for `drafted` of the decodes, and these catch up with `rows` first.
+        """Record a plan: K > 0 was chosen for `drafted` of the decodes.
 
-        The rows are positions that earlier choices left out.
+        `rows`: the backlog rows of these that go through the drafter because earlier choices left them out.
         """
         estimates = self.estimates
         if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:
@@ -170,7 +169,7 @@ class EngineLaw:
         catch_up_s = estimates.prices.reads_s + estimates.prices.read_s * rows if rows else 0.0
         self._catch_up_s = self._catch_up_s * LEFT_OUT_DECAY + catch_up_s
 
-    # The agent's thread
+    # The exporter's thread
 
     def learn(self, steps: Iterable[Step], evidence: Evidence | None = None) -> None:
         """Learn from steps that have ended, and from the counts of their drafts.

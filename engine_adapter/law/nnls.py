@@ -1,7 +1,7 @@
 """Least squares with coefficients that may not be negative (Lawson and Hanson 1974, chapter 23).
 
 Works on the normal equations: the problems here have some thirty unknowns and are regularised, so squaring the
-condition number does no harm, and the cost does not grow with the number of measurements.
+condition number does no harm, and the cost of an iteration does not grow with the number of measurements.
 """
 
 import numpy as np

@@ -27,8 +27,8 @@ class ProbePrices(NamedTuple):
     def of_draft(self, backlog: int, width: int, k: int) -> float:
         """Return the cost of a probe of `k` tokens without the fixed cost.
 
-        The drafter reads the backlog and prepares `width` slots. It prepares slots again in the next step, because a
-        request with more than one token in a step is always in the drafter's batch.
+        The drafter reads the backlog and the request's position in this step, and prepares `width` slots. It prepares
+        slots again in the next step, because a request with more than one token in a step is always in its batch.
         """
         return (backlog + 1 + 2 * width) * self.position + k * self.token
 

@@ -6,9 +6,9 @@ request's whole backlog goes through the drafter before its next draft, so K may
 
 A. In a step that drafts:
 
-   A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It is not left
-       out: only the accelerator knows which of its positions are accepted, and a later pass would take longer than its
-       slots.
+   A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It stays in
+       the drafter's batch: the host does not know yet which of its positions are accepted, and a later pass would take
+       longer than its slots.
    A2. Requests with K > 0 catch up, smallest backlog first, up to `catch_up_rows` rows, one request at least. The
        others get K = 0 in this step and are postponed, so that no step takes much longer than the steps before and
        after it.
@@ -17,14 +17,15 @@ A. In a step that drafts:
 
 B. In a step that drafts nothing, the usual step at K = 0:
 
-   B1. A short prompt is *held* (deferred): all its positions join the backlog, so that no pass of the drafter runs for
-       it alone.
+   B1. A short prompt is *deferred* if all backlogs with it fill at most half of `backlog_rows`: all its
+       positions join the backlog, so that no pass of the drafter runs for it alone.
    B2. Other prompts and verified drafts go through the drafter, after the backlog of their request.
    B3. Each request's last position joins its backlog.
 
 C. Before a position joins a backlog (A3, B3), these requests catch up:
 
-   C1. Held prompts, together: when there are `HELD_TOGETHER` of them, or `HELD_STEPS` steps after the first.
+   C1. Deferred prompts, together: when there are `DEFERRED_TOGETHER` of them, or `DEFERRED_STEPS` steps after the
+       first.
    C2. Requests, largest backlog first, if all backlogs together would exceed `backlog_rows`, or one of them has reached
        `catch_up_rows`. Of several requests with equal backlogs one catches up in each step, while the others grow by a
        row. A backlog that has grown beyond `catch_up_rows` goes through the drafter in two passes.
@@ -35,17 +36,18 @@ from collections.abc import Sequence
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 
-HELD_PROMPT = 48
-"""Tokens of the longest prompt that is held. A pass of the drafter for a prompt alone takes 2 ms of a GPU's step of 5
-ms (an 8B model on an H200), nearly independent of its tokens. With `HELD_STEPS` more rows the backlog still allows a
-free first draft (`probes.FIRST_DRAFT_ROWS`)."""
+DEFERRED_PROMPT = 48
+"""Tokens of the longest prompt that is deferred. A pass of the drafter for a prompt alone takes 2 ms, nearly
+independent of its tokens; a step takes 5 ms (an 8B model on an H200). With `DEFERRED_STEPS` more rows the backlog still
+allows a free first draft (`probes.FIRST_DRAFT_ROWS`)."""
 
-HELD_TOGETHER = 8
-"""Held prompts that go through the drafter in one pass. A larger number takes fewer passes and delays the first drafts
-of these requests."""
+DEFERRED_TOGETHER = 8
+"""Deferred prompts that go through the drafter in one pass. A larger number takes fewer passes and delays the first
+drafts of these requests."""
 
-HELD_STEPS = 16
-"""Steps after which a held prompt catches up at the latest. Until then the prefix cache has blocks without draft KV."""
+DEFERRED_STEPS = 16
+"""Steps after which a deferred prompt catches up at the latest. Until then the prefix cache has blocks without draft
+KV."""
 
 
 class CatchUp:
@@ -53,7 +55,7 @@ class CatchUp:
 
     `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` the rows that catch up in one step.
     `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
-    `reads_all` is true: no request is left out, and no prompt is held. A backlog from steps in which vLLM does not
+    `reads_all` is true: no request is left out, and no prompt is deferred. A backlog from steps in which vLLM does not
     draft is read at once. `drafted_at` is the number of the last step that drafted.
     """
 
@@ -98,41 +100,39 @@ class CatchUp:
         """Return the plan of step number `step`, which drafts nothing."""
         read = sum([state.positions for state in batch]) - len(batch)
         caught_up: list[str] = []
-        held: list[str] = []
+        deferred: list[str] = []
         if read:
-            room = self._backlog_rows // 2 - sum(
-                [state.backlog for state in batch]
-            )  # held prompts fill half of the rows
+            room = self._backlog_rows // 2 - sum([state.backlog for state in batch])
             for state in batch:
-                if may_be_held(state) and state.positions <= room:  # B1
+                if may_be_deferred(state) and state.positions <= room:  # B1
                     room -= state.positions
                     read -= state.positions - 1
                     state.backlog = state.positions - 1
-                    state.held_until = step + HELD_STEPS
-                    held.append(state.request_id)
+                    state.deferred_until = step + DEFERRED_STEPS
+                    deferred.append(state.request_id)
                 elif state.backlog and state.positions > 1:  # B2
                     read += state.catch_up()
                     caught_up.append(state.request_id)
         read += self._leave_positions(batch, self._rows_per_step, caught_up, step)  # B3
-        return StepPlan(0, 0, tuple(caught_up), read=read, held=tuple(held))
+        return StepPlan(0, 0, tuple(caught_up), read=read, deferred=tuple(deferred))
 
     def identical_steps_ahead(self, states: Sequence[DraftState], step: int) -> int:
         """Return how many steps after `step` can draft nothing before one of `states` has to catch up."""
         backlogs = [state.backlog for state in states]
         room = min((self._backlog_rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
-        return min([room, *(state.held_until - step - 1 for state in states if state.held_until is not None)])
+        return min([room, *(state.deferred_until - step - 1 for state in states if state.deferred_until is not None)])
 
     def _leave_positions(self, left_out: Sequence[DraftState], room: int, caught_up: list[str], step: int) -> int:
         """Add a row to the backlog of each of `left_out`; return how many rows catch up before that.
 
         The requests that catch up are appended to `caught_up`. `room`: rows that may still catch up in this step.
         """
-        read = _catch_up_held(left_out, caught_up, step)  # C1
+        read = _catch_up_deferred(left_out, caught_up, step)  # C1
         backlogs = [state.backlog for state in left_out]
         excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
             for state in sorted(left_out, key=backlog_of, reverse=True):
-                is_new = state.positions > 1 and state.backlog == state.positions - 1  # held in this very step
+                is_new = state.positions > 1 and state.backlog == state.positions - 1  # deferred in this very step
                 if state.backlog and not is_new and (excess > 0 or room >= state.backlog or not caught_up):
                     excess -= state.backlog
                     room -= state.backlog
@@ -148,15 +148,17 @@ def backlog_of(state: DraftState) -> int:
     return state.backlog
 
 
-def may_be_held(state: DraftState) -> bool:
+def may_be_deferred(state: DraftState) -> bool:
     """Whether a request's positions in the step are a short prompt, so that all of them may join its backlog."""
-    return state.is_text_prompt and 1 < state.positions <= HELD_PROMPT and not state.backlog
+    return state.is_text_prompt and 1 < state.positions <= DEFERRED_PROMPT and not state.backlog
 
 
-def _catch_up_held(left_out: Sequence[DraftState], caught_up: list[str], step: int) -> int:
-    """Send the prompts that earlier steps held through the drafter, if it is time (C1); return the number of rows."""
-    held = [state for state in left_out if state.held_until is not None and state.positions == 1]
-    if not held or (len(held) < HELD_TOGETHER and step < min([state.held_until or 0 for state in held])):
+def _catch_up_deferred(left_out: Sequence[DraftState], caught_up: list[str], step: int) -> int:
+    """Let the prompts that earlier steps deferred catch up, if it is time (C1); return the number of rows."""
+    deferred = [state for state in left_out if state.deferred_until is not None and state.positions == 1]
+    if not deferred or (
+        len(deferred) < DEFERRED_TOGETHER and step < min([state.deferred_until or 0 for state in deferred])
+    ):
         return 0
-    caught_up.extend([state.request_id for state in held])
-    return sum([state.catch_up() for state in held])
+    caught_up.extend([state.request_id for state in deferred])
+    return sum([state.catch_up() for state in deferred])

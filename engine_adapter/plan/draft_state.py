@@ -16,8 +16,8 @@ class DraftState:
       so for up to three drafts.
 
     Limits on K:
-    - `stated_ceiling`: the largest K that the request asks for. `ceiling`: the smaller of that and of the tokens that
-      the request may still deliver; set in each step.
+    - `stated_ceiling`: the largest K that the request asks for. `ceiling`: the smallest of that, K_max and the draft
+      length that its remaining tokens allow; set in each step.
     - `min_tokens`: the length before which it may not stop; 0: none.
     - `grammar_allows`: the number of tokens that its grammar left of its next draft; `None` if it left all.
 
@@ -32,7 +32,7 @@ class DraftState:
       tokens belong to a prompt of text alone.
     - `backlog`: the number of its latest positions that are missing from the draft KV cache. `left_out_rows`: the
       number of those that come from steps which drafted for other requests.
-    - `held_until`: number of the step by which its held prompt goes through the drafter; `None`: no prompt is held.
+    - `deferred_until`: number of the step by which its deferred prompt goes through the drafter; `None`: there is none.
     """
 
     __slots__ = (
@@ -41,9 +41,9 @@ class DraftState:
         "band",
         "ceiling",
         "decoding",
+        "deferred_until",
         "drafted_at",
         "grammar_allows",
-        "held_until",
         "is_first",
         "is_text_prompt",
         "k",
@@ -86,7 +86,7 @@ class DraftState:
         self.is_text_prompt = False
         self.positions = 1
         self.backlog = self.left_out_rows = 0
-        self.held_until: int | None = None
+        self.deferred_until: int | None = None
         self.k = self.scheduled_k = 0
         self.band = self.acceptance.band
         self.is_first = True
@@ -99,5 +99,5 @@ class DraftState:
 
     def catch_up(self) -> int:
         """Send the whole backlog through the drafter; return its number of rows."""
-        rows, self.backlog, self.left_out_rows, self.held_until = self.backlog, 0, 0, None
+        rows, self.backlog, self.left_out_rows, self.deferred_until = self.backlog, 0, 0, None
         return rows

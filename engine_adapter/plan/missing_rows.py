@@ -15,7 +15,7 @@ class MissingRows(NamedTuple):
 
 
 def missing_rows(rows: Mapping[str, Sequence[int]], batch: Sequence[str], requests: Collection[str]) -> MissingRows:
-    """Return the `rows` of the requests in `batch` that are `wanted`; `rows` are given by request."""
+    """Return the `rows`, which are by request, of those in `batch` that are also in `requests`."""
     places = [place for place, request in enumerate(batch) if request in requests and request in rows]
     return MissingRows(places, [rows[batch[place]] for place in places])
 

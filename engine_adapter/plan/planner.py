@@ -22,7 +22,8 @@ vLLM's asynchronous loop not those of the step before it either.
    would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position in
    the step.
 
-A request's ceiling is the K that it asks for, but at most the number of tokens that it may still deliver.
+A request's ceiling is the K that it asks for, but at most K_max, and at most the draft length that its remaining tokens
+allow (`draftable_tokens`).
 
 A *slot* is one position that the drafter prepares for one request, so a step has width x (requests not left out) slots.
 P-EAGLE computes them in one pass. A sequential EAGLE head runs one pass for each position of the width: the same number
@@ -56,8 +57,8 @@ from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.step_room import StepRoom
 
 CATCH_UP_ROWS = 1024
-"""Rows that catch up in one step when K rises: the time of a short prompt, some 27 ms with the demo pair. With a larger
-number requests get drafts sooner; with a smaller one the durations of steps vary less."""
+"""Backlog rows that catch up in one step when K rises. They take as long as a short prompt, some 27 ms with the demo
+pair. With a larger number requests get drafts sooner; with a smaller one the durations of steps vary less."""
 
 
 class Planner:

@@ -18,9 +18,9 @@ room of the step.
 
 *Budget.* Each step adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time. The budget
 is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no probes. So in
-any time T probes are charged at most `probe_ratio` T, the limit, and the debt of follow-ups (2). Free first drafts (1)
-come in addition. A probe alone in its step costs about two steps with the demo pair on two CPU cores, so at a
-`probe_ratio` of 0.005 one runs every 400 steps.
+any time T probes are charged at most `probe_ratio` T, the limit, the debt of follow-ups (2) and the charge of one
+follow-up. Free first drafts (1) come in addition. A probe alone in its step costs about two steps with the demo pair on
+two CPU cores, so at a `probe_ratio` of 0.005 one runs every 400 steps.
 
 `choose` takes three kinds in this order:
 
@@ -28,27 +28,28 @@ come in addition. A probe alone in its step costs about two steps with the demo 
    `FIRST_DRAFT_ROWS` rows. Until its first draft a request is in the band in which similar requests start. If K is 0 in
    this band, requests could end before any of their drafts is verified. With free first drafts, as soon as steps draft
    for one predictable request, all others get one draft too.
-2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged. They may
-   overdraw the budget by `_FOLLOW_UP_DEBT` times `drafting`.
+2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged, and may
+   overdraw the budget: one may start while the debt is at most `_FOLLOW_UP_DEBT` times `drafting`, and the limit.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
    probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
    that one step probes several requests. After a second without any draft, the cost of one probe is enough, so that a
-   change of traffic is found sooner. Probes of prompts may use at most `PROMPT_SHARE` of the budget in steps that draft
-   nothing else. So under steady arrivals something remains for running requests, whose text may change.
+   change of traffic is found sooner. In steps that draft nothing else, probes of requests that read their prompt also
+   need a second budget, which earns `PROMPT_SHARE` of what the first earns, up to the same limit. So under steady
+   arrivals something remains for running requests, whose text may change.
 """
 
 import math
 from collections.abc import Callable, Sequence
 
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
-from specpilot.engine_adapter.plan.catch_up import backlog_of, may_be_held
+from specpilot.engine_adapter.plan.catch_up import backlog_of, may_be_deferred
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
 
 PROBE_AFTER = 16
-"""Steps after its last planned draft from which on a request at K = 0 is due for a probe. In closed-loop replay a
-change in the text is then noticed in 10 to 14 steps; more frequent probes cost more than they gain."""
+"""Steps after its last planned draft from which on a request at K = 0 is due for a probe. In closed-loop replay
+changes in the text were noticed 10 to 14 steps later. More frequent probes cost more than they gain."""
 
 FIRST_DRAFT_ROWS = 64
 """Largest backlog, in rows, with which a request's first draft is free: it then takes a quarter of a step at most. With
@@ -65,16 +66,18 @@ SEQUENTIAL_PROBE = 2
 """Depth of a probe if nothing else is drafted and the drafter runs one pass per token."""
 
 PROMPT_SHARE = 0.75
-"""Part of the budget for prompts in steps that draft nothing else. The probe of a prompt costs less, and its outcome
-counts for all similar requests. But only the other probes detect that the text of a running request has changed."""
+"""Share of the budget's income that probes of requests which read their prompt may spend in steps that draft nothing
+else. Such a probe costs less, and its outcome counts for all similar requests. But only the other probes detect that
+the text of a running request has changed."""
 
 _FREE_STEPS = 1.0
 """Longest time of the free first drafts of a step; the unit is a step that drafts nothing."""
 
 _FOLLOW_UP_DEBT = 3.0
-"""Largest debt of the budget that follow-ups may cause, in multiples of `drafting`. A larger debt delays the next probe
-while nothing is drafted, a smaller one the follow-ups. In simulation of the demo pair, 12 JSON requests after code were
-found after 0 to 2 s with 3, after 1 to 4 s with 2, and after 0 to 5 s with a debt as large as the budget."""
+"""Largest debt of the budget at which a follow-up may still start, in multiples of `drafting`. A larger debt delays the
+next probe while nothing is drafted, a smaller one the follow-ups. In simulation of the demo pair, 12 JSON requests
+after code were found after 0 to 2 s with 3, after 1 to 4 s with 2, and after 0 to 5 s with a debt as large as the
+budget."""
 
 _FIXED_COSTS = 2.0
 """A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So at least half of the
@@ -143,13 +146,13 @@ class Probes:
         return self._probe_due(due, prices, step, width, depth_of)  # 3
 
     def refund(self, request_id: str) -> None:
-        """Return a postponed probe's own part of its charge; the fixed cost of its step stays paid."""
+        """Credit the budget with the charge of a postponed probe, without the fixed cost of its step."""
         self.budget += self._charges.get(request_id, 0.0)
 
     def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
-        """Return the number of steps after `step` in which none of `probed` is due, or the budget is too small.
+        """Return the number of steps after `step` in which no probe of `probed` can start.
 
-        Follow-ups depend on the debt alone.
+        In these none is due or the budget is too small, and no follow-up may start, which depends on the debt alone.
         """
         prices, limit = self.prices, self.limit
         most = self._rows_per_step  # after these a backlog has to catch up anyway
@@ -190,7 +193,7 @@ class Probes:
         self, due: Sequence[DraftState], prices: ProbePrices, step: int, width: int, depth_of: DepthOf
     ) -> int:
         """Probe requests that are due, within the budget; return the step's width."""
-        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_held(state) for state in due)
+        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_deferred(state) for state in due)
         fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
         is_undrafted = step - self.drafted_at >= prices.steps_per_s
         if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:

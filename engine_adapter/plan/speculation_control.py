@@ -1,6 +1,6 @@
 """The source of K on one engine: its law, or rows by class, band and running decodes.
 
-Pure: the time is an argument. The agent's thread and the control route pass in schedules, one at a time. The
+Pure: the time is an argument. The link's thread and the control route pass in schedules, one at a time. The
 scheduler's thread reads the table in every step. It is replaced as a whole, so a step sees the old table or the new
 one, never a mixture.
 
@@ -120,11 +120,13 @@ class _Applied:
     table: KTable
     held: KTable
     received_at: float
-    window_guidance: Guidance | None  # of this engine while the window lasts, drawn or not
+    window_guidance: (
+        Guidance | None
+    )  # of this engine until the window ends; of an engine not drawn: `schedule.guidance`
 
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance of this engine at monotonic time `now`, whether or not the schedule is still valid."""
-        is_in_window = now - self.received_at <= self.schedule.drawn_for_s  # if it is drawn
+        is_in_window = now - self.received_at <= self.schedule.drawn_for_s
         return self.window_guidance if is_in_window else self.schedule.guidance
 
 

@@ -1,7 +1,7 @@
 """Measures steps and the idle time of an engine between them. Pure: times are arguments, in monotonic seconds."""
 
 _SHORTEST_S = 1e-4
-"""The shortest step that enters the mean, in seconds, so that idle time can be divided by it."""
+"""Seconds; a shorter step counts as this long in the mean, so that idle time can be divided by it."""
 
 _STEP_SHARE = 0.05
 """Weight of a step in the mean duration: a memory of 20 steps."""
@@ -52,6 +52,6 @@ class StepClock:
         self._ended_at = None
 
     def waiting_s(self, scheduled_at: float, now: float) -> float:
-        """Return the seconds since a step scheduled at `scheduled_at` has begun; another thread may call."""
+        """Return the seconds since the step scheduled at `scheduled_at` began; another thread may call."""
         ended_at = self._ended_at  # read once
         return now - (scheduled_at if ended_at is None else max(scheduled_at, ended_at))

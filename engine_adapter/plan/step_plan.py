@@ -15,11 +15,11 @@ class StepPlan:
 
     `catch_up`: requests whose backlog goes through the drafter first. `left_out`: requests that a drafting step leaves
     out. Each has one position in the step, and this position joins its backlog. The list is empty at width 0, because
-    then every request's latest position joins its backlog. `held`: requests of a step of width 0 with several
+    then every request's latest position joins its backlog. `deferred`: requests of a step of width 0 with several
     positions, all of which join the backlog.
 
     `read`: positions that the drafter reads without drafting from them. These are the backlogs of `catch_up` and, at
-    width 0, all positions except the last of each request that is not `held`.
+    width 0, all positions except the last of each request that is not `deferred`.
     """
 
     width: int
@@ -27,4 +27,4 @@ class StepPlan:
     catch_up: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     read: int = 0
-    held: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()

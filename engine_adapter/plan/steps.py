@@ -161,7 +161,8 @@ class Steps:
         """Process one draft of `drafted` tokens; the grammar cut `invalid` of them off at the end.
 
         `verified` is the number of verified tokens, if vLLM's adaptive verification chose a prefix of the draft;
-        `None`: all. A draft without a verified token counts as K = 0, and is no evidence about acceptance.
+        `None`: all. A draft without a verified token counts as K = 0. It is evidence about acceptance only if the
+        grammar rejected its first token.
 
         Only the drafts of requests that decode count. A request that joins running decodes with one token left to
         prefill may have placeholders, so that all requests have the same number of positions. They are not from the
@@ -287,8 +288,8 @@ class Steps:
     def _may_repeat(self, step: ScheduledStep, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
         """Whether a next step with the same requests and one token each repeats `step`, which drafts nothing.
 
-        That is so if nothing was verified, no request catches up or has changed its band, and K is 0 by the law or the
-        schedule and not because a request is shorter than its `min_tokens`.
+        That is so if nothing was verified, no request catches up or has changed its band, and the scheduled K is 0, but
+        not because a request is shorter than its `min_tokens`.
         """
         if step.drafts or step.refused or plan.catch_up:
             return False

@@ -161,6 +161,14 @@ def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: C
     assert "bad" not in {item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]}
     assert controller.call("/admin/tokens")[0] == 200
     assert controller.call(f"/admin/keys/{made}", "DELETE")[0] == 204
+    stored._redis.hset(redis_keys.CANARIES, "bad", "{nonsense")
+    error = controller.call("/admin/canaries/bad")[1]["error"]
+    assert error["code"] == "invalid_stored_document"
+    assert (
+        f"repair or delete it there: invalid Experiment in field bad of the hash {redis_keys.CANARIES}"
+        in error["message"]
+    )
+    stored._redis.hdel(redis_keys.CANARIES, "bad")
     for path in ("/admin/keys/bad", "/admin/tokens/bad"):
         assert controller.call(path + "?validate_only=true", "DELETE")[0] == 404
         assert controller.call(path, "DELETE")[0] == 204

@@ -4,7 +4,7 @@ Caught up "in parts" means that every few steps of the spell another third of th
 these steps the drafter ran, for them alone. "Left out in turns" means that it ran in every step, at changing width, for
 one half of them and then for the other, as in steps in which some have K = 0 and others not.
 
-"Held" is "whole", except that the prompts wait as rows and go through the drafter some steps later.
+"Deferred" is "whole", except that the prompts wait as rows and go through the drafter some steps later.
 
 "Not copied" is "caught up" without the copy of the target's states that an accelerator's graphs make necessary; only
 for "poison", where it must show.
@@ -55,11 +55,11 @@ def main(mode: str, drafter: str, *only: str) -> None:  # noqa: C901 - the ways 
         for state in states:
             state.k = state.scheduled_k = K if step >= BEGIN + SPELL else 0
         requests = [state.request_id for state in states]
-        if way == "held" and step < BEGIN // 2:
+        if way == "deferred" and step < BEGIN // 2:
             return StepPlan(
-                0, held=tuple(state.request_id for state in states if state.is_text_prompt and state.positions > 1)
+                0, deferred=tuple(state.request_id for state in states if state.is_text_prompt and state.positions > 1)
             )
-        if way in ("whole", "held") or not BEGIN <= step < BEGIN + SPELL:
+        if way in ("whole", "deferred") or not BEGIN <= step < BEGIN + SPELL:
             return StepPlan(max(1, *(state.k for state in states), 0), catch_up=tuple(requests))
         width, part = 0, list[str]()
         if way == "in parts" and step % 5 == 0:
@@ -85,7 +85,7 @@ def main(mode: str, drafter: str, *only: str) -> None:  # noqa: C901 - the ways 
     backlog.Backlog.catch_up = caught_up_or_not
     every = [item["messages"] for _, item in (prompts(9)[3:] if ON_V2 else prompts(REQUESTS))]  # few, so not of chat
     sampling = SamplingParams(temperature=0, max_tokens=BEGIN + SPELL + AFTER, ignore_eos=True)
-    ways = ["whole", "held", "caught up", "left out in turns", "hole"]
+    ways = ["whole", "deferred", "caught up", "left out in turns", "hole"]
     ways = [way for way in ways if way in only or not only] if ON_V2 else ["warm-up", "in parts", *ways]
     for way in [*ways, "not copied"] if mode == "poison" else ways:
         step = 0

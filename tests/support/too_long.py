@@ -50,8 +50,8 @@ class Watch:
         def caught_up(backlog: Backlog, runner: Any, state: Any, wanted: Any) -> None:
             self._caught_up(backlog, runner, state, wanted)
 
-        def kept(backlog: Backlog, runner: Any, state: Any, rejected: Any, held: Any) -> None:
-            self._kept(backlog, runner, state, rejected, held)
+        def kept(backlog: Backlog, runner: Any, state: Any, rejected: Any, deferred: Any) -> None:
+            self._kept(backlog, runner, state, rejected, deferred)
 
         Backlog.catch_up, Backlog.keep = caught_up, kept  # type: ignore[method-assign]
 
@@ -90,12 +90,12 @@ class Watch:
             backlog.rows.drop()
         self._catch_up(backlog, runner, state, wanted)
 
-    def _kept(self, backlog: Backlog, runner: Any, state: Any, rejected: Any, held: Any) -> None:
+    def _kept(self, backlog: Backlog, runner: Any, state: Any, rejected: Any, deferred: Any) -> None:
         is_plain = state.spec_decode_common_attn_metadata.max_query_len == 1
         self.seen["kept of more than single decodes"] += not is_plain
         self.seen["kept of rejected drafts"] += rejected is not None and int(rejected.sum()) > 0
         if self.way != "hole" or is_plain:
-            self._keep(backlog, runner, state, rejected, held)
+            self._keep(backlog, runner, state, rejected, deferred)
 
 
 Serve = Callable[[Any, Watch, list[str]], dict[str, list[int]]]

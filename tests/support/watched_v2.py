@@ -39,10 +39,10 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         seen["caught_up_rows"] += len(tokens)
         forward(own, step, part, ends, tokens, *more)
 
-    def keep_noting(own: Any, step: Any, held: Any) -> None:
+    def keep_noting(own: Any, step: Any, deferred: Any) -> None:
         seen["plain_steps"] += step.batch.num_tokens == step.batch.num_reqs
-        seen["held"] += len(held)
-        keep(own, step, held)
+        seen["deferred"] += len(deferred)
+        keep(own, step, deferred)
 
     def choose(speculator: Any, given: Any, places: Any, cut: int) -> Any:
         seen["subsets"] += 1

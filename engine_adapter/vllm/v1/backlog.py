@@ -8,8 +8,8 @@ which requests catch up and which a step leaves out (`engine_adapter.plan.catch_
 
 *Several positions* of a request in a step that drafts nothing (a prompt, verified drafts) go through such a pass at
 once, except the last one. The token that follows it is known only in the next step, so it becomes a row. All positions
-of a held prompt (`StepPlan.held`) become rows. Positions past the drafter's length limit are dropped, because nothing
-is ever drafted from them.
+of a deferred prompt (`StepPlan.deferred`) become rows. Positions past the drafter's length limit are dropped, because
+nothing is ever drafted from them.
 
 *Memory.* Rows take a bounded amount (`engine_facts.backlog_rows`). For EAGLE-3 a row has the hidden states of three
 layers, 24 KiB for a hidden size of 4,096 in bfloat16. The output of the head's first layer would take a third of that,
@@ -93,17 +93,17 @@ class Backlog:
             self._inputs = runner.input_ids.gpu[:count]
         self.rows.add(requests, states, self._inputs, requests)
 
-    def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None, held: Collection[str] = ()) -> None:
+    def keep(self, runner: Any, state: Any, rejected: torch.Tensor | None, deferred: Collection[str] = ()) -> None:
         """Keep the last row of each request of a step that drafts nothing; the drafter reads its other positions.
 
-        All positions of the requests in `held` are kept. `state` is the runner's before sampling. `rejected` [requests]
-        are the numbers of rejected draft tokens, `None` if the step verified none.
+        All positions of the requests in `deferred` are kept. `state` is the runner's before sampling. `rejected`
+        [requests] are the numbers of rejected draft tokens, `None` if the step verified none.
         """
         metadata = state.spec_decode_common_attn_metadata
         last: Any = slice(metadata.num_reqs)
         if metadata.max_query_len > 1:
-            self._take_in(runner, state, held)
-            self._hold(runner, state, held)
+            self._take_in(runner, state, deferred)
+            self._defer(runner, state, deferred)
             last = _last(metadata)
             if rejected is not None:
                 last -= rejected
@@ -167,24 +167,24 @@ class Backlog:
         blocks = metadata.block_table_tensor[requests, in_sequence // size].long()
         return firsts[..., requests] - before, blocks * size + in_sequence % size
 
-    def _hold(self, runner: Any, state: Any, held: Collection[str]) -> None:
-        """Keep a row for each position of the requests in `held`, except the last."""
+    def _defer(self, runner: Any, state: Any, deferred: Collection[str]) -> None:
+        """Keep a row for each position of the requests in `deferred`, except the last."""
         requests, rows = runner.input_batch.req_ids, multiple(runner, state)
-        waiting = [(requests[place], row) for place, span in rows if requests[place] in held for row in span]
+        waiting = [(requests[place], row) for place, span in rows if requests[place] in deferred for row in span]
         if waiting:
             places = indices([row for _, row in waiting], self._drafter.device)
             states = [layer[places] for layer in _read(state)]
             self.rows.add([name for name, _ in waiting], states, runner.input_ids.gpu[places], requests)
 
-    def _take_in(self, runner: Any, state: Any, held: Collection[str]) -> None:
+    def _take_in(self, runner: Any, state: Any, deferred: Collection[str]) -> None:
         """Run the drafter over all positions of the step except the last of each request, some at a time.
 
-        Requests in `held` are left out.
+        Requests in `deferred` are left out.
         """
         metadata, requests = state.spec_decode_common_attn_metadata, runner.input_batch.req_ids
         missing = MissingRows([], [])
         for place, rows in multiple(runner, state):
-            if requests[place] not in held:
+            if requests[place] not in deferred:
                 missing.places.append(place)
                 missing.rows.append(rows)
         missing, ends = within(missing, _ends(metadata, 1), self._length)

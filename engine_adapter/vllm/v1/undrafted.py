@@ -40,8 +40,8 @@ def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata
     elif common is not None:
         backlog.catch_up(runner, state, plan.catch_up if plan is not None else ())
         if not runner._input_fits_in_drafter(common):
-            held = plan.held if plan is not None else ()
-            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled), held)
+            deferred = plan.deferred if plan is not None else ()
+            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled), deferred)
         elif plan is not None and plan.left_out:
             backlog.keep_of(plan.left_out, runner, state)
 
@@ -61,8 +61,8 @@ def reads_ahead(drafting: Drafting, runner: Any, state: Any) -> bool:
     takes_in = common is not None and common.max_query_len > 1
     if takes_in and drafting.plan.width > 0:
         takes_in = not runner._input_fits_in_drafter(common)
-    elif takes_in and drafting.plan.held:
-        takes_in = len(multiple(runner, state)) > len(drafting.plan.held)
+    elif takes_in and drafting.plan.deferred:
+        takes_in = len(multiple(runner, state)) > len(drafting.plan.deferred)
     return takes_in or bool(drafting.plan.catch_up)
 
 

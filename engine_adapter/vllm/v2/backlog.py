@@ -1,8 +1,9 @@
 """The positions that the drafter has not read, and its catching up, on model runner V2.
 
 The rules are those of model runner V1 (`vllm.v1.backlog`). For a request that is left out, each step adds one row: the
-target's states at its last position, and the token that follows. All positions of a held prompt (`StepPlan.held`) are
-rows. Before the request's next draft its rows go through the head in one pass. There are these differences to V1:
+target's states at its last position, and the token that follows. All positions of a deferred prompt
+(`StepPlan.deferred`) are rows. Before the request's next draft its rows go through the head in one pass. There are
+these differences to V1:
 
 - The token that follows a position is known when the speculator is called, so a row contains it.
 - Block tables are kept by request slot, so a pass finds its KV slots by the slots of its requests. It has its own
@@ -45,15 +46,15 @@ class Backlog:
         self.rows = Rows(size, row_size(config), speculator.dtype, speculator.device, can_hold=can_hold)
         self._slots: torch.Tensor | None = None
 
-    def keep(self, step: Step, held: Collection[str] = ()) -> None:
+    def keep(self, step: Step, deferred: Collection[str] = ()) -> None:
         """Keep the last row of each request of a step that drafts nothing; the head reads its other positions.
 
-        All positions of the requests in `held` are kept.
+        All positions of the requests in `deferred` are kept.
         """
         last: Any = slice(step.batch.num_reqs)
         if step.batch.num_tokens > step.batch.num_reqs:
-            self._take_in(step, held)
-            self._hold(step, held)
+            self._take_in(step, deferred)
+            self._defer(step, deferred)
             last = step.last()
         self.rows.add(step.requests, [layer[last] for layer in step.states], step.following, step.requests)
 
@@ -78,25 +79,28 @@ class Backlog:
             self._forward(step, part, part_ends, tokens[rows], self.rows.states(rows))
         self.rows.forget(requests)
 
-    def _hold(self, step: Step, held: Collection[str]) -> None:
-        """Keep a row for each position of the requests in `held`, except the last."""
+    def _defer(self, step: Step, deferred: Collection[str]) -> None:
+        """Keep a row for each position of the requests in `deferred`, except the last."""
         waiting = [
-            (step.requests[place], row) for place, span in step.multiple if step.requests[place] in held for row in span
+            (step.requests[place], row)
+            for place, span in step.multiple
+            if step.requests[place] in deferred
+            for row in span
         ]
         if waiting:
             rows = indices([row for _, row in waiting], self._speculator.device)
             states = [layer[rows] for layer in step.states]
             self.rows.add([name for name, _ in waiting], states, step.batch.input_ids[rows + 1], step.requests)
 
-    def _take_in(self, step: Step, held: Collection[str]) -> None:
+    def _take_in(self, step: Step, deferred: Collection[str]) -> None:
         """Run the head over all positions of the step except the last of each request, some at a time.
 
-        Requests in `held` are left out.
+        Requests in `deferred` are left out.
         """
         self._take_in_cut(step)
         missing = MissingRows([], [])
         for place, rows in step.multiple:
-            if step.requests[place] not in held:
+            if step.requests[place] not in deferred:
                 missing.places.append(place)
                 missing.rows.append(rows)
         missing, ends = within(missing, [end - 1 for end in step.ends], self._length)

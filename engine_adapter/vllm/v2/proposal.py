@@ -33,7 +33,7 @@ def planned(
     step = Step.of(arguments)
     steered.backlog.catch_up(step, plan.catch_up)
     if plan.width == 0:
-        steered.backlog.keep(step, plan.held)
+        steered.backlog.keep(step, plan.deferred)
         drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
         confidences(speculator, batch.num_reqs).fill_(1.0)
         return drafts.fill_(-1)

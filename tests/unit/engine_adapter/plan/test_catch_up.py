@@ -1,11 +1,11 @@
-"""Case 6 of the planner: backlogs, requests that are left out, held prompts."""
+"""Case 6 of the planner: backlogs, requests that are left out, deferred prompts."""
 
 from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, backlogs, decode, decodes, plan_at_0, prompt, request
 from tests.support.probe_prices import Planner
 
 SHORT, LONG = 9, 400
-"""Tokens of a prompt that is held where nothing is drafted, and of one that is not."""
+"""Tokens of a prompt that is deferred where nothing is drafted, and of one that is not."""
 
 
 # A. Steps that draft
@@ -93,7 +93,7 @@ def test_prompts_and_verified_drafts_are_read_at_k_0_except_their_last_position(
 def test_a_short_prompt_is_held_where_nothing_is_drafted_and_a_long_one_is_read() -> None:
     planner, states = Planner(K_MAX, ROWS), [prompt("short", SHORT), prompt("long", LONG)]
     plan = plan_at_0(planner, states)
-    assert (plan.held, plan.read) == (("short",), LONG - 1)
+    assert (plan.deferred, plan.read) == (("short",), LONG - 1)
     assert backlogs(states) == [SHORT, 1]
     decode(states)
     plan = planner.plan(states, table(default=2))
@@ -103,7 +103,7 @@ def test_a_short_prompt_is_held_where_nothing_is_drafted_and_a_long_one_is_read(
 def test_where_something_is_drafted_a_prompt_goes_through_the_drafter_with_it() -> None:
     planner, states = Planner(K_MAX, ROWS), [prompt("short", SHORT), request("other", "code")]
     plan = planner.plan(states, table(default=0, code=2))
-    assert (plan.held, plan.slots) == ((), 4)
+    assert (plan.deferred, plan.slots) == ((), 4)
     assert backlogs(states) == [0, 0]
 
 
@@ -132,7 +132,7 @@ def test_a_held_prompt_waits_for_a_bounded_number_of_steps_and_the_steps_until_t
 
 def test_prompts_are_held_only_within_half_of_the_memory_for_rows() -> None:
     planner, states = Planner(K_MAX, backlog_rows=40), [prompt("first", 15), prompt("second", 15)]
-    assert plan_at_0(planner, states).held == ("first",)
+    assert plan_at_0(planner, states).deferred == ("first",)
 
 
 def test_a_prompt_in_chunks_catches_up_before_its_next_chunk_is_read() -> None:
@@ -216,4 +216,4 @@ def test_a_drafter_that_may_not_fall_behind_runs_in_every_step_and_catches_up_at
 def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:
     planner = Planner(K_MAX, backlog_rows=0, least_width=1)
     plan = planner.plan([prompt("short", SHORT)], table(default=0), can_draft=False)
-    assert (plan.held, plan.read) == ((), SHORT - 1)
+    assert (plan.deferred, plan.read) == ((), SHORT - 1)

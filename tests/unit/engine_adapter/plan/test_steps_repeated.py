@@ -143,7 +143,7 @@ def test_a_spell_at_k_0_is_planned_once() -> None:
     planned = planner.planned
     for _ in range(500):
         engine.end(engine.begin(a=1, b=1), a=1, b=1)
-    # The first, the one in which the held prompts go through the drafter, and the first after it.
+    # The first, the one in which the deferred prompts go through the drafter, and the first after it.
     assert planner.planned == planned + 3
     assert engine.steps.backlog_tokens == engine.steps.backlog("a") + engine.steps.backlog("b") > 800
     assert tokens(engine.meter.take_evidence()) == {"default": 1000}

@@ -12,7 +12,7 @@ def test_a_prompt_with_an_image_is_not_held() -> None:
     engine.requests["image"] = named("image")
     engine.requests["image"].mm_features = [object()]
     engine.begin(image=9, text=9)
-    assert (engine.plan.held, engine.plan.read) == (("text",), 8)
+    assert (engine.plan.deferred, engine.plan.read) == (("text",), 8)
     assert [engine.steps.backlog(name) for name in ("image", "text")] == [1, 9]
 
 

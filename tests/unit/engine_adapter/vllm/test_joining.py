@@ -56,7 +56,7 @@ def test_what_a_request_is_padded_with_does_not_wait_as_rows(monkeypatch: pytest
     offer(engine, 2, 0)
     output = engine.schedule()
     assert output.num_scheduled_tokens == {"first": 4, "second": 4}
-    assert getattr(output, PLAN).held == ()
+    assert getattr(output, PLAN).deferred == ()
     assert [engine.steps.backlog(name) for name in ("first", "second")] == [1, 1]
 
 
