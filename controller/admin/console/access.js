@@ -17,20 +17,20 @@ const limits = (key) => [
 const ends = (at, now) => at === null ? "never" : at > now ? moment(at) : h("span", { class: "bad" }, `expired ${moment(at)}`);
 
 export function access(page, me) {
-  const keys = h("div", {}), tokens = h("div", {}), said = h("div", { role: "status" });
+  const keys = h("div", {}), tokens = h("div", {}), notice = h("div", { role: "status" });
   const isAdmin = me.role === "admin";
   page.replaceChildren(
-    section("New secrets and refusals", "", said),
+    section("New secrets and refusals", "", notice),
     section("Client keys", "half", keys),
     section("Tokens of this API", "half", tokens));
-  said.replaceChildren(empty(isAdmin ? "What is made here is shown here, once." : `You are ${me.name}, ${me.role}: only an admin makes keys and tokens.`));
+  notice.replaceChildren(empty(isAdmin ? "What is made here is shown here, once." : `You are ${me.name}, ${me.role}: only an admin makes keys and tokens.`));
 
   async function act(work) {
     try {
       await work();
       await refresh();
     } catch (error) {
-      said.replaceChildren(refusal(error));
+      notice.replaceChildren(refusal(error));
     }
   }
 
@@ -38,7 +38,7 @@ export function access(page, me) {
     const [form, bodyOf] = keyForm();
     const make = () => act(async () => {
       const made = await call("keys", { method: "POST", body: bodyOf() });
-      said.replaceChildren(secret(`Client key ${made.key_id}`, made.key));
+      notice.replaceChildren(secret(`Client key ${made.key_id}`, made.key));
     });
     return h("div", {}, form, h("button", { type: "button", class: "primary", onclick: make }, "Make a client key"));
   }
@@ -48,7 +48,7 @@ export function access(page, me) {
     const role = h("select", {}, ["viewer", "operator", "admin"].map((item) => h("option", {}, item)));
     const make = () => act(async () => {
       const made = await call("tokens", { method: "POST", body: { name: name.value, role: role.value, ...expiryOf() } });
-      said.replaceChildren(secret(`Token ${made.name} (${made.role})`, made.token));
+      notice.replaceChildren(secret(`Token ${made.name} (${made.role})`, made.token));
     });
     return h("div", {}, h("div", { class: "fields" }, h("label", {}, "name", name), h("label", {}, "role", role), expires),
       h("button", { type: "button", class: "primary", onclick: make }, "Make a token"));
@@ -70,7 +70,7 @@ export function access(page, me) {
     if (comment === null) return;
     const body = { ...(hours && { grace_s: HOUR_S * Number(hours.value) }), ...expiryOf() };
     const made = await call(`${place}/rotate`, { method: "POST", body, comment });
-    said.replaceChildren(secret(label, made[field]));
+    notice.replaceChildren(secret(label, made[field]));
   }
 
   async function revoke(place, label) {
@@ -87,9 +87,9 @@ export function access(page, me) {
   const classes = (key) => text(key.traffic_class) + (key.allowed_classes === null ? "" : `; may ask for ${key.allowed_classes.join(", ") || "none"}`);
 
   async function refresh() {
-    const { keys: found, now } = await call("keys");
+    const { keys: keyList, now } = await call("keys");
     keys.replaceChildren(
-      found.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], found.map((key) => [{ cell: h("code", {}, key.key_id), class: "whole" }, { cell: classes(key), class: "wrap" },
+      keyList.length ? table("Client keys", [["id"], ["class"], ["models"], ["limits"], ["expires"], [""]], keyList.map((key) => [{ cell: h("code", {}, key.key_id), class: "whole" }, { cell: classes(key), class: "wrap" },
         { cell: key.allowed_models === null ? "any" : key.allowed_models.join(", ") || "none", class: "wrap" }, { cell: limits(key), class: "wrap" },
         ends(key.expires_at, now), buttons(`keys/${key.key_id}`, `client key ${key.key_id}`, key, "key")])) : empty("No client key: the gateway serves without one."),
       isAdmin ? newKey() : "");

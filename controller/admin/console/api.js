@@ -15,14 +15,14 @@ let token = sessionStorage.getItem("token") ?? "";
 let asking = null;
 
 function askForToken(why) {
-  asking ??= new Promise((done) => {
+  asking ??= new Promise((resolve) => {
     by("ask-why").textContent = why;
     by("ask").addEventListener("close", () => {
       token = by("token").value.trim();
       by("token").value = "";
       sessionStorage.setItem("token", token);
       asking = null;
-      done();
+      resolve();
     }, { once: true });
     by("ask").showModal();
   });
@@ -38,13 +38,13 @@ export async function call(path, { method = "GET", body, etag, comment, dry } = 
     if (body !== undefined) headers["Content-Type"] = "application/json";
     if (etag !== undefined) headers[etag === null ? "If-None-Match" : "If-Match"] = etag === null ? "*" : `"${etag}"`;
     const answer = await fetch(url, { method, headers, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body) });
-    const found = answer.status === 204 ? null : await answer.json().catch(() => null);
-    if (answer.status === 401 || found?.error?.code === "no_role") {
-      await askForToken(found?.error?.message ?? "The controller asks for a token of the admin API.");
+    const payload = answer.status === 204 ? null : await answer.json().catch(() => null);
+    if (answer.status === 401 || payload?.error?.code === "no_role") {
+      await askForToken(payload?.error?.message ?? "The controller asks for a token of the admin API.");
       continue;
     }
-    if (!answer.ok) throw new Refused(answer.status, found?.error);
-    return found;
+    if (!answer.ok) throw new Refused(answer.status, payload?.error);
+    return payload;
   }
 }
 
@@ -57,6 +57,6 @@ export function confirm(title, ...body) {
   by("confirm-comment").value = "";
   by("confirm").returnValue = "no";
   by("confirm").showModal();
-  return new Promise((done) => by("confirm").addEventListener("close",
-    () => done(by("confirm").returnValue === "yes" ? by("confirm-comment").value.trim() : null), { once: true }));
+  return new Promise((resolve) => by("confirm").addEventListener("close",
+    () => resolve(by("confirm").returnValue === "yes" ? by("confirm-comment").value.trim() : null), { once: true }));
 }

@@ -25,17 +25,17 @@ async function open() {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   page?.leave();
-  const mine = page = PAGES[name](by("page"), me);
+  const shown = page = PAGES[name](by("page"), me);
   for (;;) {
     try {
-      await mine.refresh();
+      await shown.refresh();
       tellState(null);
     } catch (error) {
       tellState(error);
     }
-    if (mine.everyS === null) return;
-    await new Promise((done) => setTimeout(done, 1000 * mine.everyS));
-    if (page !== mine) return;
+    if (shown.everyS === null) return;
+    await new Promise((resolve) => setTimeout(resolve, 1000 * shown.everyS));
+    if (page !== shown) return;
   }
 }
 
@@ -78,7 +78,7 @@ async function begin() {
       break;
     } catch (error) {
       tellState(error);
-      await new Promise((done) => setTimeout(done, 2000));
+      await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
   by("who").replaceChildren(`${me.name}, ${me.role} `, me.role === "viewer" ? "" : h("button", { type: "button", onclick: () => freeze().catch(tellState) }, "Freeze…"));
@@ -86,7 +86,7 @@ async function begin() {
   open();
   for (;;) {
     await showFreezes().catch(() => {});
-    await new Promise((done) => setTimeout(done, 1000 * FREEZES_EVERY_S));
+    await new Promise((resolve) => setTimeout(resolve, 1000 * FREEZES_EVERY_S));
   }
 }
 

@@ -27,8 +27,8 @@ export function canaries(page) {
   // Ends the canary that is shown. Another one may have begun since, so the experiment's id is sent.
   async function act({ experiment_id: etag }, place, method, question) {
     try {
-      const said = await call(place, { method, etag, dry: true });
-      const comment = await confirm(question, said.changes.length ? diff(said.changes) : "");
+      const preview = await call(place, { method, etag, dry: true });
+      const comment = await confirm(question, preview.changes.length ? diff(preview.changes) : "");
       if (comment !== null) await call(place, { method, etag, comment });
       show(problem);
       await refresh();
@@ -38,11 +38,11 @@ export function canaries(page) {
   }
 
   async function refresh() {
-    const { canaries: found } = await call("canaries");
-    const text = JSON.stringify(found);
+    const { canaries: listed } = await call("canaries");
+    const text = JSON.stringify(listed);
     if (text === latest) return;
     latest = text;
-    const full = await Promise.all(found.map((item) => call(`canaries/${path(item.canary.policy.model)}`)));
+    const full = await Promise.all(listed.map((item) => call(`canaries/${path(item.canary.policy.model)}`)));
     full.sort((a, b) => (a.outcome === null ? 0 : 1) - (b.outcome === null ? 0 : 1) || b.started_at - a.started_at);
     page.replaceChildren(problem, ...full.map((item) => card(item, act)));
     if (!full.length) page.append(section("Canaries", "", empty("No canary ran yet. Change a policy and choose “Try as canary”.")));

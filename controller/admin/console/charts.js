@@ -75,16 +75,16 @@ const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted
 const CHANGES = new Set(["control_group", "static_better", "canary_ended", "frozen"]);
 
 export function throughput(decisions) {
-  const found = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);
-  const values = found.flatMap((item) => THROUGHPUTS.map(([key]) => item.evidence.throughput[key])).filter(isKnown);
-  if (found.length < 2 || !values.length) return empty("nothing ran lately");
-  const wide = 1100, top = 1.08 * Math.max(...values), first = found[0].at, span = Math.max(1, found[found.length - 1].at - first);
+  const plotted = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);
+  const values = plotted.flatMap((item) => THROUGHPUTS.map(([key]) => item.evidence.throughput[key])).filter(isKnown);
+  if (plotted.length < 2 || !values.length) return empty("nothing ran lately");
+  const wide = 1100, top = 1.08 * Math.max(...values), first = plotted[0].at, span = Math.max(1, plotted[plotted.length - 1].at - first);
   const x = (at) => 60 + (wide - 70) * (at - first) / span, y = (value) => 10 + 150 * (1 - value / top);
   const lines = THROUGHPUTS.map(([key], at) => {
-    const points = found.filter((item) => isKnown(item.evidence.throughput[key])).map((item) => `${x(item.at)},${y(item.evidence.throughput[key])}`);
+    const points = plotted.filter((item) => isKnown(item.evidence.throughput[key])).map((item) => `${x(item.at)},${y(item.evidence.throughput[key])}`);
     return s("polyline", { points: points.join(" "), fill: "none", stroke: colour(at), "stroke-width": at ? 1.4 : 2.4, "stroke-dasharray": at === 3 && "5 4" });
   });
-  const marks = found.filter((item, at) => CHANGES.has(item.reason) && found[at - 1]?.reason !== item.reason).map((item) =>
+  const marks = plotted.filter((item, at) => CHANGES.has(item.reason) && plotted[at - 1]?.reason !== item.reason).map((item) =>
     s("line", { x1: x(item.at), x2: x(item.at), y1: 8, y2: 160, stroke: "var(--soft)", "stroke-dasharray": "2 3" }, s("title", {}, `${clock(item.at)} ${item.reason}`)));
   const scale = [0, 0.5, 1].map((part) => [s("line", { x1: 60, x2: wide - 10, y1: y(top * part), y2: y(top * part), stroke: "var(--line)" }),
     s("text", { x: 54, y: y(top * part) + 4, "text-anchor": "end" }, number(top * part))]);

@@ -43,8 +43,8 @@ const shown = new WeakMap();
 
 // Replaces the content of `place` if it differs, so that a selection or a scroll position stays otherwise.
 export function show(place, ...children) {
-  const fresh = h("div", {}, ...children);
-  if (shown.get(place) === fresh.innerHTML) return;
-  shown.set(place, fresh.innerHTML);
-  place.replaceChildren(...fresh.childNodes);
+  const next = h("div", {}, ...children);
+  if (shown.get(place) === next.innerHTML) return;
+  shown.set(place, next.innerHTML);
+  place.replaceChildren(...next.childNodes);
 }

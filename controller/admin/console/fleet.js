@@ -36,9 +36,9 @@ function summary(why) {
 
 function overview(pools, engines, whys, chosen, choose) {
   const rows = pools.map((key) => {
-    const [model, pool] = key.split("\n"), mine = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
+    const [model, pool] = key.split("\n"), members = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
     const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
-    return [pick, number(mine.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
+    return [pick, number(members.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
       number(why?.running_decodes, 1), number(why?.throughput?.measured), percent(why?.control_group?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
   });
   if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
@@ -46,10 +46,10 @@ function overview(pools, engines, whys, chosen, choose) {
     ["tokens/s measured", true], ["over static K, measured", true], ["predicted", true]], rows);
 }
 
-function days(found) {
-  if (!found?.length) return empty("No window of the control group was compared in the last 30 days.");
+function days(dailyGains) {
+  if (!dailyGains?.length) return empty("No window of the control group was compared in the last 30 days.");
   return table("Gain by day", [["day (UTC)"], ["gain in throughput", true], ["95 % interval", true], ["gain in latency", true], ["95 % interval", true], ["windows", true]],
-    found.map((item) => [item.day, ...[item.throughput_gain_ratio, item.itl_gain_ratio].flatMap((gain) => [percent(gain?.mean), interval(gain, "too few windows")]),
+    dailyGains.map((item) => [item.day, ...[item.throughput_gain_ratio, item.itl_gain_ratio].flatMap((gain) => [percent(gain?.mean), interval(gain, "too few windows")]),
       number(item.windows)]));
 }
 
@@ -72,8 +72,8 @@ function decisionTable(decisions) {
 export function fleet(page) {
   let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
   const places = Object.fromEntries(["overview", "now", "schedule", "survival", "throughput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
-  const wanted = h("input", { type: "search", placeholder: "model or pool", oninput: () => refresh().catch(() => {}) });
-  const filter = h("div", { class: "row", hidden: true }, h("label", {}, "Show only", wanted)), count = h("p", { class: "empty" });
+  const search = h("input", { type: "search", placeholder: "model or pool", oninput: () => refresh().catch(() => {}) });
+  const filter = h("div", { class: "row", hidden: true }, h("label", {}, "Show only", search)), count = h("p", { class: "empty" });
   page.replaceChildren(
     section("Fleet", "", filter, count, places.overview),
     section("Now", "", places.now),
@@ -92,16 +92,16 @@ export function fleet(page) {
 
   async function refresh() {
     const [{ schedules }, { engines, now }] = await Promise.all([call("schedules"), call("engines")]);
-    const all = [...new Set([...engines, ...schedules].map(keyOf))].sort(), words = wanted.value.trim().toLowerCase();
+    const all = [...new Set([...engines, ...schedules].map(keyOf))].sort(), words = search.value.trim().toLowerCase();
     const pools = all.filter((key) => key.replace("\n", " · ").toLowerCase().includes(words)).slice(0, POOLS_LIMIT);
     if (!all.includes(chosen)) chosen = pools[0] ?? "";
-    const asked = chosen && !pools.includes(chosen) ? [...pools, chosen] : pools;
-    const found = await Promise.all(asked.map((key) => call(`explain?${query(key)}`).catch(() => null)));
+    const shownPools = chosen && !pools.includes(chosen) ? [...pools, chosen] : pools;
+    const explanations = await Promise.all(shownPools.map((key) => call(`explain?${query(key)}`).catch(() => null)));
     const decisions = chosen ? (await call(`decisions?${query(chosen)}&limit=240`)).decisions : [];
     if (isOver) return;
     filter.hidden = all.length <= POOLS_LIMIT;
     count.textContent = pools.length < all.length ? `${pools.length} of ${all.length} pools are shown.` : "";
-    const whys = new Map(asked.map((key, at) => [key, found[at]])), why = whys.get(chosen);
+    const whys = new Map(shownPools.map((key, at) => [key, explanations[at]])), why = whys.get(chosen);
     const schedule = schedules.find((item) => keyOf(item) === chosen);
     show(places.overview, overview(pools, engines, whys, chosen, choose));
     show(places.now, ...summary(why));

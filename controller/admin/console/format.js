@@ -45,9 +45,9 @@ export function servingRows(rows) {
 // K by class, as a range over its bands; with `bands`, over those that have traffic.
 export function kText(k, bands) {
   const isPresent = (row) => !row.includes(":") || bands?.[row.split(":")[1]]?.share > 0;
-  const rows = servingRows(k), present = rows.filter(isPresent), found = {};
-  for (const row of present.length ? present : rows) (found[row.split(":")[0]] ??= []).push(k[row]);
-  return Object.entries(found).map(([name, values]) => {
+  const rows = servingRows(k), present = rows.filter(isPresent), grouped = {};
+  for (const row of present.length ? present : rows) (grouped[row.split(":")[0]] ??= []).push(k[row]);
+  return Object.entries(grouped).map(([name, values]) => {
     const low = Math.min(...values), high = Math.max(...values);
     return `${name} ${low === high ? low : `${low}–${high}`}`;
   }).join(", ") || UNKNOWN;
@@ -56,8 +56,8 @@ export function kText(k, bands) {
 export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
 
 // The control group's result as pairs of label and value: the gain of adaptive K over the static K in each measure.
-export function controlGroup(found) {
-  const none = found ? `${number(found.windows)} windows, too few` : "no control group";
+export function controlGroup(gains) {
+  const none = gains ? `${number(gains.windows)} windows, too few` : "no control group";
   return [["throughput", "throughput"], ["latency", "itl"]].map(([name, measure]) =>
-    [`gain in ${name} over static K, measured (95 %)`, interval(found?.[`${measure}_gain_ratio`], none)]);
+    [`gain in ${name} over static K, measured (95 %)`, interval(gains?.[`${measure}_gain_ratio`], none)]);
 }

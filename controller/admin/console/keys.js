@@ -9,12 +9,12 @@ const FIELDS = [
   ["max_concurrent_requests", "requests at once", "number", "no limit"], ["k_max", "most K", "number", "no ceiling"],
 ];
 
-// A field of a new expiry: [elements, its part of a body]. `kept` is the present one, left out where there is none yet.
-export function expiry(kept) {
-  const days = h("input", { type: "number", min: 1, placeholder: kept === undefined ? "for ever" : "as it is" });
-  const never = typeof kept === "number" && h("input", { type: "checkbox" });
+// A field of a new expiry: [elements, its part of a body]. `stored` is the present one, left out where there is none yet.
+export function expiry(stored) {
+  const days = h("input", { type: "number", min: 1, placeholder: stored === undefined ? "for ever" : "as it is" });
+  const never = typeof stored === "number" && h("input", { type: "checkbox" });
   return [
-    [h("label", {}, kept === undefined ? "days it is good for" : "days from now", days), never && h("label", {}, "does not expire", never)],
+    [h("label", {}, stored === undefined ? "days it is good for" : "days from now", days), never && h("label", {}, "does not expire", never)],
     () => days.value ? { expires_in_s: Number(days.value) * DAY_S } : never && never.checked ? { expires_at: null } : {}];
 }
 

@@ -6,14 +6,14 @@ const same = (a, b) => isObject(a) && isObject(b)
   ? [...new Set([...Object.keys(a), ...Object.keys(b)])].every((name) => same(a[name], b[name]))
   : JSON.stringify(a ?? null) === JSON.stringify(b ?? null);
 
-// A field that `mine` did not change is taken from `theirs`; where both changed a field, mine stands. A list is one field.
-export function merged(base, mine, theirs) {
-  if (same(mine, base)) return theirs;
-  if (!isObject(mine) || !isObject(theirs)) return mine;
-  const from = isObject(base) ? base : {}, found = {};
-  for (const name of new Set([...Object.keys(theirs), ...Object.keys(mine)])) {
-    const value = merged(from[name], mine[name], theirs[name]);
-    if (value !== undefined) found[name] = value;
+// A field that `edited` did not change is taken from `stored`; where both changed a field, `edited` wins. A list is one field.
+export function merged(base, edited, stored) {
+  if (same(edited, base)) return stored;
+  if (!isObject(edited) || !isObject(stored)) return edited;
+  const from = isObject(base) ? base : {}, result = {};
+  for (const name of new Set([...Object.keys(stored), ...Object.keys(edited)])) {
+    const value = merged(from[name], edited[name], stored[name]);
+    if (value !== undefined) result[name] = value;
   }
-  return found;
+  return result;
 }

@@ -21,35 +21,35 @@ function served(name, split) {
 }
 
 export function models(page, me) {
-  const list = h("div", {}), said = h("div", { role: "status" }), mayWrite = me.role !== "viewer";
+  const list = h("div", {}), notice = h("div", { role: "status" }), mayWrite = me.role !== "viewer";
   const name = h("input", { placeholder: "chat" }), split = h("input", { placeholder: "of its own name" }), fallback = h("input", { placeholder: "none" });
   let version = 0;
   page.replaceChildren(section("Model routes", "", list), mayWrite ? section("Set a route", "",
     h("div", { class: "fields" }, h("label", {}, "name that clients ask for", name), h("label", {}, "models, with weights: big=9, new", split),
       h("label", {}, "else, while none of these runs", fallback)),
-    h("div", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => set() }, "Set it")), said) : "");
+    h("div", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => set() }, "Set it")), notice) : "");
 
   // Shows the effect, asks, and writes; `route` null removes. Returns whether it was written.
   async function write(of, route, question) {
     try {
-      const asked = { method: "PATCH", body: { routes: { [of]: route } }, etag: version || undefined };
-      const would = await call("model-routes", { ...asked, dry: true });
+      const request = { method: "PATCH", body: { routes: { [of]: route } }, etag: version || undefined };
+      const would = await call("model-routes", { ...request, dry: true });
       const comment = await confirm(question, diff(would.changes));
       if (comment === null) return false;
-      await call("model-routes", { ...asked, comment });
+      await call("model-routes", { ...request, comment });
       await refresh();
-      show(said);
+      show(notice);
       return true;
     } catch (error) {
       if (error.code === "version_conflict") await refresh();  // shows the present route, for a second try
-      show(said, refusal(error));
+      show(notice, refusal(error));
       return false;
     }
   }
 
   async function set() {
     const of = name.value.trim();
-    if (!of) return show(said, h("p", { class: "bad" }, "Name what clients ask for."));
+    if (!of) return show(notice, h("p", { class: "bad" }, "Name what clients ask for."));
     const route = { split: targets(split.value), fallback: words(fallback.value) };
     if (await write(of, route, `Set the route of ${of}?`)) name.value = split.value = fallback.value = "";
   }
@@ -65,8 +65,8 @@ export function models(page, me) {
   }
 
   async function refresh() {
-    const found = await call("model-routes"), rows = Object.entries(found.routes).sort().map(row);
-    version = found.version;
+    const stored = await call("model-routes"), rows = Object.entries(stored.routes).sort().map(row);
+    version = stored.version;
     list.replaceChildren(rows.length ? table("Model routes", [["name"], ["served by"], ["else"], [""]], rows)
       : empty("No name has a route: each model is asked for by its own name."));
   }

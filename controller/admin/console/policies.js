@@ -24,7 +24,7 @@ const read = (input) => input.value.trim() === "" ? null : Number(input.value);
 export function policies(page) {
   let model = sessionStorage.getItem("policy") ?? "", version = null, base = {}, draft = {}, timer = 0;
   // Counts of opened policies and of edits: a reply to an older request is dropped, as it would undo the newer one.
-  let opened = 0, asked = 0;
+  let opened = 0, previews = 0;
   const list = h("div", {}), form = h("div", {}), answer = h("div", { role: "status" }), history = h("div", {}), compared = h("div", {});
   const json = h("textarea", { rows: 16, spellcheck: "false", "aria-label": "The policy as JSON" });
   const canary = h("button", { type: "button", onclick: () => tryOut().catch(fail) }, "Try as canary");
@@ -56,7 +56,7 @@ export function policies(page) {
   });
 
   function cannotRead(why) {
-    asked += 1;
+    previews += 1;
     clearTimeout(timer);
     save.disabled = canary.disabled = true;
     show(answer, h("p", { class: "bad" }, why));
@@ -115,7 +115,7 @@ export function policies(page) {
   }
 
   function later() {
-    asked += 1;
+    previews += 1;
     clearTimeout(timer);
     timer = setTimeout(() => tell().catch(fail), DRY_RUN_AFTER_MS);
   }
@@ -123,25 +123,25 @@ export function policies(page) {
   const put = (also) => call(`policies/${path(model)}`, { method: "PUT", body: draft, etag: version, ...also });
 
   async function tell() {
-    const mine = asked;
+    const started = previews;
     save.disabled = canary.disabled = true;
-    const said = await put({ dry: true }).catch((error) => { if (mine === asked) throw error; });
-    if (mine !== asked) return;
-    save.disabled = canary.disabled = said.changes.length === 0;
-    show(answer, h("p", { class: "empty" }, said.changes.length ? `Would be version ${said.version}.` : version === null ? "The defaults hold." : "This is what holds now."), dryRun(said));
+    const preview = await put({ dry: true }).catch((error) => { if (started === previews) throw error; });
+    if (started !== previews) return;
+    save.disabled = canary.disabled = preview.changes.length === 0;
+    show(answer, h("p", { class: "empty" }, preview.changes.length ? `Would be version ${preview.version}.` : version === null ? "The defaults hold." : "This is what holds now."), dryRun(preview));
   }
 
   async function write() {
-    const said = await put({ dry: true });
-    const comment = await confirm(`Write version ${said.version} of ${model}?`, diff(said.changes));
+    const preview = await put({ dry: true });
+    const comment = await confirm(`Write version ${preview.version} of ${model}?`, diff(preview.changes));
     if (comment === null) return;
     await open(model, { after: () => put({ comment }) });
   }
 
   async function tryOut() {
     const body = { policy: draft }, place = `canaries/${path(model)}`;
-    const etag = version ?? undefined, said = await call(place, { method: "PUT", body, etag, dry: true });
-    const comment = await confirm(`Let this policy take turns with the present one of ${model}?`, diff(said.changes));
+    const etag = version ?? undefined, preview = await call(place, { method: "PUT", body, etag, dry: true });
+    const comment = await confirm(`Let this policy take turns with the present one of ${model}?`, diff(preview.changes));
     if (comment === null) return;
     await call(place, { method: "PUT", body, etag, comment });
     location.hash = "#canaries";
@@ -149,28 +149,28 @@ export function policies(page) {
 
   async function drop() {
     if (version === null) return;
-    const place = `policies/${path(model)}`, said = await call(place, { method: "DELETE", etag: version, dry: true });
-    const comment = await confirm(`Delete the policy of ${model}? The defaults hold then.`, diff(said.changes));
+    const place = `policies/${path(model)}`, preview = await call(place, { method: "DELETE", etag: version, dry: true });
+    const comment = await confirm(`Delete the policy of ${model}? The defaults hold then.`, diff(preview.changes));
     if (comment === null) return;
     await open(model, { after: () => call(place, { method: "DELETE", etag: version, comment }) });
   }
 
   async function rollBack(to) {
     const place = `policies/${path(model)}/rollback`, body = { version: to }, etag = version;
-    const said = await call(place, { method: "POST", body, etag, dry: true });
-    const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(said));
+    const preview = await call(place, { method: "POST", body, etag, dry: true });
+    const comment = await confirm(`Write version ${to} of ${model} again?`, dryRun(preview));
     if (comment === null) return;
     await open(model, { after: () => call(place, { method: "POST", body, etag, comment }) });
   }
 
   async function compare(from, to) {
-    const found = await call(`policies/${path(model)}/diff?from=${from}&to=${to}`);
-    show(compared, h("p", {}, `Version ${from || "0 (the defaults)"} → ${to}`), diff(found.changes));
+    const changed = await call(`policies/${path(model)}/diff?from=${from}&to=${to}`);
+    show(compared, h("p", {}, `Version ${from || "0 (the defaults)"} → ${to}`), diff(changed.changes));
   }
 
   async function showHistory() {
-    const mine = opened, { versions } = await call(`policies/${path(model)}/versions?limit=300`);
-    if (mine !== opened) return;
+    const started = opened, { versions } = await call(`policies/${path(model)}/versions?limit=300`);
+    if (started !== opened) return;
     const rows = versions.map((item, at) => [String(item.version), { cell: moment(item.updated_at), class: "whole" }, item.cause, { cell: item.author || "unknown", class: "wrap" },
       { cell: item.comment, class: "wrap" },
       h("span", {}, h("button", { type: "button", "aria-label": `diff of version ${item.version}`, onclick: () => compare(item.version === 1 ? 0 : item.version - 1, item.version).catch(fail) }, "Diff"), " ",
@@ -182,24 +182,24 @@ export function policies(page) {
   // Awaits `after`, then shows the stored policy of `name`; with `keeps`, with the unsaved edits applied to it. The editor
   // is inert meanwhile, as an edit would be lost.
   async function open(name, { keeps = false, after = null } = {}) {
-    const mine = ++opened;
+    const started = ++opened;
     editor.inert = true;
     try {
       await after?.();
       const { policies: all, default_mode: mode } = await call("policies");
-      if (mine !== opened) return;
+      if (started !== opened) return;
       model = name;
       sessionStorage.setItem("policy", name);
-      const found = all.find((item) => item.policy.model === name);
-      version = found ? found.version : null;
-      const stored = found ? stated(found.policy) : { model: name, mode };
+      const versioned = all.find((item) => item.policy.model === name);
+      version = versioned ? versioned.version : null;
+      const stored = versioned ? stated(versioned.policy) : { model: name, mode };
       draft = keeps ? merged(base, draft, stored) : structuredClone(stored);
       base = structuredClone(stored);
       title.textContent = `Policy of ${name}${version === null ? ": none yet, the defaults hold" : `, version ${version}`}`;
       remove.disabled = version === null;
       changed();
     } finally {
-      if (mine === opened) editor.inert = false;
+      if (started === opened) editor.inert = false;
     }
     await Promise.all([showHistory(), drawList()]);
   }
@@ -219,6 +219,6 @@ export function policies(page) {
       if (model || names.length) await open(names.includes(model) || !names.length ? model : names[0]);
     },
     everyS: null,
-    leave: () => { opened += 1; asked += 1; clearTimeout(timer); },
+    leave: () => { opened += 1; previews += 1; clearTimeout(timer); },
   };
 }

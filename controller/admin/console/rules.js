@@ -25,9 +25,9 @@ export function ruleForm(draft, set, changed) {
   }
 
   function change(work) {
-    const found = [...rules()];
-    work(found);
-    if (found.length) draft.match = found; else delete draft.match;
+    const ruleList = [...rules()];
+    work(ruleList);
+    if (ruleList.length) draft.match = ruleList; else delete draft.match;
     changed();
   }
 
@@ -40,13 +40,13 @@ export function ruleForm(draft, set, changed) {
       ...FACTS.map((field) => choice(rule, field, `${field} ${of}`, ANY, (value) => value === "" ? null : value === "true")),
       ...SIZES.map((field) => text(rule, field, `${field} ${of}`, { type: "number", min: 0 }, Number)),
       h("span", {}, at > 0 && h("button", { type: "button", "aria-label": `move rule ${at + 1} up`,
-        onclick: () => change((found) => found.splice(at - 1, 2, found[at], found[at - 1])) }, "Up"), " ",
-      h("button", { type: "button", "aria-label": `remove rule ${at + 1}`, onclick: () => change((found) => found.splice(at, 1)) }, "Remove"))];
+        onclick: () => change((ruleList) => ruleList.splice(at - 1, 2, ruleList[at], ruleList[at - 1])) }, "Up"), " ",
+      h("button", { type: "button", "aria-label": `remove rule ${at + 1}`, onclick: () => change((ruleList) => ruleList.splice(at, 1)) }, "Remove"))];
   }
 
   const heads = [["rule", true], ["class"], ["path"], ...FACTS.map((field) => [field.replaceAll("_", " ")]), ...SIZES.map((field) => [field.replaceAll("_", " ")]), [""]];
   const list = rules().length ? table("Match rules", heads, rules().map(row)) : empty("No rule: a request is in the class that it or its key names, else in default.");
   list.classList.add("classes");
   return h("div", {}, h("h3", {}, "Class of requests that name none: the first rule that fits"), list,
-    h("div", { class: "row" }, h("button", { type: "button", onclick: () => change((found) => found.push({ traffic_class: classes[classes.length - 1] })) }, "Add rule")));
+    h("div", { class: "row" }, h("button", { type: "button", onclick: () => change((ruleList) => ruleList.push({ traffic_class: classes[classes.length - 1] })) }, "Add rule")));
 }
