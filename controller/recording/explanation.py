@@ -6,10 +6,11 @@ from typing import Any
 from specpilot.controller.law.reason import Reason, meaning_of
 from specpilot.controller.recording import gain_figures
 from specpilot.controller.recording.survival_interval import with_intervals
-from specpilot.policy.bands import row_parts, serving_rows
+from specpilot.policy.bands import BANDS, row_of, row_parts, serving_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.model_policy import Mode
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import k_at
 
@@ -120,8 +121,10 @@ def _k_lines(k: Mapping[str, int], advised: Mapping[str, int]) -> list[str]:
         bands = [str(band) for _, band in map(row_parts, names) if band is not None]
         line = f"  K of {traffic_class}" + (f", bands {bands[0]} to {bands[-1]}" if bands else "")
         line += ": " + " ".join(str(k[name]) for name in names)
-        if any(advised.get(name, k[name]) != k[name] for name in names):
-            line += f" (advised: {' '.join(str(advised.get(name, k[name])) for name in names)})"
+        if DEFAULT_CLASS in k and DEFAULT_CLASS in advised:
+            in_force, other = ([row_of(rows, traffic_class, band) for band in range(BANDS)] for rows in (k, advised))
+            if in_force != other:
+                line += f" (advised: {' '.join(map(str, other if len(set(other)) > 1 else other[:1]))})"
         lines.append(line)
     return lines
 

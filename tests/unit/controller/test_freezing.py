@@ -211,15 +211,15 @@ def test_a_freeze_in_the_canary_of_a_policy_that_does_not_choose_holds_the_stati
         del rig.store.frozen[MODEL]
 
 
-@pytest.mark.parametrize(("mode", "ks"), [(Mode.ADVISE, []), (Mode.OFF, [1])])
-def test_what_a_freeze_publishes_to_engines_that_run_on_their_own(mode: Mode, ks: list[int]) -> None:
+@pytest.mark.parametrize(("mode", "ks", "in_force"), [(Mode.ADVISE, [], 3), (Mode.OFF, [1], 1)])
+def test_what_a_freeze_publishes_to_engines_that_run_on_their_own(mode: Mode, ks: list[int], in_force: int) -> None:
     rig = Rig.new()
     rig.store.heartbeat(registered("one"), 1e9)
     rig.store.put_policy(Policy(MODEL, mode=mode, static_k=1), None, 0.0)
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
     asyncio.run(rig.tick(3))
     assert [k_of(schedule.classes) for schedule in rig.store.published.values()] == ks
-    assert (rig.store.log[-1].reason, bool(rig.store.log[-1].k)) == ("frozen", bool(ks))
+    assert (rig.store.log[-1].reason, rig.store.log[-1].k) == ("frozen", {"default": in_force})
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0)
     asyncio.run(rig.tick())
     assert k_of(rig.store.published[MODEL, POOL].classes) == 1

@@ -67,7 +67,7 @@ async def test_advise_publishes_nothing_where_engines_hold_nothing(rig: Rig) -> 
     await rig.tick(20)
     assert rig.store.published == {}
     assert rig.store.log[-1].published is False
-    assert rig.store.log[-1].k == {}
+    assert rig.store.log[-1].k == {"default": 3}  # the engines' own static K, not the K that is advised
 
 
 async def test_advise_after_act_withdraws_the_schedule_once(rig: Rig) -> None:

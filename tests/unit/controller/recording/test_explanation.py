@@ -39,6 +39,16 @@ def test_k_that_is_advised_and_not_in_force_stands_beside_it() -> None:
     assert "bands 0 to 7: 3 1 2 3 4 5 6 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
 
 
+def test_one_k_in_force_stands_beside_the_k_of_bands_that_is_advised() -> None:
+    held = explain(decision("adaptive")) | {"k": {"default": 7}}
+    assert "K of default: 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
+    same = explain(decision("adaptive")) | {
+        "k": {"default": 0},
+        "k_advised": {f"default:{band}": 0 for band in range(8)} | {"default": 0},
+    }
+    assert "K of default: 0\n" in text(same)
+
+
 def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed() -> None:
     told = text(explain(decision("adaptive", bands={"5": BAND, "7": {"share": 0.75}})))
     assert "band 5: 25% of the running decodes, S = 0.80 (0.76..0.83) 0.40 (assumed)" in told
