@@ -15,7 +15,6 @@ from specpilot.controller.law.reason import Reason, meaning_of
 from specpilot.policy.bands import row_parts
 from specpilot.policy.freeze import Hold
 from specpilot.policy.model_policy import Mode, Policy
-from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import KRange, Ranges, Schedule
 
 _UNKNOWN = {
@@ -136,7 +135,7 @@ def _applied(context: PoolContext, chosen: TickResult) -> Ranges:
     """Return the rows on the engines: those published, or in mode `advise`, which publishes none, the static K."""
     if chosen.applied is not None:
         return chosen.applied
-    return {DEFAULT_CLASS: (KRange(1, max(1, context.max_num_seqs), context.unsteered_k),)}
+    return context.unsteered_rows
 
 
 def _itl_ms(step_s: float | None, row: str, k: int, bands: Mapping[str, Any]) -> float | None:

@@ -20,7 +20,7 @@ from specpilot.controller.pools import next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
 from specpilot.policy.model_policy import Mode
-from specpilot.policy.names import DEFAULT_CLASS, PoolKey
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import Decision, Lease
 from specpilot.policy.schedule import Ranges, Schedule
 from specpilot.policy.store import Store
@@ -113,7 +113,7 @@ class Publisher:
                 ),
                 predicted_gain_ratio=result.gain_ratio,
                 evidence=result.evidence,
-                k=result.k(result.applied) or {DEFAULT_CLASS: context.unsteered_k},
+                k=result.k(result.applied or context.unsteered_rows),
                 is_estimate=result.is_own_choice and context.mode is Mode.ACT,  # a canary may pin a static K
             ),
             is_lasting=is_lasting,

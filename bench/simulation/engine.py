@@ -294,8 +294,8 @@ class Engine:
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
-        held = sum(output.num_scheduled_tokens[name] - 1 for name in plan.deferred)
-        caught_up = plan.read if plan.width else max(0, plan.read - (scheduled.prefill - scheduled.prompts - held))
+        deferred = sum(output.num_scheduled_tokens[name] - 1 for name in plan.deferred)
+        caught_up = plan.read if plan.width else max(0, plan.read - (scheduled.prefill - scheduled.prompts - deferred))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = Work(
             scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,

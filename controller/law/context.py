@@ -110,6 +110,11 @@ class PoolContext:
             return max(0, min(self.static_k, self.k_max))
         return self.effective_static_k
 
+    @property
+    def unsteered_rows(self) -> Ranges:
+        """One row with `unsteered_k`."""
+        return {DEFAULT_CLASS: (KRange(1, max(1, self.max_num_seqs), self.unsteered_k),)}
+
     def bounds(self, name: str) -> tuple[int, int]:
         """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
         low, high = self._asked_bounds(name)

@@ -20,11 +20,10 @@ from specpilot.controller.law.control_group import Comparison
 from specpilot.controller.law.estimate import Estimate, mean_running, representative, shares
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.reason import Reason
-from specpilot.controller.law.rows import bounds_of, one_k, requirements, static_rows, within
+from specpilot.controller.law.rows import bounds_of, requirements, static_rows, within
 from specpilot.policy.freeze import Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode
-from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance, Ranges, Schedule
 
 _SIGNIFICANT_DIGITS = 6
@@ -150,7 +149,7 @@ class Tick:
         """Return the engines' K: the estimate of their choice if any of them chooses, else the rows in force."""
         followed, context = self._followed, self._context
         if followed is None:
-            return one_k((DEFAULT_CLASS,), context.max_num_seqs, context.unsteered_k)
+            return context.unsteered_rows
         chooses = any(followed.guidance_of(engine) is not None for engine in self._pool.engines)
         return chosen if chooses else followed.classes
 

@@ -114,15 +114,16 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A schedule and its tables for the cases 3 and 5."""
+    """A schedule and its tables for the cases 3 and 5.
+
+    `window_guidance` is this engine's until the window ends; of an engine that is not drawn, the schedule's own.
+    """
 
     schedule: Schedule
     table: KTable
     held: KTable
     received_at: float
-    window_guidance: (
-        Guidance | None
-    )  # of this engine until the window ends; of an engine not drawn: `schedule.guidance`
+    window_guidance: Guidance | None
 
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance of this engine at monotonic time `now`, whether or not the schedule is still valid."""
