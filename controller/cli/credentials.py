@@ -7,13 +7,15 @@ from typing import Any
 from specpilot.controller.cli import text
 from specpilot.policy.settings import fail
 
+HELP = frozenset({"-h", "--help"})
+
 
 def parsed(
     arguments: Sequence[str] | None, commands: dict[str, bool], program: str, usage: str
 ) -> tuple[str, str, list[str]]:
     """Return the command, its name (empty when it takes none), and the flags."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in {"-h", "--help"}:
+    if not words or words[0] in HELP:
         sys.stdout.write(usage)
         sys.exit(0 if words else 2)
     command = words.pop(0)
@@ -21,6 +23,9 @@ def parsed(
         fail(program, f"no command {command!r}; choose one of {', '.join(commands)}")
     if not commands[command]:
         return command, "", words
+    if words and words[0] in HELP:
+        sys.stdout.write(usage)
+        sys.exit(0)
     if not words or words[0].startswith("-"):
         fail(program, f"{command}: give the name or id, as in {usage}")
     return command, words.pop(0), words

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.credentials import HELP
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.settings import fail, load
 
@@ -78,7 +79,7 @@ class PolicySettings(AdminSettings):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in {"-h", "--help"}:
+    if not words or words[0] in HELP:
         sys.stdout.write(USAGE)
         sys.exit(0 if words else 2)
     command = words.pop(0)
@@ -88,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(PROGRAM, f"no command {command!r}; choose one of {', '.join(_TAKES)}")
     names = []
     for argument in _TAKES[command]:
+        if words and words[0] in HELP:
+            sys.stdout.write(USAGE)
+            sys.exit(0)
         if not words or (words[0].startswith("-") and words[0] != "-"):
             fail(PROGRAM, f"{command}: name the {argument}, as in {USAGE}")
         names.append(words.pop(0))
