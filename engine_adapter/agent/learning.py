@@ -1,7 +1,8 @@
-"""Passes the evidence and the requirements to the engine's law, and refreshes it once a second.
+"""Passes the evidence and the requirements to the engine's law, and refreshes it.
 
-Runs in the exporter's thread. The scheduler's thread only counts and reads K. It receives single references: the prices
-of probes, and the tables in which the law chooses K.
+Runs in the exporter's thread, about once a second. The scheduler's thread counts, reads K, and chooses K anew when the
+batch has changed (`law.law`). It receives single references: the prices of probes, and the tables in which the law
+chooses K.
 
 The requirements are those of the schedule's guidance for this engine while such a schedule is valid or held, otherwise
 the engine's own flags. A change of requirements reaches the law with the next call, and the fleet's acceptance with the
@@ -64,7 +65,8 @@ class Learning:
 
     def _replace_tables(self) -> None:
         control, law, guidance = self._scheduler.control, self._scheduler.law, self._guidance
-        control.guided = None
+        guided = None
         if guidance is not None and law.estimates is not None:
-            control.guided = law_table(law, guidance.probe_ratio, Source.GUIDANCE)
+            guided = law_table(law, guidance.probe_ratio, Source.GUIDANCE)
+        control.guided = guided  # set once, because the scheduler's thread may read it at any time
         control.adapting = law_table(law, self._by_flags.probe_ratio) if self._adapts else None

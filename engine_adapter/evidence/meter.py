@@ -59,21 +59,22 @@ class Draft(NamedTuple):
 class Outcome:
     """The outcome of one step's decodes.
 
-    `drafts` are the verified drafts. `plain` counts the decodes without a draft. `refused` are the bands of decodes
-    whose grammar refused the first token of a draft. `tokens` are the tokens that all decodes delivered.
+    `drafts` are the verified drafts. `plain` counts the decodes without a draft. `refused` are decodes whose grammar
+    refused the first token of a draft: the band and `is_first` of this draft. `tokens` are the tokens that all decodes
+    delivered.
     """
 
     drafts: list[Draft] = field(default_factory=list)
     plain: dict[Cohort, int] = field(default_factory=dict)
-    refused: list[int] = field(default_factory=list)
+    refused: list[tuple[int, bool]] = field(default_factory=list)
     tokens: dict[Cohort, int] = field(default_factory=dict)
 
 
 class StepShape(NamedTuple):
     """The work of one step: running decodes, tokens verified for them, drafter slots, prefilled tokens.
 
-    `read`: positions that the drafter read without drafting from them, to catch up. `is_uniform`: all decodes have the
-    same number of tokens in the step.
+    `read`: positions that the drafter read without drafting from them (`StepPlan.read`). `is_uniform`: all decodes have
+    the same number of tokens in the step.
     """
 
     decodes: int
@@ -90,7 +91,7 @@ class StepKind(StrEnum):
     DECODE = "decode"  # nothing
     PREFILL = "prefill"  # prefilled tokens
     PROMPT = "prompt"  # prefilled tokens, and no decode
-    CATCH_UP = "catch_up"  # no prefilled tokens; its drafter read positions to catch up
+    CATCH_UP = "catch_up"  # no prefilled tokens; its drafter read positions without drafting from them
 
 
 @dataclass(slots=True)
@@ -129,8 +130,10 @@ class Evidence:
             self.drafts[traffic_class, band, 0] += steps * count
             if is_unprobed:
                 self.unprobed[traffic_class, band] += steps * count
-        for band in outcome.refused:
+        for band, is_first in outcome.refused:
             self.trials[band, 1] += steps
+            if is_first:
+                self.first_trials[band, 1] += steps
         if shape.prefill or shape.decodes:
             sums = self.steps[kind_of_step(shape)]
             sums.steps += steps

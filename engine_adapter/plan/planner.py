@@ -4,7 +4,16 @@ Pure and deterministic. K depends on class, band, load and past steps, never on 
 output keeps the target's distribution. A band reflects known outcomes only: not those of the step under way, and in
 vLLM's asynchronous loop not those of the step before it either.
 
-`Planner.plan` runs once a step. It determines K of each request in this order (the code has the same numbers):
+From counts to the draft tokens of a request:
+
+    `Steps.note_draft`          the outcome of each draft moves the request's band
+    `EngineLaw.learn, refresh`  counts and step times become acceptance by band, and prices
+    `EngineLaw.k_of`            K of the request's group: class requirements, band, probed or not
+    `Planner.plan`              cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
+    the scheduler               cuts the request's draft to `k` tokens
+
+`Planner.plan` runs in each step that does not repeat the last one (`plan.steps`). It determines K of each request in
+this order (the code has the same numbers):
 
 1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`).
 2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`). If vLLM will not
@@ -13,9 +22,10 @@ vLLM's asynchronous loop not those of the step before it either.
    3a. under a table with a law, the K that the law chooses for the decodes of this step (`law.law`);
    3b. under any other table, its K for the request's class, its band and the number of running decodes, those without a
        token in this step included.
-4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter needs its slots in addition to the
-   tokens of the step under way, which vLLM filled before the width was known. If they do not fit, every K is cut. vLLM
-   keeps slots free for `next_width` from the next step on, so this happens only in a step in which K rises.
+4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter puts its slots into the same buffer as
+   the tokens of the step under way, which vLLM scheduled before the width was known. If the slots do not fit beside
+   them, every K is cut to the width that fits. From the next step on vLLM keeps room for `next_width`, so K is cut for
+   this reason only in a step in which K rises.
 5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes the
    choice of these requests, and the cost of a probe.
 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
@@ -33,16 +43,18 @@ When traffic changes:
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
   has the K that was chosen for that band.
-- The batch changes: under a law (3a) K of all bands is chosen anew when more than an eighth of the decodes started,
-  ended or changed their group, and otherwise once a second (`law.law`, which also has the memories of its inputs).
-  Under rows (3b) K changes with the number of running decodes in the same step.
+- The batch changes: under a law (3a) K of all bands is chosen anew in the same step if groups have grown, or the number
+  of decodes has fallen, by more than an eighth of the decodes together, or if a decode is in a group without a K
+  (`batch_choice.is_like`). Otherwise K is chosen anew about once a second (`law.law`, which also has the memories of
+  its inputs). Under rows (3b) K changes with the number of running decodes in the same step.
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
   move the band until step 3 gives the request a K above 0.
 - A new request starts in the band of similar requests (`evidence.request_acceptance.Priors`), and its first draft is
   due at once. The outcome moves this band, and so all similar requests without a verified draft.
 - K rises after steps at K = 0: backlogs catch up over several steps, smallest first (6).
-- A queue builds up: K changes only with the number of running decodes, and with the room that they leave (2).
+- A queue builds up: K changes only with the number of running decodes, with the room that they leave (2), and under a
+  law with the share of steps that prefill.
 """
 
 from collections.abc import Sequence
@@ -129,7 +141,7 @@ class Planner:
             if table.probed and table.probe_ratio > 0.0 and k_room:
                 is_drafting = self.next_width > 0
                 depth = min(k_room, width if is_drafting else self._lone_probe)
-                width = self.probes.choose(states, table, self._step, width, depth)
+                width = self.probes.choose(states, table, self._step, width, depth, is_drafting=is_drafting)
         # 6. Backlogs
         if width == 0:
             return self.catch_up.drafting_nothing(batch, self._step)
@@ -193,7 +205,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> 
 
     Report to the law how many rows catch up now because its earlier choices left these requests out.
     """
-    width = drafted = rows = 0
+    width = drafted = backlog_rows = 0
     for state, chosen in zip(states, law.k_of(states), strict=True):
         acceptance = state.acceptance
         state.band, state.is_first = acceptance.band, acceptance.drafts == 0
@@ -208,11 +220,11 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> 
             if k > width:  # noqa: PLR1730
                 width = k
             if state.left_out_rows:
-                rows += min(state.left_out_rows, state.backlog)  # not of steps in which it verified a draft
+                backlog_rows += min(state.left_out_rows, state.backlog)  # not of steps in which it verified a draft
                 state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:
             if not state.k:
                 state.left_out_rows += 1
-    law.note_plan(len(states), drafted, rows)
+    law.note_plan(len(states), drafted, backlog_rows)
     return width

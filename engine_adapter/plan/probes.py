@@ -13,30 +13,31 @@ room of the step.
     cost = fixed + (backlog + 1 + 2 width) position + k token
 
     fixed = 0           if the step drafts without the probe, or already has another probe
-            verifying   for due probes, if the drafter reads a due request's prompt anyway
-            drafting    otherwise: the drafter's pass, and the extra time of the step that verifies
+            verifying   if the drafter runs anyway: for due probes, when it reads a due request's prompt, and for a
+                        drafter that must run in every step. The extra time of the step that verifies
+            drafting    otherwise: also the drafter's pass
 
-*Budget.* Each step adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time. The budget
-is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no probes. So in
-any time T probes are charged at most `probe_ratio` T, the limit, the debt of follow-ups (2) and the charge of one
-follow-up. Free first drafts (1) come in addition. A probe alone in its step costs about two steps with the demo pair on
-two CPU cores, so at a `probe_ratio` of 0.005 one runs every 400 steps.
+*Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time.
+The budget is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no
+probes. So in any time T the charges of probes are at most the sum of `probe_ratio` T, the limit, the largest debt of
+follow-ups (2), and the charge of one follow-up. Free first drafts (1) come in addition. A probe alone in its step costs
+about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of 0.005 one runs every 400 steps.
 
 `choose` takes three kinds in this order:
 
 1. *First drafts*, in a step that drafts without them, are free up to a time of `_FREE_STEPS`, for requests with at most
    `FIRST_DRAFT_ROWS` rows. Until its first draft a request is in the band in which similar requests start. If K is 0 in
    this band, requests could end before any of their drafts is verified. With free first drafts, as soon as steps draft
-   for one predictable request, all others get one draft too.
+   for one predictable request, others get one draft too.
 2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged, and may
-   overdraw the budget: one may start while the debt is at most `_FOLLOW_UP_DEBT` times `drafting`, and the limit.
+   overdraw the budget: one may start while the debt exceeds neither `_FOLLOW_UP_DEBT` times `drafting` nor the limit.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
    probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
    that one step probes several requests. After a second without any draft, the cost of one probe is enough, so that a
-   change of traffic is found sooner. In steps that draft nothing else, probes of requests that read their prompt also
-   need a second budget, which earns `PROMPT_SHARE` of what the first earns, up to the same limit. So under steady
-   arrivals something remains for running requests, whose text may change.
+   change of traffic is found sooner. If the drafter reads a due request's prompt in a step that drafts nothing else,
+   probes of requests with a prompt in the step also need a second budget, which earns `PROMPT_SHARE` of what the first
+   earns, up to the same limit. So under steady arrivals something remains for running requests, whose text may change.
 """
 
 import math
@@ -52,11 +53,11 @@ PROBE_AFTER = 16
 changes in the text were noticed 10 to 14 steps later. More frequent probes cost more than they gain."""
 
 FIRST_DRAFT_ROWS = 64
-"""Largest backlog, in rows, with which a request's first draft is free: it then takes a quarter of a step at most. With
-a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that is
-unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of them
-predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. 16 and 1,000
-rows give the same. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00."""
+"""A request's first draft is free if its backlog has at most so many rows. Such a draft takes a quarter of a step at
+most. With a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that
+is unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of
+them predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. 16 and
+1,000 rows give the same. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00."""
 
 PARALLEL_PROBE = 4
 """Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable
@@ -80,8 +81,8 @@ after code were found after 0 to 2 s with 3, after 1 to 4 s with 2, and after 0 
 budget."""
 
 _FIXED_COSTS = 2.0
-"""A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So at least half of the
-charge is for the requests."""
+"""A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So half of this budget can
+pay for the requests themselves, and several of them share one fixed cost."""
 
 
 DepthOf = Callable[[DraftState], int]
@@ -126,10 +127,13 @@ class Probes:
         if self._charges:
             self._charges.clear()
 
-    def choose(self, states: Sequence[DraftState], table: KTable, step: int, width: int, depth: int) -> int:
+    def choose(  # noqa: PLR0913 - the step's facts
+        self, states: Sequence[DraftState], table: KTable, step: int, width: int, depth: int, *, is_drafting: bool
+    ) -> int:
         """Set `k` of the requests that step number `step` probes, each at most `depth` deep; return the step's width.
 
-        `width` is the step's width without probes.
+        `width` is the step's width without probes, and `is_drafting` whether it drafts without them. For a drafter that
+        must run in every step the width is above 0 even if no request has a draft.
         """
         prices = self.prices
         if prices is None:
@@ -139,11 +143,12 @@ class Probes:
             return min(depth, probe_depth(state, table))
 
         candidates = [state for state in states if state.k == 0 and probe_depth(state, table)]
-        if width:
+        if is_drafting:
             _draft_first(candidates, prices, width, depth_of)  # 1
-        width = self._follow_up(candidates, prices, width, depth_of)  # 2
+        fixed = 0.0 if is_drafting else prices.verifying if width else prices.drafting
+        width, fixed = self._follow_up(candidates, prices, width, fixed, depth_of)  # 2
         due = [state for state in candidates if state.k == 0 and step >= _due_at(state)]
-        return self._probe_due(due, prices, step, width, depth_of)  # 3
+        return self._probe_due(due, prices, step, width, fixed, depth_of)  # 3
 
     def refund(self, request_id: str) -> None:
         """Credit the budget with the charge of a postponed probe, without the fixed cost of its step."""
@@ -152,7 +157,8 @@ class Probes:
     def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
         """Return the number of steps after `step` in which no probe of `probed` can start.
 
-        In these none is due or the budget is too small, and no follow-up may start, which depends on the debt alone.
+        In these steps no due probe can start, because none is due or the budget is too small. No follow-up can start
+        either, because the debt is too large.
         """
         prices, limit = self.prices, self.limit
         most = self._rows_per_step  # after these a backlog has to catch up anyway
@@ -178,23 +184,35 @@ class Probes:
         """Return the budget below which no follow-up starts."""
         return max(-self.limit, -_FOLLOW_UP_DEBT * prices.drafting)
 
-    def _follow_up(self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> int:
-        """Probe the candidates whose last probe was accepted whole; return the step's width."""
+    def _follow_up(
+        self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, fixed: float, depth_of: DepthOf
+    ) -> tuple[int, float]:
+        """Probe the candidates whose last probe was accepted whole.
+
+        Return the step's width, and the fixed cost that a further probe of this step has.
+        """
         for state in [state for state in candidates if state.k == 0 and state.needs_follow_up]:
             if self.budget < self._debt_limit(prices):
                 break
-            fixed = 0.0 if width else prices.drafting
             state.k = depth_of(state)
             width = max(width, state.k)
             self._charge(state, fixed, prices.of_draft(state.backlog, width, state.k))
-        return width
+            fixed = 0.0  # paid once a step
+        return width, fixed
 
-    def _probe_due(
-        self, due: Sequence[DraftState], prices: ProbePrices, step: int, width: int, depth_of: DepthOf
+    def _probe_due(  # noqa: PLR0913, PLR0917 - the step's facts
+        self,
+        due: Sequence[DraftState],
+        prices: ProbePrices,
+        step: int,
+        width: int,
+        fixed: float,
+        depth_of: DepthOf,
     ) -> int:
         """Probe requests that are due, within the budget; return the step's width."""
         reads_prompts = width == 0 and any(state.positions > 1 and not may_be_deferred(state) for state in due)
-        fixed = 0.0 if width else prices.verifying if reads_prompts else prices.drafting
+        if reads_prompts:
+            fixed = prices.verifying
         is_undrafted = step - self.drafted_at >= prices.steps_per_s
         if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:
             return width
@@ -208,7 +226,7 @@ class Probes:
                     continue
                 self._prompt_budget -= fixed + draft_cost
             self._charge(state, fixed, draft_cost)
-            fixed = 0.0  # paid once a step
+            fixed = 0.0
             state.k = k
             width = max(width, k)
         return width

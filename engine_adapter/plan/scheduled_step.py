@@ -19,15 +19,16 @@ class ScheduledDraft(NamedTuple):
 class ScheduledStep:
     """A step as it was scheduled; steps that repeat it are the same object.
 
-    By request: `tokens`, the number that vLLM scheduled; `plain`, the group of each decode without a draft to verify;
-    `drafts`, the drafts to verify. `refused`: the requests whose draft the grammar cut short.
+    By request: `tokens`, the number that vLLM scheduled; `plain`, the `Cohort` of each decode without a draft to
+    verify; `drafts`, the drafts to verify; `refused`, for each request whose draft the grammar cut short, the draft's
+    `is_first`.
     """
 
     tokens: Mapping[str, int]
     shape: StepShape
     plain: dict[str, Cohort] = field(default_factory=dict)
     drafts: dict[str, ScheduledDraft] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
+    refused: dict[str, bool] = field(default_factory=dict)
 
     def outcome(self, drafts: Mapping[str, Draft], items: Sequence[Any]) -> Outcome:
         """Return the outcome of the step with these verified `drafts`; `items` are its outputs, one per request."""
@@ -43,7 +44,7 @@ class ScheduledStep:
                 cohort = self.plain[name]
                 outcome.plain[cohort] = outcome.plain.get(cohort, 0) + 1
                 if name in self.refused:
-                    outcome.refused.append(cohort.band)
+                    outcome.refused.append((cohort.band, self.refused[name]))
             else:
                 continue
             tokens[cohort] = tokens.get(cohort, 0) + len(item.new_token_ids)

@@ -79,18 +79,19 @@ class Steps:
         `output` is vLLM's `SchedulerOutput`, `requests` its requests by id. `running` are the running requests, also
         those without a token in the step.
         """
-        if not output.num_scheduled_tokens and not self._under_way:
-            self._clock.interrupt()  # while all requests wait for a grammar, vLLM's loop takes empty steps
+        if not output.num_scheduled_tokens:
+            return self._begin_empty(output, requests, table)
         if self._repeats_left and self._is_repeated(output, table):
             return self._repeat(output, now)
         self._stop_repeating()
-        self._end_idle_time(output, table, now)
+        if steps := self._clock.end_idle_time(now):
+            self._planner.idle(table.probe_ratio, steps)
         self._drop_finished(output, requests)
         self._use(table)
         self._restart_unverified()
         plain: dict[str, Cohort] = {}
         drafts: dict[str, ScheduledDraft] = {}
-        refused: set[str] = set()
+        refused: dict[str, bool] = {}
         verified = prefill = longest = context = 0
         lengths: set[int] = set()  # tokens of each request that decodes
         decoding: list[DraftState] = []
@@ -110,7 +111,7 @@ class Steps:
                 else:
                     plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
-                    refused.add(request_id)
+                    refused[request_id] = state.is_first
                     if not drafted:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
@@ -129,16 +130,27 @@ class Steps:
             prefilling=prefilling,
             waiting=waiting_decodes(running, output.num_scheduled_tokens, self.states),
         )
-        if output.num_scheduled_tokens:
-            shape = StepShape(len(plain) + len(drafts), verified, plan.slots, prefill, plan.read, len(lengths) <= 1)
-            step = ScheduledStep(output.num_scheduled_tokens, shape, plain, drafts, refused)
-            self._context = context
-            self._under_way.append(UnderWay(output, now, context, step))
-            self.decoding = decoding
-            if plan.width == 0 and not prefill and self._may_repeat(step, decoding, plan):
-                self._repeated, self._repeated_plan = step, plan
-                self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
+        shape = StepShape(len(plain) + len(drafts), verified, plan.slots, prefill, plan.read, len(lengths) <= 1)
+        step = ScheduledStep(output.num_scheduled_tokens, shape, plain, drafts, refused)
+        self._context = context
+        self._under_way.append(UnderWay(output, now, context, step))
+        self.decoding = decoding
+        if plan.width == 0 and not prefill and self._may_repeat(step, decoding, plan):
+            self._repeated, self._repeated_plan = step, plan
+            self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
         return plan
+
+    def _begin_empty(self, output: Any, requests: Mapping[str, Any], table: KTable) -> StepPlan:
+        """Process a step without tokens: vLLM's loop takes such steps while all requests wait, such as for a grammar.
+
+        It is not planned, because it takes a millisecond and would earn the probes the share of a whole step.
+        """
+        if not self._under_way:
+            self._clock.interrupt()
+        self._stop_repeating()
+        self._drop_finished(output, requests)
+        self._use(table)
+        return StepPlan(self._planner.catch_up.least_width)
 
     def _repeat(self, output: Any, now: float) -> StepPlan:
         """Process a step that repeats `_repeated`."""
@@ -147,11 +159,6 @@ class Steps:
         self._context += len(self.decoding)
         self._under_way.append(UnderWay(output, now, self._context, self._repeated))
         return self._repeated_plan
-
-    def _end_idle_time(self, output: Any, table: KTable, now: float) -> None:
-        """Credit the probes' budget with the idle time that the step ends."""
-        if output.num_scheduled_tokens and (steps := self._clock.end_idle_time(now)):
-            self._planner.idle(table.probe_ratio, steps)
 
     # 2. Its drafts are verified
 

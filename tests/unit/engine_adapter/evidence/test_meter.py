@@ -25,14 +25,16 @@ DRAFTS = st.builds(
     st.booleans(),
 )
 PLAIN = st.dictionaries(NAMES, st.integers(1, 9))
+REFUSED = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=3)
 
 
-@given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN, st.lists(st.integers(0, 2), max_size=3)), max_size=20))
+@given(st.lists(st.tuples(st.lists(DRAFTS, max_size=5), PLAIN, REFUSED), max_size=20))
 def test_counts_equal_a_brute_force_reading_of_every_draft(
-    steps: list[tuple[list[Draft], dict[Cohort, int], list[int]]],
+    steps: list[tuple[list[Draft], dict[Cohort, int], list[tuple[int, bool]]]],
 ) -> None:
     meter = Meter()
     trials: Counter[tuple[int, int]] = Counter()
+    first_trials: Counter[tuple[int, int]] = Counter()
     accepts: Counter[tuple[int, int]] = Counter()
     plain: Counter[tuple[str, int]] = Counter()
     unprobed: Counter[tuple[str, int]] = Counter()
@@ -48,7 +50,8 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
             unprobed[name, band] += count if is_unprobed else 0
         for (name, band, _), count in tokens.items():
             delivered[name, band] += count
-        trials.update((band, 1) for band in refused)
+        trials.update((band, 1) for band, _ in refused)
+        first_trials.update((band, 1) for band, is_first in refused if is_first)
         for draft in drafts:
             words = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
             words += ["refused"] * (draft.k == draft.accepted and draft.is_refused)
@@ -60,6 +63,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     assert {group: evidence.drafts[*group, 0] for group in plain} == plain
     assert evidence.unprobed == +unprobed
     assert evidence.trials == trials
+    assert evidence.first_trials == first_trials
     assert evidence.accepts == +accepts
     assert sum(evidence.drafts.values()) == len(every) + plain.total()
     assert evidence.tokens == delivered
@@ -78,7 +82,7 @@ def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
     shape = StepShape(1, 3, 7)
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 2, is_refused=True)]))
     meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 1, is_refused=True)]))
-    meter.commit(shape, 0.01, 5, Outcome(plain={Cohort("json", 6): 1}, refused=[6]))
+    meter.commit(shape, 0.01, 5, Outcome(plain={Cohort("json", 6): 1}, refused=[(6, False)]))
     evidence = meter.take_evidence()
     assert evidence.trials == {(6, 1): 3, (6, 2): 2, (6, 3): 1}
     assert evidence.accepts == {(6, 1): 2, (6, 2): 1}
@@ -132,13 +136,13 @@ def test_of_the_steps_one_by_one_the_latest_are_kept() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.lists(DRAFTS, max_size=3), PLAIN, st.lists(st.integers(0, 2), max_size=2), st.integers(1, 4)),
+        st.tuples(st.lists(DRAFTS, max_size=3), PLAIN, REFUSED, st.integers(1, 4)),
         max_size=90,
     ),
     st.integers(1, 90),
 )
 def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
-    steps: list[tuple[list[Draft], dict[Cohort, int], list[int], int]], taken_after: int
+    steps: list[tuple[list[Draft], dict[Cohort, int], list[tuple[int, bool]], int]], taken_after: int
 ) -> None:
     in_runs, one_by_one = Meter(), Meter()
     for number, (drafts, plain, refused, count) in enumerate(steps, start=1):

@@ -219,3 +219,20 @@ def test_steps_repeat_until_the_budget_suffices_for_a_probe_that_is_due(ratio: f
     assert planner.identical_steps_ahead(states, table(ratio, default=UP)) > 0
     planner.probes.budget = planner.probes.limit
     assert planner.identical_steps_ahead(states, table(ratio, default=UP)) == 0
+
+
+def test_a_drafter_that_must_run_in_every_step_makes_no_probe_free() -> None:
+    """Its width is above 0 although no request has a draft, so that of the first drafts alone would be verified."""
+    planner, states = Planner(K_MAX, ROWS, least_width=1), decodes("chat", "chat")
+    accept(states, 0.05, 0.05)
+    for _ in range(100):
+        planner.plan(states, table(1e-9, default=UP))
+        assert [state.k for state in states] == [0, 0]
+    ratio, steps, spent = 0.05, 400, 0.0
+    for _ in range(steps):
+        plan = planner.plan(states, table(ratio, default=UP))
+        probes = [state for state in states if state.k]
+        spent += bool(probes) * VERIFYING_STEP + sum(cost(0, plan.width, state.k) for state in probes)
+        for state in probes:
+            outcome(state, 0)
+    assert 0.5 * ratio * steps < spent <= ratio * steps

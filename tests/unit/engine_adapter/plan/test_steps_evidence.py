@@ -76,6 +76,7 @@ def test_a_token_that_the_grammar_refuses_was_tried_and_not_accepted() -> None:
     assert drafts(evidence) == {("default", 0): 2, ("default", 2): 1, ("default", 3): 1}
     assert by_position(evidence.trials) == {1: 3, 2: 2, 3: 2, 4: 1}
     assert by_position(evidence.accepts) == {1: 2, 2: 2, 3: 1}
+    assert evidence.first_trials == evidence.trials  # each of these drafts was planned before an outcome was known
 
 
 def test_where_only_a_prefix_of_a_draft_was_verified_the_evidence_is_of_that_prefix() -> None:

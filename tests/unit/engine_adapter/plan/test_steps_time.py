@@ -45,20 +45,29 @@ def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_en
 
 
 def test_an_idle_engine_earns_time_for_probes_as_a_busy_one_does() -> None:
-    def steps_to_probe(idle_s: float) -> int:
-        engine = Engine(table(0.01, default=[0] * (BANDS - 1) + [7]))
-        for number in range(20):
-            took = 0.1 if number < 19 else 1e-6  # of the last step nothing depends
-            engine.end(engine.begin(0.1 * number, a=1), 0.1 * number + took, a=1, goes_on=number < 19)
-        at = 2.0 + idle_s
-        engine.begin(at, finished=["a"], b=9)
-        for step in range(1, 1000):
-            engine.end(engine.begin(at + 0.1 * step, b=1), at + 0.1 * step, b=1)
-            if engine.steps.states["b"].k:
-                return step
-        return 1000
+    assert steps_to_probe(idle_s=0.0) - steps_to_probe(idle_s=10.0) == pytest.approx(100, abs=6)
 
-    assert steps_to_probe(0.0) - steps_to_probe(10.0) == pytest.approx(100, abs=6)
+
+def test_steps_without_a_token_earn_no_time_for_probes() -> None:
+    """While all requests wait for a grammar, vLLM's loop takes such a step each millisecond."""
+    assert steps_to_probe(empty_steps=100) == steps_to_probe()
+
+
+def steps_to_probe(idle_s: float = 0.0, empty_steps: int = 0) -> int:
+    """Return the number of steps until a request is probed, after others, idle time and steps without a token."""
+    engine = Engine(table(0.01, default=[0] * (BANDS - 1) + [7]))
+    for number in range(20):
+        took = 0.1 if number < 19 else 1e-6  # of the last step nothing depends
+        engine.end(engine.begin(0.1 * number, a=1), 0.1 * number + took, a=1, goes_on=number < 19)
+    at = 2.0 + idle_s
+    engine.end(engine.begin(at, finished=["a"], b=9), at, b=1)
+    for _ in range(empty_steps):
+        engine.begin(at)
+    for step in range(1, 1000):
+        engine.end(engine.begin(at + 0.1 * step, b=1), at + 0.1 * step, b=1)
+        if engine.steps.states["b"].k:
+            return step
+    return 1000
 
 
 def test_how_long_a_step_under_way_has_not_ended() -> None:
