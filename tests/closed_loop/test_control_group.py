@@ -25,7 +25,7 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     phase = Phase(400, [Source("json", 8, prompt_tokens=1)])  # what prefilling takes is not K's, and not in the gain
     run = simulate([phase], policy=OFTEN)
     found = run.seconds[-1].result.evidence["control_group"]
-    truth = of_single_k(phase, 7) / of_single_k(phase, 3) - 1
+    truth = of_single_k(phase, 7, seconds=20) / of_single_k(phase, 3, seconds=20) - 1
     assert found["windows"] >= 10
     assert Reason.STATIC_BETTER not in run.reasons
     assert found["gain_ratio"]["low"] - 0.01 <= truth <= found["gain_ratio"]["high"] + 0.01

@@ -47,14 +47,14 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
-    check_spell(on_v2("caught_up", "eager", "peagle"), 50, 0.97)
+    check_spell(on_v2("caught_up", "eager", "peagle"), 15, 0.9)
 
 
 def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that_never_was() -> None:
     """Its first pass reads a part of a step through the runner's buffers, which P-EAGLE's speculator does not."""
     found = on_v2("caught_up", "eager", "eagle3", "whole", "left out in turns")
     whole, in_turns = found["whole"], found["left out in turns"]
-    assert in_turns["catch_ups"] > 50
+    assert in_turns["catch_ups"] > 15
     assert in_turns["ids"] == whole["ids"]
     assert in_turns["accepted"] / in_turns["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
 
