@@ -8,7 +8,7 @@ A policy that cannot be read affects its own model only: that model's pools keep
 engine for `FORGET_S` are dropped, with their schedules.
 
 When Redis does not answer, the loop goes on with the state that it read last (`shared_state`): it updates estimates and
-decides, but publishes nothing, and the windows of a canary do not advance. No failure of an engine or of Redis ends
+decides, but publishes nothing, and the windows of experiments do not advance. No failure of an engine or of Redis ends
 the loop.
 """
 

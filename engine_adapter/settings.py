@@ -36,7 +36,7 @@ class AdapterSettings(BaseSettings):
     hold_schedule_s: float = Field(
         default=86_400.0,
         ge=0,
-        description="seconds that guidance or a schedule's K stays in force without renewal by a controller",
+        description="seconds that guidance or a schedule's K stays in force after its validity, without renewal",
     )
     calibrate_s: float = Field(
         default=20.0,

@@ -8,8 +8,9 @@ T: seconds of the step (`policy.prices`).
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
 this order wins. Along a draft survival falls; from its second position on the cost is the same. So a prefix of the
 order contains a prefix of each group's draft. A position costs one token to verify for each decode of its group. The
-first position also costs the group's slots. If the first positions pay only together, each of them gets the ratio of
-the sums of their worths and costs.
+first position also costs the group's slots. If a prefix of a group's draft has a better ratio of worth to cost than its
+first position alone, each position of that prefix gets the ratio of the prefix: the sum of worths over the sum of
+costs.
 
 A step that drafts for only some decodes is also charged for the later catching up of the others
 (`Prices.catch_up_s`). The time of catching up with a present backlog is not charged: it is spent once, in a few steps,
@@ -20,9 +21,9 @@ wins. If no choice keeps all bounds, the choice with the smallest worst ratio of
 `latency`, V is the weighted harmonic mean of AL instead of the arithmetic mean. A group whose smallest K is above 0
 drafts in any case, so its slots are not part of the cost of its first position.
 
-All widths and prefixes are evaluated together in about twenty numpy operations. This number does not grow with the
-number of groups. The order of the positions depends on the total number of decodes, not on their distribution over the
-groups, so `Chooser` caches it.
+All widths and prefixes are evaluated together in about twenty numpy operations. Without latency bounds and lower bounds
+on K this number does not grow with the number of groups. The order of the positions depends on the total number of
+decodes, not on their distribution over the groups, so `Chooser` caches it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ NEAR_WIDTHS = 1
 takes half the time of one that compares all seven widths."""
 
 MOST_POSITIONS = 100_000
-"""Most positions in the orders that a chooser caches, 8 bytes each. An order of 24 groups and K_max 7 has 500 to
+"""Most positions in the orders that a chooser caches, 8 bytes each. An order of 24 groups and K_max 7 has 340 to
 1,200."""
 
 
@@ -203,9 +204,9 @@ def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Seque
     """Return, for each group, the last draft position that `ks` takes and the next one. They explain K.
 
     Position k is worth w S_k tokens. Its cost in tokens is the time that it adds to the step, times the batch's tokens
-    per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, a position that is
-    worth more than it costs is taken. The list is empty for a group without decodes. At K = 0 there is no last
-    position, at K_max no next one.
+    per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, nearly
+    every position is taken exactly if it is worth more than it costs. The list is empty for a group without decodes. At
+    K = 0 there is no last position, at K_max no next one.
     """
     k_max = lengths.shape[1] - 1
     present = _outcome_of(groups, lengths, prices, ks)

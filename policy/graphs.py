@@ -19,7 +19,8 @@ class Graphs:
     graphs if `mode` is `FULL`, else piecewise ones. `uniform` are the FULL graphs for steps in which all requests have
     the same number of positions, by that number (1 + K). `varlen` are FULL graphs of variable length: for steps of
     decodes alone with any K of each request. A step for which `uniform` has a graph replays that graph. `drafter` are
-    the piecewise graphs of a parallel drafter; empty for a sequential one, whose passes are small and have no graphs.
+    the graphs of a parallel drafter (piecewise on model runner V1, FULL on V2). It is empty for a sequential one, whose
+    graphs are not recorded because its passes are small.
     """
 
     mode: str

@@ -106,8 +106,9 @@ class MatchRule:
 class Policy:
     """The settings of an operator for one model, written through the admin API.
 
-    `static_k` is the K that the controller publishes for mode `off`, for windows of the control group, and for engines
-    that cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
+    `static_k` is the K that the controller publishes for mode `off`, in mode `advise` once in place of an older
+    schedule, for windows of the control group, after a fall back, for a freeze that holds it, and for engines that
+    cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
     `probe_ratio` (0..0.5) is the share of an engine's time that pays for probes. `control_group_ratio` (0..0.5) is the
     share of time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no
     control group.

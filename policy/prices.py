@@ -4,13 +4,14 @@
         + [R > 0] reads + read R + piecewise W + graphless G + drafter_graphless H
 
 in seconds, with the prices of `PARTS`. n: running decodes; m: tokens to verify, one for each decode and one for each
-draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; R: positions that the drafter reads to
-catch up; g: piecewise linear and not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is
-1 if the target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the drafter's pass has no graph;
-otherwise they are 0.
+draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; R: positions that the drafter reads
+without drafting from them (`StepPlan.read`); g: piecewise linear and not decreasing. With CUDA graphs, m + P and D are
+the padded sizes of the passes. W is 1 if the target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1
+if the pass of a parallel drafter is larger than its largest graph; otherwise they are 0.
 
 In a *uniform* step all decodes have the same number of tokens. Such a step may have a FULL graph. Any other step is
-*mixed* and is padded to the sizes of mixed graphs.
+*mixed*. If it has decodes alone, and there are graphs of variable length, it is padded to one of these, else to a mixed
+graph.
 """
 
 from bisect import bisect_left
@@ -49,7 +50,11 @@ class StepExtras(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The padded size of a step. A flag is 1 if a pass has this kind of graph, or none."""
+    """The padded size of a step.
+
+    `piecewise` is 1 if the target's pass runs piecewise graphs. `graphless` and `drafter_graphless` are 1 if the pass
+    of the target, or of the drafter, has no graph.
+    """
 
     tokens: float
     slots: float
@@ -68,9 +73,11 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """The prices that an engine exports. `Prices` also needs the graphs and limits of the engine's record in Redis.
+    """The prices that an engine exports.
 
-    `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in `Prices`.
+    `prices` also needs the engine's graphs and its largest number of tokens. The controller reads both from the
+    engine's record in Redis. `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in
+    `Prices`.
     """
 
     coefficients: Coefficients
@@ -171,7 +178,7 @@ class Prices:
         return (1 - ratio) * full + ratio * float(self._with_prefill[m])
 
     def catch_up_s(self, n: int) -> float:
-        """Return the seconds in which `n` decodes left out catch up later, at most those of drafting for them."""
+        """Return the seconds in which `n` left-out decodes catch up later, at most the time of drafting for them."""
         c = self._c
         return min(n * self.left_out_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
 

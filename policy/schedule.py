@@ -179,8 +179,9 @@ class Schedule:
     without rows of their own, whose evidence an engine counts separately.
 
     `version` grows with every publication, and an engine never returns to an older one. `issued_at` is in Unix seconds.
-    The schedule expires `valid_for_s` seconds after an engine received it. The engine then applies it for a further
-    time of its own, and afterwards its static K. `probe_ratio` is that of `Guidance`, for engines that follow
+    The schedule expires `valid_for_s` seconds after an engine received it. The engine then holds it for a further time
+    of its own, and afterwards runs its static K. An engine that adapts by itself does not hold rows, and chooses K
+    afterwards. `probe_ratio` is that of `Guidance`, for engines that follow
     `classes`.
 
     With `guidance` each engine chooses K itself, and `classes` apply only until its law has enough evidence. `fleet` is

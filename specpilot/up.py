@@ -45,6 +45,7 @@ _WHAT_K_DOES = {
     Mode.ADVISE: "K is decided and shown, and each engine runs its static K",
     Mode.OFF: "K is static",
 }
+_SWITCH_BACK = " The mode stays in the policy; start once with --mode act to switch back."
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -206,7 +207,7 @@ def _addresses(settings: UpSettings, mode: Mode) -> str:
     admin = f"http://{reachable(settings.admin_host)}:{settings.admin_port}"
     model = settings.served_model_name
     return f"""
-SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.
+SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.{"" if mode is Mode.ACT else _SWITCH_BACK}
 
   OpenAI endpoint   {gateway}/v1            model {model}
   console           {admin}/

@@ -29,7 +29,7 @@ class UpSettings(ProgramSettings):
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_UP_")
 
     mode: Literal["off", "advise", "act"] = Field(
-        default="act", description="off: static K; advise: decide, publish nothing; act"
+        default="act", description="off: static K; advise: show K, and run the static K; act: adapt K"
     )
     k: int | None = Field(default=None, ge=0, le=64, description="static K: with --mode off, and as fall-back")
     engines: int = Field(default=1, ge=1, le=16, description="how many engines")

@@ -176,8 +176,7 @@ class _Commands:
             if engine["model"] == document["model"] and engine["k_max"]:
                 limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
         sys.stderr.write(text.out_of_reach(document, limits))
-        if not (answer or {}).get("dry_run"):  # which says it itself
-            sys.stderr.write(text.unless_it_runs(str(document["model"]), engines))
+        sys.stderr.write(text.unless_it_runs(str(document["model"]), engines))
         return answer
 
     def _edit(self, model: str) -> None:

@@ -56,8 +56,8 @@ def forecast(pools: Sequence[Mapping[str, Any]] | None) -> str:
 def dry_run(answer: Mapping[str, Any]) -> str:
     """Return a dry run's answer for a person."""
     answer = printable(answer)
-    version = "" if answer["version"] is None else f", as version {answer['version']}"
-    head = f"dry run, nothing was written. It would change {answer['subject']}{version}:\n"
+    version = "" if answer["version"] is None else f"write version {answer['version']} of "
+    head = f"dry run, nothing was written. It would {version or 'change '}{answer['subject']}; changes:\n"
     return head + changes(answer["changes"]) + forecast(answer["forecast"])
 
 

@@ -43,7 +43,8 @@ class PoolContext:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
         max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the one in force in this window, in the form of `choosing`.
+        policy: while a canary runs, the policy of the present window, converted by `choosing` (modes `off` and `advise`
+            become pins).
         window: the present window of a canary; `None` without one.
         engines: the names of its engines that can speculate.
         hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in

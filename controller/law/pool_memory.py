@@ -26,7 +26,8 @@ class PoolMemory:
     """The state of one pool, scraped each `scrape_s` seconds: experiments, newest snapshots, each engine's requests.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
-    since this snapshot requests have run and no decode was counted. `engines`, `mixes`: the newest snapshot and the
+    the time of the first of consecutive snapshots in which requests ran and no decode was counted; `None` if the newest
+    is no such snapshot. `engines`, `mixes`: the newest snapshot and the
     mix of requests of each engine. `chosen`: the latest estimate of the engines' choice. `baseline`: the baseline of a
     freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick; `chosen` and `baseline` are for
     the policy of this arm.

@@ -62,7 +62,10 @@ MEANING: dict[Reason, str] = {
     Reason.CANARY_ENDED: "the canary ended; its outcome is in the evidence",
 }
 
-_ADVISED = "mode advise: the K that engines would choose is estimated and shown; they run the static K"
+_ADVISED = (
+    "mode advise: the K that engines would choose is estimated and shown; they run the static K, "
+    "or with --adapt choose by themselves"
+)
 
 
 def meaning_of(reason: Reason, mode: Mode) -> str:

@@ -1,6 +1,8 @@
 """Computes the result of one tick of one pool from the estimates. `reason` has the table of possible results.
 
-Engines choose K themselves, by the guidance that the controller publishes. The controller estimates this choice from
+Engines choose K themselves, by the guidance that the controller publishes. Guidance does not depend on the traffic:
+when traffic changes, engines follow by themselves (`engine_adapter.plan.planner`, "When traffic changes"). The
+controller estimates this choice from
 the prices and counts that engines export (`estimate`): for `explain`, for forecasts, and for a freeze of the current K.
 It decides which engines are drawn for the control group or a canary, and whether the pool falls back to the static K.
 
@@ -156,8 +158,8 @@ class Tick:
     def _set_baseline(self, chosen: Ranges | None) -> None:
         """Set the baseline of a freeze of the current K: rows with their probe ratio. Without such a freeze, drop it.
 
-        The last tick's baseline is kept. Else it is the rows in force or, if engines choose K, the estimate `chosen`,
-        once there is one.
+        A baseline that exists is kept. Otherwise it becomes the rows in force. If engines choose K, it becomes the
+        estimate `chosen`, as soon as there is one.
         """
         pool, in_force = self._pool, self._context.in_force
         if self._context.hold is not Hold.CURRENT:
@@ -224,9 +226,10 @@ class Tick:
         return frozenset() if is_over else frozenset(in_force.drawn)
 
     def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
-        """Return how engines that the schedule in force draws ran, and how the others did, as `UnitState.is_drawn`.
+        """Return which way ran by the schedule in force: for the engines that it draws (`True`) and for the others.
 
-        `True`: the alternative way. `False`: the usual way. `None`: neither for certain.
+        The values are those of `UnitState.is_drawn`. `True`: the alternative way. `False`: the usual way. `None`:
+        neither for certain.
         Under a canary a pool that has fallen back runs adaptive K while the static K breaks an SLO. Engines that cannot
         choose yet run rows in both kinds of windows.
         """

@@ -65,8 +65,11 @@ def text(explanation: dict[str, Any]) -> str:
         f"{explanation['model']} in pool {explanation['pool']}, schedule version {version}, mode {mode}",
         f"why: {explanation['reason']}: {explanation['meaning']}",
     ]
-    if explanation["running_decodes"] is not None:
-        lines.append(f"load: {explanation['running_decodes']:.1f} running decodes per step")
+    running = explanation["running_decodes"]
+    if running:
+        lines.append(f"load: {running:.1f} running decodes per step")
+    else:
+        lines.append(f"load: {'unknown' if running is None else 'nothing decodes'}; K is that for one running decode")
     lines += [_class_line(name, facts) for name, facts in sorted(explanation["classes"].items())]
     if explanation["is_estimate"]:
         lines.append("K is the engines' own choice; the rows are the controller's estimate of it")

@@ -95,7 +95,7 @@ class Agent:
         now = self._clock.monotonic()
         self._learning.learn(evidence, now)
         table = scheduler.control.table(now)
-        running = scheduler.running_decodes if scheduler.has_unfinished_requests() else {}
+        running = scheduler.running_decodes
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
         verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():

@@ -41,7 +41,8 @@ _KINDS = 64
 """Largest number of kinds that are kept; the others were seen less recently."""
 
 _TEMPERATURES = (0.01, 0.5, 0.9)
-"""Upper ends of the temperature ranges; below the first vLLM samples greedily."""
+"""Upper ends of the temperature ranges. vLLM samples greedily below 1e-5, and raises any other temperature below the
+first of these to it."""
 
 TEMPERATURE_RANGES = ("greedy", "up to 0.5", "up to 0.9", "above 0.9")
 """Names of these ranges."""

@@ -1,8 +1,8 @@
 """How likely each draft token is to be accepted, by band and position, as this engine counted it. Pure.
 
 If a controller sends the counts of all engines of the model (the fleet), they are added to the engine's own. They are
-at most 200 trials per position, so the engine's own counts soon outweigh them. In the engine's own counts, drafts whose
-K was chosen before any draft of their request was verified do not count (`law.law`).
+at most 200 trials per position, so the engine's own counts soon outweigh them. The engine's own counts do not contain
+drafts whose K was chosen before any draft of their request was verified (`law.law`).
 """
 
 import numpy as np

@@ -4,11 +4,15 @@ Decodes are grouped by the requirement for their class, by band, and by whether 
 verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty
 band has a K at once, with two exceptions: K is 0 for all groups (`is_like`), or most decodes are unprobed (below).
 
-A request without a verified draft (an *unprobed* one) is in the band in which similar requests start. If more than
-`UNPROBED_RATIO` of the decodes are unprobed, the others do not represent the batch. Each group of the others then gets
-the K that it would get if all decodes were in it, and the unprobed groups the K of a batch of their own. If any of
-these K is above 0, the drafter runs, and the step can also make first drafts. Groups of the others without decodes have
-no K then.
+A decode is *probed* if a draft of its request has been verified, else *unprobed*. An unprobed decode is in the band in
+which similar requests start. If more than `UNPROBED_RATIO` of the decodes are unprobed, the probed ones do not
+represent the batch:
+
+- The groups of unprobed decodes get the K of a batch that has them alone.
+- Each group of probed decodes gets the K that it would get if all decodes were in it. An empty group of probed decodes
+  gets no K.
+
+If any of these K is above 0, the drafter runs, and the step can also make first drafts.
 """
 
 from collections import Counter
@@ -31,7 +35,7 @@ _BAND, REQUIREMENT_AT = UNPROBED - 1, UNPROBED.bit_length()
 requirement in `Requirements.distinct`."""
 
 UNPROBED_RATIO = 0.5
-"""If more than this share of the decodes has no verified draft, the others do not represent the batch."""
+"""If more than this share of the decodes is unprobed, the probed ones do not represent the batch."""
 
 MOVED_RATIO = 0.125
 """K is chosen anew on the scheduler's thread when the growth of groups and the fall in the number of decodes since the

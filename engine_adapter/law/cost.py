@@ -6,11 +6,10 @@ well-known cells over the mean time of their cells. Cells hold times divided by 
 itself.
 
 Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
-a limit. Two weak penalties make the fit unique. The first draws neighbouring slopes of g, the
-time of the target's pass by tokens (`policy.prices`), together. If two explanations
-fit the data equally well, the second attributes time to the base and to tokens first. This underestimates the cost of a
-small K, so the law chooses it and its cost is measured. The opposite error would remain, because a K that seems too
-expensive is not chosen.
+a limit. Two weak penalties make the fit unique. The first is on differences between neighbouring slopes of g, where g
+is the time of the target's pass by tokens (`policy.prices`). If two explanations fit the data equally well, the second
+attributes time to the base and to tokens first. This underestimates the cost of a small K, so the law chooses it and
+its cost is measured. The opposite error would remain, because a K that seems too expensive is not chosen.
 """
 
 import math
@@ -41,8 +40,9 @@ SLOWDOWN_DECAY = 0.99
 """The logarithm of the slowdown factor is multiplied by this at each step: a memory of 100 steps. So the factor returns
 to 1 unless steps of well-known cells are slow. Without it, a cause that slows only some steps, such as a slow host of a
 GPU, raises the factor permanently (simulated H200: to 1.9 within 80 s), and loads that did not run at that time then
-seem twice as expensive. In that simulation this memory gains 5 %. Together with `SLOWDOWN_SHARE`, a lasting slowdown
-settles at 0.84 of its logarithm; the rest enters the cells."""
+seem twice as expensive. In that simulation this memory gains 5 %. With this value
+and `SLOWDOWN_SHARE`, the factor settles at 0.84 of the logarithm of a lasting slowdown. The mean times of the cells
+absorb the rest."""
 
 PAUSE = 0.5
 """A step of a well-known cell is not averaged into it if, without the slowdown, its time differs from the cell's by

@@ -1,19 +1,21 @@
 """The law of one engine: chooses K for the present batch from the engine's own counts and measured step times.
 
-Two threads use it. The scheduler's thread asks for K once a step (`k_of`) and reports how many decodes the plan left
-out (`note_plan`). The exporter's thread adds evidence (`learn`) and computes prices and acceptance once a second
-(`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new ones,
-never a mixture.
+Two threads use it. The scheduler's thread asks for K in each step that it plans (`k_of`) and reports how many decodes
+the plan left out (`note_plan`). The exporter's thread adds evidence (`learn`) and computes prices and acceptance once a
+second (`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new
+ones, never a mixture.
 
 K by group (`batch_choice`) is kept from step to step: a decode that changes its band has the K of the new band in the
 next step. K is chosen anew
 
 - by the exporter's thread after each refresh, among all widths of the drafter;
 - by the scheduler's thread if the estimates or the guidance are new, or if many decodes started, ended or changed their
-  group (`batch_choice.is_like`). It compares the widths near the last one. It compares all widths if the last one
-  was 0, if the batch has less than half or more than twice the decodes, or if K near it is 0 for all.
+  group (`batch_choice.is_like`). It compares the widths near the last one, and all widths in three cases: the last
+  width was 0; the number of decodes has more than halved or more than doubled since the last choice; or the widths near
+  the last one give K = 0 for all groups.
 
-When traffic changes, each input of the choice follows with its own memory:
+When traffic changes, each input of the choice, and of the price of a probe, follows with its own memory. The number of
+decodes of the present step is exact.
 
 | input | memory | defined in |
 |---|---|---|
@@ -22,18 +24,19 @@ When traffic changes, each input of the choice follows with its own memory:
 | AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
 | prices of a step | 400 steps of a cell | `cost.CELL_STEPS` |
 | slowdown factor | 20 steps up, 100 steps down to 1 | `cost.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
-| share of prefilling, running decodes, context | 50 steps | `RECENT_SHARE` |
+| share of prefilling, context, running decodes (for probes) | 50 steps | `RECENT_SHARE` |
+| prefilled tokens of a step that prefills | 10 such steps | `PREFILL_SHARE` |
 | price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
 
 The first two change K in the next step, the others with the next refresh (`agent.learning.REFRESH_S`).
 
-Drafts whose K was chosen before any draft of their request was verified do not count in this law's acceptance of their
-band: requests of every acceptance are then in the band in which they start, and would bias it. The exported counts, and
-so the fleet's acceptance, contain them.
+Until its first draft is verified, a request is in the band in which it starts, whatever its own acceptance is. Drafts
+whose K was chosen before that do not count in this law's acceptance of the band, because they would bias it. The
+exported counts, and so the fleet's acceptance, contain them.
 
-The static K is in force until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
+The law chooses nothing until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
 start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps
-are enough.
+are enough. Until then a schedule's rows are in force, and the static K without a schedule.
 """
 
 from collections import Counter
@@ -79,7 +82,8 @@ LEAST_DRAFTED_RATIO = 0.05
 decodes. With fewer, single requests would determine this price."""
 
 LEFT_OUT_DECAY = 0.9995
-"""Factor of the sums behind the price of leaving requests out, once for each such step: a memory of 2,000 steps."""
+"""Both sums behind the price of leaving requests out are multiplied by this in each step that contributes to them: a
+memory of 2,000 steps."""
 
 NO_GUIDANCE = Guidance(Objective.THROUGHPUT, {DEFAULT_CLASS: ClassGuidance()})
 """Used before any guidance: no bounds."""
@@ -122,15 +126,16 @@ class EngineLaw:
         self._extras = StepExtras()
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
-        self._left_out = 0.0  # sum over drafting steps: decodes left out, times the share drafted for
-        self._catch_up_s = 0.0  # seconds of catching up with these decodes
+        self._left_out = 0.0  # sum over steps that draft: decodes left out, times the share of decodes drafted for
+        self._catch_up_s = 0.0  # seconds in which these decodes caught up
         self._latest: _Latest | None = None
         self.follow(NO_GUIDANCE)
 
     def follow(self, guidance: Guidance) -> None:
         """Use this guidance from now on."""
         self.requirements = Requirements.of(guidance, self.k_max)
-        self._latest, self._choice = None, Choice(None, self.requirements, Counter(), {})
+        self._latest = None
+        self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     # The scheduler's thread
 
@@ -157,16 +162,18 @@ class EngineLaw:
         k_of = choice.k_of
         return [k_of[group] for group in groups]
 
-    def note_plan(self, decodes: int, drafted: int, rows: int) -> None:
-        """Record a plan: K > 0 was chosen for `drafted` of the decodes.
+    def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
+        """Record a plan.
 
-        `rows`: the backlog rows of these that go through the drafter because earlier choices left them out.
+        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: how many of their backlog rows come
+        from steps whose choice left them out.
         """
         estimates = self.estimates
         if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:
             return
         self._left_out = self._left_out * LEFT_OUT_DECAY + (decodes - drafted) * drafted / decodes
-        catch_up_s = estimates.prices.reads_s + estimates.prices.read_s * rows if rows else 0.0
+        prices = estimates.prices
+        catch_up_s = prices.reads_s + prices.read_s * backlog_rows if backlog_rows else 0.0
         self._catch_up_s = self._catch_up_s * LEFT_OUT_DECAY + catch_up_s
 
     # The exporter's thread

@@ -7,8 +7,8 @@ request's whole backlog goes through the drafter before its next draft, so K may
 A. In a step that drafts:
 
    A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It stays in
-       the drafter's batch: the host does not know yet which of its positions are accepted, and a later pass would take
-       longer than its slots.
+       the drafter's batch, because the host does not know yet which of these positions are accepted. A separate pass
+       over them in a later step would take longer than the request's slots in this step.
    A2. Requests with K > 0 catch up, smallest backlog first, up to `catch_up_rows` rows, one request at least. The
        others get K = 0 in this step and are postponed, so that no step takes much longer than the steps before and
        after it.

@@ -22,8 +22,9 @@ class DraftState:
     - `grammar_allows`: the number of tokens that its grammar left of its next draft; `None` if it left all.
 
     The next draft:
-    - `scheduled_k`: K by the law or the schedule, within `ceiling`. `k`: the number of tokens to verify. It is larger
-      than `scheduled_k` in a probe, and smaller while the request is postponed or the width is cut.
+    - `scheduled_k`: K by the law or the schedule, within `ceiling` and the room of the step. `k`: the number of tokens
+      to verify. It is larger than `scheduled_k` in a probe, and smaller while the request is postponed or the width is
+      cut.
     - `drafted_at`: number of the step in which a draft was last planned for it; `None`: never.
     - `needs_follow_up`: the last draft was a probe and was accepted whole, and the band is not the highest.
 

@@ -50,9 +50,9 @@ def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
     """Return the largest length of a request's next draft; this step verifies `drafted` tokens of the last draft.
 
     A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, no draft may reach that length, even
-    if all earlier drafts are accepted. The reason: vLLM bars the stop tokens of a whole step by the request's length
-    before the step, and its asynchronous loop counts all drafts under way as accepted. Beyond that length
-    `state.min_tokens` becomes 0.
+    if all earlier drafts are accepted. The reason: vLLM decides once per step whether stop tokens are allowed, from the
+    request's length at the begin of the step, and its asynchronous loop counts all drafts under way as accepted. Beyond
+    that length `state.min_tokens` becomes 0.
     """
     draftable: int = request.max_tokens - request.num_output_tokens - _DELIVERED_BESIDE
     if state.min_tokens > request.num_output_tokens + 1:

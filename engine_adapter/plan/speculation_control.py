@@ -1,8 +1,8 @@
 """The source of K on one engine: its law, or rows by class, band and running decodes.
 
 Pure: the time is an argument. The link's thread and the control route pass in schedules, one at a time. The
-scheduler's thread reads the table in every step. It is replaced as a whole, so a step sees the old table or the new
-one, never a mixture.
+scheduler's thread reads the table in every step. Each table is replaced as a whole, so a step sees the old one or the
+new one, never a mixture.
 
 The table in force, in this order (the code has the same numbers):
 
@@ -13,7 +13,8 @@ The table in force, in this order (the code has the same numbers):
    Afterwards all follow `guidance`, also without a new schedule;
 3. schedule: its rows, for its `valid_for_s`;
 4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
-5. held: the schedule's rows for `hold_s` more. K by band and load suits more loads than a single K;
+5. held: the schedule's rows for `hold_s` more. They are preferred to the static K, because rows by band and load suit
+   more loads than one K;
 6. expired, and before the first schedule: the static K for every class.
 
 A schedule is refused if its version is not newer than that of the last one applied, even if the last one has expired.
@@ -47,10 +48,10 @@ class Source(StrEnum):
 class KTable:
     """K by class, band and running decodes, dense: `rows[class][band][n - 1]`; the last entry also holds for larger n.
 
-    `probed` maps each class with rows by band to the largest depth of its probes: the largest K of its rows, at least
-    1. Without a law, a class with one row for all bands is pinned and not probed.
+    `probed` maps each class that is probed to the largest depth of its probes: the largest K of its rows, at least 1.
+    A class with one row for all bands is pinned and not probed.
 
-    With a `law`, the law chooses K, and `rows` are the static K.
+    With a `law`, the law chooses K, `rows` are the static K, and the depths are the upper bounds of the classes.
     """
 
     source: Source
@@ -116,7 +117,8 @@ def _dense(ranges: tuple[KRange, ...], max_running: int) -> tuple[int, ...]:
 class _Applied:
     """A schedule and its tables for the cases 3 and 5.
 
-    `window_guidance` is this engine's until the window ends; of an engine that is not drawn, the schedule's own.
+    `window_guidance`: the guidance that this engine follows until the window ends. It is the schedule's
+    `drawn_guidance` if the engine is drawn, else its `guidance`.
     """
 
     schedule: Schedule
@@ -213,7 +215,8 @@ class SpeculationControl:
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance that the engine's law follows at monotonic time `now`; `None`: none.
 
-        While the engine follows the rows of an experiment, its law keeps the guidance of the other way.
+        In a window in which the engine follows rows, its law keeps the guidance that it follows outside of the window,
+        so that its choice is not made anew twice.
         """
         applied = self._applied
         if applied is None or now - applied.received_at > applied.schedule.valid_for_s + self.hold_s:

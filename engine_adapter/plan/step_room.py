@@ -32,7 +32,7 @@ class StepRoom:
     def largest_k(self, running: int) -> int:
         """Return the largest K at which `running` requests fit into the next step.
 
-        Requests that still prefill count too: their prompts get the rest of the step, at least one token.
+        Requests that prefill in the step count too: their prompts get the rest of the next step, at least one token.
         """
         running = max(1, running)
         drafted = self.positions // (2 * running) if self.is_parallel else self.positions // running - 1

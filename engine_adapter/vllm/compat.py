@@ -76,8 +76,8 @@ def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list
         )
     elif method not in STEERABLE_METHODS and method not in IN_STEP_ON_V2:
         faults.append(
-            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, not method {method!r}: "
-            "start vLLM without the adapter for it"
+            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, and on model runner V2 "
+            f"{' and '.join(IN_STEP_ON_V2)}, not method {method!r}: start vLLM without the adapter for it"
         )
     if has_table:
         faults.append(

@@ -94,6 +94,7 @@ def test_the_route_tells_where_requests_lie_and_where_new_ones_begin(engine: Eng
         long.result()
     assert set(running) == {"class", "band", "k", "requests"}
     assert (running["class"] in CLASSES, running["requests"]) == (True, 1)
+    assert call(f"{engine.url}/speculation")[1]["bands"]["running"] == []  # it has ended
 
 
 def _vllm(engine: Engine, name: str) -> float:

@@ -22,8 +22,11 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     file.write_text('{"model": "cli", "k_max": 5}')
     tried = controller.command("policy", "put", str(file), "--dry-run")
     assert tried.returncode == 0, tried.stderr
-    assert "dry run, nothing was written. It would change cli, as version 1:\n  k_max: none -> 5\n" in tried.stdout
+    assert (
+        "dry run, nothing was written. It would write version 1 of cli; changes:\n  k_max: none -> 5\n" in tried.stdout
+    )
     assert "no engine of this model runs" in tried.stdout
+    assert "check the name" in tried.stderr
     missing = controller.command("policy", "get", "cli")
     assert (missing.returncode, "has no policy" in missing.stderr) == (1, True)
     assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2
@@ -40,7 +43,7 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert "cli, version 1 -> 2\n  classes.code: none -> " in diff.stdout
     assert "  k_max: 5 -> 3\n" in diff.stdout
     assert controller.command("policy", "diff", "cli", "0", "1").stdout == "cli, version 0 -> 1\n  k_max: none -> 5\n"
-    assert "as version 3" in controller.command("policy", "rollback", "cli", "1", "--dry-run").stdout
+    assert "write version 3 of cli" in controller.command("policy", "rollback", "cli", "1", "--dry-run").stdout
     assert json.loads(controller.command("policy", "rollback", "cli", "1").stdout)["policy"]["k_max"] == 5
     assert controller.command("policy", "rollback", "cli", "one").returncode == 2
     assert controller.command("policy", "history", "nobody").returncode == 1
@@ -207,7 +210,7 @@ def test_models_are_routed_from_the_command_line(controller: Controller) -> None
     assert command("list").stdout == "no name has a route\n"
     split = ("set", "chat", "big=9", "new", "--fallback", "small,tiny")
     tried = command(*split, "--dry-run").stdout
-    assert "dry run, nothing was written. It would change model-routes, as version 1:" in tried
+    assert "dry run, nothing was written. It would write version 1 of model-routes; changes:" in tried
     line = "chat  served by big 90 %, new 10 %; else small, tiny\n"
     done = command(*split)
     assert (done.returncode, done.stdout, done.stderr) == (0, line, "")

@@ -59,7 +59,7 @@ def test_a_forecast_is_told_for_a_person() -> None:
     }  # fmt: skip
     answer = {"subject": "demo", "version": 4, "changes": [["k_max", 3, None]], "forecast": [pool]}
     assert dry_run(answer) == (
-        "dry run, nothing was written. It would change demo, as version 4:\n"
+        "dry run, nothing was written. It would write version 4 of demo; changes:\n"
         "  k_max: 3 -> none\n"
         "pool h200:\n"
         "  code, band 7: K 3 -> 5, inter-token latency 12.50 ms -> 11.25 ms\n"
