@@ -6,11 +6,11 @@ g: groups; w: weight; n: decodes; AL(K): acceptance length, the mean tokens per 
 T: seconds of the step (`policy.prices`).
 
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
-this order wins. Along a draft survival falls; from its second position on the cost is the same. So a prefix of the
-order contains a prefix of each group's draft. A position costs one token to verify for each decode of its group. The
-first position also costs the group's slots. If a prefix of a group's draft has a better ratio of worth to cost than its
-first position alone, each position of that prefix gets the ratio of the prefix: the sum of worths over the sum of
-costs.
+this list wins. A position costs one token to verify for each decode of its group. The first position of a draft also
+costs the group's slots. Survival falls from position to position of a draft. So several positions together may have a
+better ratio of worth to cost than the first alone. Then all positions up to the depth with the best ratio get this
+ratio, and the positions of each draft keep their order in the list. A prefix of the list is therefore a K for each
+group.
 
 A step that drafts for only some decodes is also charged for the later catching up of the others
 (`Prices.catch_up_s`). The time of catching up with a present backlog is not charged: it is spent once, in a few steps,

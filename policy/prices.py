@@ -93,9 +93,9 @@ class PriceList:
 class Prices:
     """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
-    The time of prefilling alone is left out, because K does not change it. `left_out_s` is the measured time of later
-    catching up for each decode that a step leaves out while it drafts for all others. If it drafts for fewer, the time
-    falls in proportion.
+    The time of prefilling alone is left out, because K does not change it. A step that drafts for d of its n decodes is
+    charged `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch
+    up later.
     """
 
     def __init__(

@@ -6,13 +6,13 @@ adaptive K is reported in throughput and in latency, with a 95 % interval (Stude
 engines). The measure of the policy's objective decides (`Comparison.measure`).
 
 Fall back. Adaptive K is tested after `LEAST_WINDOWS` drawn windows, then each time there are 40 % more, and from
-`MEMORY_WINDOWS` on after each `MEMORY_WINDOWS` / 5 more. The pool falls back to the static K when a confidence interval
-with error e / L lies entirely below 0, where L is the number of tests within `MEMORY_WINDOWS` windows. By the union
-bound the error over so many windows is at most e = `FALL_BACK_ERROR`. L is fixed, so the interval does not widen as
-tests accumulate. A test after every window would cost most of the power. After a fall back the static K is in force.
-Drawn windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The adaptive K returns when the same test
-shows a gain. Each change of state resets the count, and so does a change of the static K, or of the policy's objective,
-weights, bounds or SLOs (`set_comparison`).
+`MEMORY_WINDOWS` on after each `MEMORY_WINDOWS` / 5 more. A test computes a confidence interval whose two ends have
+error e / L each, where L is the number of tests within `MEMORY_WINDOWS` windows. The pool falls back to the static K
+when the upper end is below 0. By the union bound the error over so many windows is at most e = `FALL_BACK_ERROR`. L is
+fixed, so the interval does not widen as tests accumulate. A test after every window would cost most of the power. After
+a fall back the static K is in force. Drawn windows, now with the share `FALLEN_BACK_RATIO`, run the adaptive K. The
+adaptive K returns when the same test shows a gain. Each change of state resets the count, and so does a change of the
+static K, or of the policy's objective, weights, bounds or SLOs (`set_comparison`).
 
 | state        | outside drawn windows | in a drawn window | next state when       |
 |--------------|-----------------------|-------------------|-----------------------|

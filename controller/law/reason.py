@@ -1,4 +1,6 @@
-"""The possible results of a pool's tick in mode `act`. The first row that applies is the reason.
+"""The possible results of a pool's tick. The first row that applies is the reason.
+
+The column *published* is for mode `act`, and for `off` in its own row.
 
 | reason          | holds when                                                         | published            |
 |-----------------|--------------------------------------------------------------------|----------------------|

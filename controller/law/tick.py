@@ -229,9 +229,11 @@ class Tick:
         """Return which way ran by the schedule in force: for the engines that it draws (`True`) and for the others.
 
         The values are those of `UnitState.is_drawn`. `True`: the alternative way. `False`: the usual way. `None`:
-        neither for certain.
-        Under a canary a pool that has fallen back runs adaptive K while the static K breaks an SLO. Engines that cannot
-        choose yet run rows in both kinds of windows.
+        it is not certain that either ran.
+
+        Two cases need care. In a canary, guidance shows that a fall back is suspended, because the static K would break
+        an SLO; the usual way is then adaptive K. While the pool is `unpriced`, engines run rows in all windows, so the
+        result is `None`.
         """
         is_canary = self._context.window is not None
         has_fallen_back = self._has_lost and not (is_canary and in_force.guidance is not None)

@@ -2,7 +2,8 @@
 
 Decodes are grouped by the requirement for their class, by band, and by whether a draft of the request has been
 verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty
-band has a K at once, with two exceptions: K is 0 for all groups (`is_like`), or most decodes are unprobed (below).
+band has a K at once. In two cases K is chosen anew instead: if K is 0 for all groups (`is_like`), and for a probed
+decode if most decodes are unprobed (below).
 
 A decode is *probed* if a draft of its request has been verified, else *unprobed*. An unprobed decode is in the band in
 which similar requests start. If more than `UNPROBED_RATIO` of the decodes are unprobed, the probed ones do not
@@ -12,7 +13,8 @@ represent the batch:
 - Each group of probed decodes gets the K that it would get if all decodes were in it. An empty group of probed decodes
   gets no K.
 
-If any of these K is above 0, the drafter runs, and the step can also make first drafts.
+If one of these K is above 0, the step drafts. In such a step the other unprobed requests may get free first drafts
+(`plan.probes`).
 """
 
 from collections import Counter
@@ -38,9 +40,9 @@ UNPROBED_RATIO = 0.5
 """If more than this share of the decodes is unprobed, the probed ones do not represent the batch."""
 
 MOVED_RATIO = 0.125
-"""K is chosen anew on the scheduler's thread when the growth of groups and the fall in the number of decodes since the
-last choice are more than this share of the decodes (`is_like`). A larger value takes less time and follows a changed
-batch later."""
+"""K is chosen anew on the scheduler's thread when the growth of all groups plus the fall in the number of decodes,
+since the last choice, exceeds this share of the decodes (`is_like`). A larger value takes less time and follows a
+changed batch later."""
 
 MOST_CHOOSERS = 16
 """Largest number of choosers that `Estimates` cache. It bounds their memory while no refresh replaces them."""

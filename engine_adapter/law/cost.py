@@ -40,13 +40,13 @@ SLOWDOWN_DECAY = 0.99
 """The logarithm of the slowdown factor is multiplied by this at each step: a memory of 100 steps. So the factor returns
 to 1 unless steps of well-known cells are slow. Without it, a cause that slows only some steps, such as a slow host of a
 GPU, raises the factor permanently (simulated H200: to 1.9 within 80 s), and loads that did not run at that time then
-seem twice as expensive. In that simulation this memory gains 5 %. With this value
-and `SLOWDOWN_SHARE`, the factor settles at 0.84 of the logarithm of a lasting slowdown. The mean times of the cells
-absorb the rest."""
+seem twice as expensive. In that simulation throughput is 5 % higher with this decay. After a lasting slowdown by
+a factor f, the slowdown factor settles at f ** 0.84, and the mean times of the cells absorb the rest."""
 
 PAUSE = 0.5
-"""A step of a well-known cell is not averaged into it if, without the slowdown, its time differs from the cell's by
-more than this logarithm (a factor of 1.65). Most of these steps contain a pause, which is no cost of the step."""
+"""A step's time is divided by the slowdown factor. If the result is more than 1.65 times the time of a well-known cell,
+or less than 1 / 1.65 of it, the step is not averaged into the cell. The constant is the logarithm of 1.65. Most of
+these steps contain a pause, which is no cost of the step."""
 
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number

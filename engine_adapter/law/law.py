@@ -24,7 +24,8 @@ decodes of the present step is exact.
 | AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
 | prices of a step | 400 steps of a cell | `cost.CELL_STEPS` |
 | slowdown factor | 20 steps up, 100 steps down to 1 | `cost.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
-| share of prefilling, context, running decodes (for probes) | 50 steps | `RECENT_SHARE` |
+| share of steps that prefill; context of a decode | 50 steps | `RECENT_SHARE` |
+| running decodes (only for the price of a probe) | 50 steps | `RECENT_SHARE` |
 | prefilled tokens of a step that prefills | 10 such steps | `PREFILL_SHARE` |
 | price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
 
@@ -165,8 +166,8 @@ class EngineLaw:
     def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
         """Record a plan.
 
-        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: how many of their backlog rows come
-        from steps whose choice left them out.
+        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: the backlog rows
+        that these decodes read now, and that come from steps in which their K was 0 and that of others was not.
         """
         estimates = self.estimates
         if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:

@@ -26,9 +26,12 @@ C. Before a position joins a backlog (A3, B3), these requests catch up:
 
    C1. Deferred prompts, together: when there are `DEFERRED_TOGETHER` of them, or `DEFERRED_STEPS` steps after the
        first.
-   C2. Requests, largest backlog first, if all backlogs together would exceed `backlog_rows`, or one of them has reached
-       `catch_up_rows`. Of several requests with equal backlogs one catches up in each step, while the others grow by a
-       row. A backlog that has grown beyond `catch_up_rows` goes through the drafter in two passes.
+   C2. Requests, largest backlog first. If all backlogs together would exceed `backlog_rows`: as many as are needed for
+       the total to fit, and further ones while they fit into `catch_up_rows`. If one backlog has reached
+       `catch_up_rows`: at least one request. Of several requests with such a backlog only one catches up in each step,
+       while the others grow by a row.
+
+A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger backlog takes two passes.
 """
 
 from collections.abc import Sequence
@@ -53,10 +56,12 @@ KV."""
 class CatchUp:
     """Decides which requests of one engine catch up.
 
-    `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` the rows that catch up in one step.
-    `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
-    `reads_all` is true: no request is left out, and no prompt is deferred. A backlog from steps in which vLLM does not
-    draft is read at once. `drafted_at` is the number of the last step that drafted.
+    `backlog_rows` bounds the backlogs of all requests together. `catch_up_rows` bounds the rows that requests with K >
+    0 catch up in one step (A2), and is the backlog from which on a request catches up in any case (C2). A1, C1, and C2
+    while the first bound is exceeded, may add more rows to a step. `least_width` is above 0 for a drafter that must run
+    in every step. It then runs with at least this width, and `reads_all` is true: no request is left out, and no prompt
+    is deferred. A backlog from steps in which vLLM does not draft is read at once. `drafted_at` is the number of the
+    last step that drafted.
     """
 
     def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:

@@ -19,9 +19,13 @@ room of the step.
 
 *Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time.
 The budget is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no
-probes. So in any time T the charges of probes are at most the sum of `probe_ratio` T, the limit, the largest debt of
-follow-ups (2), and the charge of one follow-up. Free first drafts (1) come in addition. A probe alone in its step costs
-about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of 0.005 one runs every 400 steps.
+probes.
+
+    charges in a time T <= probe_ratio T + limit + D + F
+
+D is the largest debt at which a follow-up may start (2), F the charge of one follow-up. Free first drafts (1) come in
+addition. A probe alone in its step costs about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of
+0.005 one runs every 400 steps.
 
 `choose` takes three kinds in this order:
 
@@ -35,9 +39,12 @@ about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of 0.
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
    probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
    that one step probes several requests. After a second without any draft, the cost of one probe is enough, so that a
-   change of traffic is found sooner. If the drafter reads a due request's prompt in a step that drafts nothing else,
-   probes of requests with a prompt in the step also need a second budget, which earns `PROMPT_SHARE` of what the first
-   earns, up to the same limit. So under steady arrivals something remains for running requests, whose text may change.
+   change of traffic is found sooner.
+
+   While requests arrive steadily, prompts must not use up the whole budget, because the text of running requests may
+   change. So there is a second budget for prompts. It earns `PROMPT_SHARE` of what the first one earns and has the same
+   limit. In a step that drafts nothing else and in which the drafter reads a due request's prompt, the probe of a
+   request with a prompt must fit into both budgets.
 """
 
 import math
@@ -56,8 +63,9 @@ FIRST_DRAFT_ROWS = 64
 """A request's first draft is free if its backlog has at most so many rows. Such a draft takes a quarter of a step at
 most. With a larger bound, requests that started while nothing was drafted get one too. With a smaller bound, text that
 is unpredictable throughout costs less. In simulation with replies of 150 tokens without labels, 3 of 12 or 8 of 16 of
-them predictable, free first drafts deliver 1.11 to 1.19 times the tokens of first drafts within the budget. 16 and
-1,000 rows give the same. With labels, or if all text is unpredictable, the ratio is 0.97 to 1.00."""
+them predictable, throughput with free first drafts is 1.11 to 1.19 times that with first drafts charged to the budget.
+16 and 1,000 as the value of this constant give the same. With labels, or if all text is unpredictable, the ratio is
+0.97 to 1.00."""
 
 PARALLEL_PROBE = 4
 """Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable

@@ -49,10 +49,10 @@ def min_tokens(request: Any) -> int:
 def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
     """Return the largest length of a request's next draft; this step verifies `drafted` tokens of the last draft.
 
-    A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, no draft may reach that length, even
-    if all earlier drafts are accepted. The reason: vLLM decides once per step whether stop tokens are allowed, from the
-    request's length at the begin of the step, and its asynchronous loop counts all drafts under way as accepted. Beyond
-    that length `state.min_tokens` becomes 0.
+    A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, its draft must end below
+    `min_tokens`, also on the assumption that all drafts under way are accepted. The reason: vLLM decides once per step
+    whether stop tokens are allowed, from the request's length at the begin of the step, and its asynchronous loop
+    counts all drafts under way as accepted. When the request has passed `min_tokens`, `state.min_tokens` becomes 0.
     """
     draftable: int = request.max_tokens - request.num_output_tokens - _DELIVERED_BESIDE
     if state.min_tokens > request.num_output_tokens + 1:

@@ -20,8 +20,8 @@ class ScheduledStep:
     """A step as it was scheduled; steps that repeat it are the same object.
 
     By request: `tokens`, the number that vLLM scheduled; `plain`, the `Cohort` of each decode without a draft to
-    verify; `drafts`, the drafts to verify; `refused`, for each request whose draft the grammar cut short, the draft's
-    `is_first`.
+    verify; `drafts`, the drafts to verify. `refused` has the requests whose draft the grammar cut short; the value is
+    the draft's `is_first`.
     """
 
     tokens: Mapping[str, int]

@@ -8,11 +8,12 @@ The table in force, in this order (the code has the same numbers):
 
 1. calibration: while the engine measures its steps before traffic;
 2. guidance: the schedule has guidance for this engine, and the engine's law has enough evidence (measured steps, and
-   traffic or the fleet's acceptance). The law chooses K for the schedule's `valid_for_s` and `hold_s` more. Engines in
-   `drawn` have a guidance of their own, or none, until the window of the experiment ends (`Schedule.drawn_for_s`).
-   Afterwards all follow `guidance`, also without a new schedule;
+   traffic or the fleet's acceptance). This case lasts `valid_for_s` plus `hold_s` seconds. Until the window of an
+   experiment ends (`Schedule.drawn_for_s`), an engine in `drawn` follows `drawn_guidance`; if that is `None`, it
+   follows the rows (3). Afterwards all follow `guidance`, also without a new schedule;
 3. schedule: its rows, for its `valid_for_s`;
-4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K;
+4. engine: no schedule is valid, and the engine adapts by itself: its law chooses K. Until the law has enough evidence
+   it returns the static K inside the bounds;
 5. held: the schedule's rows for `hold_s` more. They are preferred to the static K, because rows by band and load suit
    more loads than one K;
 6. expired, and before the first schedule: the static K for every class.

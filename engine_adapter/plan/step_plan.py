@@ -11,15 +11,15 @@ class StepPlan:
     """The drafter's work after one step. Requests are named by id.
 
     `width`: the positions that the drafter prepares for each request in its batch, the largest K; 0 means no drafts.
-    `slots`: these positions of all requests together.
+    `slots`: `width` times the number of requests in the drafter's batch.
 
     `catch_up`: requests whose backlog goes through the drafter first. `left_out`: requests that a drafting step leaves
     out. Each has one position in the step, and this position joins its backlog. The list is empty at width 0, because
     then every request's latest position joins its backlog. `deferred`: requests of a step of width 0 with several
     positions, all of which join the backlog.
 
-    `read`: positions that the drafter reads without drafting from them. These are the backlogs of `catch_up` and, at
-    width 0, all positions except the last of each request that is not `deferred`.
+    `read`: positions that the drafter reads without drafting from them. These are the backlogs of `catch_up`. At
+    width 0 they are also the positions in the step of each request that is not `deferred`, without its last position.
     """
 
     width: int

@@ -4,8 +4,9 @@ A step of vLLM has at most `max_num_scheduled_tokens` tokens. vLLM gives them ou
 they are used up, later requests get none in that step. vLLM admits requests by the present K. If K rises later, they
 may no longer fit into a step. Therefore K is cut to what fits.
 
-At one K for all, a request takes `1 + K` tokens of a step. A parallel drafter reads the step's tokens again, and
-`K - 1` slots of each request, in buffers of `positions` (`max_num_batched_tokens`). So `n` requests fit while
+At one K for all, a request takes `1 + K` tokens of a step. The input of a parallel drafter is the step's tokens and
+`K - 1` slots for each request; its buffers hold `positions` of these (`max_num_batched_tokens`). So `n` requests fit
+while
 
     n (1 + K) <= tokens        and        n (1 + K) + n (K - 1) = 2 n K <= positions        (K >= 1).
 
