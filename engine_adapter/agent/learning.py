@@ -41,13 +41,12 @@ class Learning:
         """Learn from the counts since the last call; `now` is monotonic, in seconds."""
         scheduler, law = self._scheduler, self._scheduler.law
         law.learn(scheduler.meter.take_steps(), evidence)
-        is_changed = self._follow(now)
-        is_due = now - self._refreshed_at >= REFRESH_S
-        if is_due:
+        if self._follow(now):
+            self._replace_tables()  # at once: the table in force has the bounds of the former guidance
+        if now - self._refreshed_at >= REFRESH_S:
             self._refreshed_at = now
             law.refresh()
             scheduler.planner.prices = law.probe_prices
-        if is_due or is_changed:
             self._replace_tables()
 
     def _follow(self, now: float) -> bool:

@@ -8,21 +8,26 @@ from specpilot.policy.prices import Prices
 _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""
 
+_TOKENS = 4
+"""Tokens for each decode over which the cost of a token is measured: about the length of a probe."""
+
 
 class ProbePrices(NamedTuple):
     """Costs of a probe in a step that drafts nothing else.
 
     `drafting` is the fixed cost: a pass of the drafter, the fixed part of reading a backlog, and `verifying`.
     `verifying` is the extra time of the next step: the target verifies a draft, and the drafter reads its positions in
-    another pass. It is the whole fixed cost of a step in which the drafter runs anyway. `position` is the cost of a
-    position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: the number of steps
-    that draft nothing in a second.
+    another pass. It is the whole fixed cost with a drafter that runs in every step. `beside_prompt` is the fixed cost
+    in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of a position
+    that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: the number of steps that draft
+    nothing in a second.
     """
 
     drafting: float
     verifying: float
     position: float
     token: float
+    beside_prompt: float
     steps_per_s: float = math.inf
 
     def of_draft(self, backlog: int, width: int, k: int) -> float:
@@ -39,8 +44,16 @@ class ProbePrices(NamedTuple):
         plain = prices.step_s(n, n, 0, is_uniform=True)
         # A step in which one request verifies is a mixed one.
         verifies = max(0.0, prices.step_s(n, n + 1, 0) - plain) + prices.reads_s
-        token = max(0.0, prices.step_s(n, 2 * n, 0) - prices.step_s(n, n + 1, 0)) / max(1, n - 1)
+        # Over several tokens for each decode, because a smaller difference may lie within one size of CUDA graphs.
+        most = min((1 + _TOKENS) * n, len(prices.mixed) - 1)
+        token = max(0.0, prices.step_s(n, most, 0) - prices.step_s(n, n + 1, 0)) / max(1, most - n - 1)
         slot = max(prices.slot_s, prices.read_s)
-        drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot) + prices.reads_s
-        position = max(_LEAST_POSITION, slot / plain)
-        return cls((drafts + verifies) / plain, verifies / plain, position, token / plain, 1.0 / plain)
+        drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot)
+        return cls(
+            drafting=(drafts + prices.reads_s + verifies) / plain,
+            verifying=verifies / plain,
+            position=max(_LEAST_POSITION, slot / plain),
+            token=token / plain,
+            beside_prompt=(max(0.0, drafts - prices.reads_s) + verifies) / plain,
+            steps_per_s=1.0 / plain,
+        )

@@ -8,11 +8,10 @@ A. In a step that drafts:
 
    A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It stays in
        the drafter's batch, because the host does not know yet which of these positions are accepted. A separate pass
-       over them in a later step would take longer than the request's slots in this step.
-   A2. Requests with K > 0 catch up, smallest backlog first, up to `catch_up_rows` rows, one request at least. The
-       others get K = 0 in this step and are postponed, so that no step takes much longer than the steps before and
-       after it.
-   A3. Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
+       over them in a later step would take longer than the request's slots in this step. A2. Requests with K > 0 catch
+       up, smallest backlog first and probes last, up to `catch_up_rows` rows, one request at least. The others get K =
+       0 in this step and are postponed, so that no step takes much longer than the steps before and after it. A3.
+       Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
        backlog.
 
 B. In a step that drafts nothing, the usual step at K = 0:
@@ -75,7 +74,7 @@ class CatchUp:
         """Return the plan of step number `step`, which drafts, and the requests that it postpones (A2)."""
         reads_all, room, has_draft = self.reads_all, self._rows_per_step, False
         behind = [state for state in batch if state.backlog and (state.k or state.positions > 1 or reads_all)]
-        behind.sort(key=backlog_of)
+        behind.sort(key=_probes_last)
         caught_up: list[str] = []
         postponed: list[str] = []
         read = 0
@@ -151,6 +150,11 @@ class CatchUp:
 def backlog_of(state: DraftState) -> int:
     """Return the number of rows of a request: a key to sort by."""
     return state.backlog
+
+
+def _probes_last(state: DraftState) -> tuple[bool, int]:
+    """Return the key of the order of A2: otherwise probes could postpone a scheduled draft again and again."""
+    return state.k > state.scheduled_k, state.backlog
 
 
 def may_be_deferred(state: DraftState) -> bool:

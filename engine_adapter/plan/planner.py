@@ -138,7 +138,7 @@ class Planner:
             # 5. Probes
             if table.probed and table.probe_ratio > 0.0 and k_room:
                 is_drafting = self.next_width > 0
-                depth = min(k_room, width if is_drafting else self._lone_probe)
+                depth = min(k_room, width or self._lone_probe)  # a drafter that runs anyway is not made wider
                 width = self.probes.choose(states, table, self._step, width, depth, is_drafting=is_drafting)
         # 6. Backlogs
         if width == 0:
@@ -148,6 +148,11 @@ class Planner:
         for request_id in postponed:
             self.probes.refund(request_id)
         return plan
+
+    @property
+    def has_planned_with_present_prices(self) -> bool:
+        """Whether the last plan was made with the prices of probes that are in force now."""
+        return self.prices is self.probes.prices
 
     def identical_steps_ahead(self, states: Sequence[DraftState], table: KTable) -> int:
         """Return the number of further steps with the same plan, if scheduled K stays 0 for all `states`.

@@ -3,7 +3,7 @@
 At K = 0 no draft is verified, so nothing would show that a text has become predictable. A *probe* is one draft for one
 such request. Only classes whose K depends on the band are probed. A pinned class is not: no probe could change its K.
 
-*Depth.* If the step drafts without the probe, the probe has as many tokens as the step's width. Otherwise it has
+*Depth.* If the drafter runs without the probe, the probe has as many tokens as the step's width. Otherwise it has
 `PARALLEL_PROBE` or `SEQUENTIAL_PROBE` tokens, because in such a step the fixed cost dominates and one draft has to show
 whether the request is predictable. It is never deeper than the largest K of its class, the request's ceiling, or the
 room of the step.
@@ -13,11 +13,13 @@ room of the step.
     cost = fixed + (backlog + 1 + 2 width) position + k token
 
     fixed = 0           if the step drafts without the probe, or already has another probe
-            verifying   if the drafter runs anyway: for due probes, when it reads a due request's prompt, and for a
-                        drafter that must run in every step. The extra time of the step that verifies
+            verifying   for a drafter that must run in every step: the extra time of the step that verifies
+            beside      for due probes, if the drafter reads a due request's prompt anyway: also what drafting adds to
+                        this pass, with slots for the other prompts
             drafting    otherwise: also the drafter's pass
 
-*Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget; idle time counts like busy time.
+*Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget. Time without a request counts
+like busy time; time in which all requests wait, such as for a grammar, does not count.
 The budget is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no
 probes.
 
@@ -156,7 +158,11 @@ class Probes:
         fixed = 0.0 if is_drafting else prices.verifying if width else prices.drafting
         width, fixed = self._follow_up(candidates, prices, width, fixed, depth_of)  # 2
         due = [state for state in candidates if state.k == 0 and step >= _due_at(state)]
-        return self._probe_due(due, prices, step, width, fixed, depth_of)  # 3
+        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_deferred(state) for state in due)
+        if reads_prompts:
+            others = sum([state.positions > 1 for state in states]) - 1  # they get slots too
+            fixed = prices.beside_prompt + others * depth * prices.position
+        return self._probe_due(due, prices, step, width, fixed, depth_of, reads_prompts=reads_prompts)  # 3
 
     def refund(self, request_id: str) -> None:
         """Credit the budget with the charge of a postponed probe, without the fixed cost of its step."""
@@ -216,11 +222,10 @@ class Probes:
         width: int,
         fixed: float,
         depth_of: DepthOf,
+        *,
+        reads_prompts: bool,
     ) -> int:
         """Probe requests that are due, within the budget; return the step's width."""
-        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_deferred(state) for state in due)
-        if reads_prompts:
-            fixed = prices.verifying
         is_undrafted = step - self.drafted_at >= prices.steps_per_s
         if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:
             return width

@@ -284,9 +284,10 @@ class Steps:
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
 
     def _is_repeated(self, output: Any, table: KTable) -> bool:
-        """Whether a step has the same requests and tokens as `_repeated`, under the same schedule."""
+        """Whether a step has the same requests and tokens as `_repeated`, by the same table and prices."""
         return (
             table is self.table
+            and self._planner.has_planned_with_present_prices
             and output.num_scheduled_tokens == self._repeated.tokens
             and not output.finished_req_ids
             and not output.scheduled_new_reqs

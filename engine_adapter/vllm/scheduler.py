@@ -150,8 +150,7 @@ class _SpecPilotScheduler:
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
         setattr(scheduler_output, PLAN, plan)
-        if scheduler_output.num_scheduled_tokens:
-            self._place(scheduler_output.num_scheduled_tokens)
+        self._place(scheduler_output.num_scheduled_tokens)
 
     @property
     def running_decodes(self) -> Counter[tuple[str, int, int]]:
@@ -255,8 +254,9 @@ class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler with K per request."""
 
     def _place(self, scheduled: Collection[str]) -> None:
-        for state in self.steps.decoding:
-            self.requests[state.request_id].spec_token_ids = [-1] * state.k
+        if scheduled:  # otherwise the decodes are those of an earlier step
+            for state in self.steps.decoding:
+                self.requests[state.request_id].spec_token_ids = [-1] * state.k
         if len(self.running) > len(scheduled):
             for request in self.running:
                 if request.request_id not in scheduled:  # the worker dropped its drafts when it left the batch

@@ -52,10 +52,11 @@ def test_lora_requests_beside_others_keep_the_text(tmp_path: Path) -> None:
 
 
 def test_tensor_parallel_workers_keep_the_text() -> None:
+    """Few requests, because on one core two workers wait for each other most of the time."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    found = outcome(Case(options))
-    assert found["drafted"] > 100
-    assert found["ids"] == outcome(Case(options, has_adapter=False))["ids"]
+    found = outcome(Case(options, requests=9))
+    assert found["drafted"] > 50
+    assert found["ids"] == outcome(Case(options, has_adapter=False, requests=9))["ids"]
 
 
 def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:

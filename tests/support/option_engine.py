@@ -30,6 +30,7 @@ class Case:
     has_adapter: bool = True
     lora: str | None = None  # folder of the adapter that every other request uses
     stops: bool = False
+    requests: int = 24
 
     def argument(self) -> str:
         """Return the program's argument."""
@@ -65,7 +66,7 @@ def main(case: Case) -> None:
     core = engine.engine_core.engine_core
     scheduler = core.scheduler
     drafted, durations = _watch(scheduler) if case.has_adapter else ([], [])
-    for number, (name, item) in enumerate(prompts(24)):
+    for number, (name, item) in enumerate(prompts(case.requests)):
         sampling = SamplingParams(temperature=0, max_tokens=48 + number % 30, extra_args={"traffic_class": name})
         lora = LoRARequest("lora", 1, case.lora) if case.lora and number % 2 else None
         engine.add_request(f"{number:02}", chat_text(llm, item["messages"]), sampling, lora_request=lora)

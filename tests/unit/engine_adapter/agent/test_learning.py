@@ -134,3 +134,25 @@ def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -
         learning.learn(Evidence(), at)
     assert engine.control.table(REFRESH_S).source is Source.GUIDANCE
     assert engine.law.estimates.lengths[0, 1] == pytest.approx(1.95, abs=0.02)  # not the middle of band 0
+
+
+def test_new_guidance_and_its_probes_come_into_force_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh takes some milliseconds, in which steps are planned."""
+    engine = scheduler()
+    learning = Learning(engine, adapts=False, probe_ratio=0.01)
+    engine.control.offer(guided(1, 2.0), 0.0)
+    run(engine, learning, 3.0)
+    found: list[tuple[Any, Any]] = []
+    refresh = engine.law.refresh
+
+    def refreshing() -> None:
+        found.append((engine.law.requirements.probe_depth, engine.control.table(4.0).probed))
+        refresh()
+
+    monkeypatch.setattr(engine.law, "refresh", refreshing)
+    pinned = {"default": ClassGuidance(1.0, 0, 0)}
+    rows = {"default": (KRange(1, 8, 2),)}
+    guidance = Guidance(Objective.THROUGHPUT, pinned, 0.02)
+    engine.control.offer(Schedule("m", "p", 2, 0.0, 10.0, 0.0, rows, guidance=guidance), 3.5)
+    learning.learn(engine.meter.take_evidence(), 4.0)
+    assert found == [({"default": 0}, {})]

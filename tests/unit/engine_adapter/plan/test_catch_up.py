@@ -1,7 +1,7 @@
 """Case 6 of the planner: backlogs, requests that are left out, deferred prompts."""
 
 from tests.support.k_tables import table
-from tests.support.planning import K_MAX, ROWS, backlogs, decode, decodes, plan_at_0, prompt, request
+from tests.support.planning import K_MAX, ROWS, UP, accept, backlogs, decode, decodes, plan_at_0, prompt, request
 from tests.support.probe_prices import Planner
 
 SHORT, LONG = 9, 400
@@ -196,6 +196,15 @@ def test_a_preempted_request_has_no_backlog() -> None:
     plan_at_0(planner, states, 3)
     states[0].restart()
     assert states[0].backlog == 0
+
+
+def test_drafts_for_requests_at_k_0_do_not_postpone_a_scheduled_draft() -> None:
+    planner, states = Planner(K_MAX, ROWS), decodes("json", *["chat"] * 4)
+    accept(states, 0.95, *[0.05] * 4)
+    for state, backlog in zip(states, (1000, 45, 45, 45, 45), strict=True):
+        state.backlog = backlog
+    planner.plan(states, table(0.005, default=UP))
+    assert [state.k for state in states] == [7, 0, 0, 0, 0]
 
 
 # A drafter that may not fall behind

@@ -195,3 +195,20 @@ def test_as_many_tokens_as_before_may_be_another_s() -> None:
         engine.steps.note_draft("json_b", 3, 3, 0)
         engine.end(output, **{name: 4 if name == "json_b" else 1})
     assert drafts(engine.meter.take_evidence()) == {("json", 3): 1, ("default", 0): 1}
+
+
+def test_new_prices_of_probes_end_the_repetition() -> None:
+    """While they are unknown no probe is made, so without a change of the table thousands of steps would repeat."""
+    probed_after = []
+    for planner in (CountingPlanner, NeverRepeating):
+        engine = Engine(table(0.05, default=[0] * (BANDS - 1) + [7]), planner=planner(K_MAX, 4096))
+        engine.prefill("chat_1")
+        steps = 0
+        while not engine.steps.states["chat_1"].k and steps < 3000:
+            steps += 1
+            if steps == 200:
+                engine.steps._planner.prices = DEMO
+            play(engine, "decode", 1)
+        probed_after.append(steps)
+    assert abs(probed_after[0] - probed_after[1]) <= 1
+    assert max(probed_after) < 400

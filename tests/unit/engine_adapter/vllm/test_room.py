@@ -9,6 +9,9 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.v1.core.sched.interface import PauseState
+    from vllm.v1.request import RequestStatus
+
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
 
 from tests.support.adapter_scheduler import K_MAX, add, end, offer, sampled, scheduler, step, stock
@@ -113,3 +116,22 @@ def test_who_sat_a_step_out_has_no_drafts_that_the_worker_no_longer_knows(monkey
     found = engine.schedule()
     assert found.num_scheduled_tokens["after"] == 1
     assert [*found.scheduled_spec_decode_tokens] == ["before"]
+
+
+def test_a_step_without_a_token_leaves_no_drafts_that_the_worker_no_longer_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the engine is paused, the end of a request lets vLLM run one: the worker then drops all others too."""
+    engine = scheduler(monkeypatch, kind=SpecPilotAsyncScheduler)
+    offer(engine, 1, 3)
+    for name in ("stays", "ends"):
+        add(engine, name, [7] * 9)
+    for _ in range(3):
+        step(engine)
+    assert engine.requests["stays"].spec_token_ids == [-1] * 3
+    engine.set_pause_state(PauseState.PAUSED_ALL)
+    engine.finish_requests("ends", RequestStatus.FINISHED_ABORTED)
+    assert not step(engine)
+    engine.set_pause_state(PauseState.UNPAUSED)
+    found = engine.schedule()
+    assert (found.num_scheduled_tokens, found.scheduled_spec_decode_tokens) == ({"stays": 1}, {})
