@@ -8,8 +8,9 @@ from specpilot.policy.prices import Prices
 _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""
 
-_TOKENS = 4
-"""Tokens for each decode over which the cost of a token is measured: about the length of a probe."""
+_SPAN = 12
+"""Least number of tokens over which the cost of a token is computed. A smaller difference may lie within one size of
+CUDA graphs, and a larger one than the number of decodes contains tokens that no probe verifies."""
 
 
 class ProbePrices(NamedTuple):
@@ -44,8 +45,7 @@ class ProbePrices(NamedTuple):
         plain = prices.step_s(n, n, 0, is_uniform=True)
         # A step in which one request verifies is a mixed one.
         verifies = max(0.0, prices.step_s(n, n + 1, 0) - plain) + prices.reads_s
-        # Over several tokens for each decode, because a smaller difference may lie within one size of CUDA graphs.
-        most = min((1 + _TOKENS) * n, len(prices.mixed) - 1)
+        most = min(n + max(n, _SPAN), len(prices.mixed) - 1)
         token = max(0.0, prices.step_s(n, most, 0) - prices.step_s(n, n + 1, 0)) / max(1, most - n - 1)
         slot = max(prices.slot_s, prices.read_s)
         drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot)
