@@ -114,7 +114,7 @@ class Chooser:
         prices, n = self._prices, sum(decodes)
         count = np.array(decodes, dtype=np.float64)
         lowest = self._lowest(n, count, decodes)
-        narrow, wide = self._range(near_width)
+        narrow, wide = self._range(near_width, count)
         order = self._orders.get((n, narrow, wide))
         if order is None:
             if sum([cached.size for cached in self._orders.values()]) > MOST_POSITIONS:
@@ -161,12 +161,13 @@ class Chooser:
         density = np.where(has_room, np.where(self._k <= first[..., None] + 1, best[..., None], alone), -np.inf)
         return (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
 
-    def _range(self, near_width: int | None) -> tuple[int, int]:
-        """Return the smallest and the largest width to compare, both at least the largest lower bound of a group."""
+    def _range(self, near_width: int | None, count: Vector) -> tuple[int, int]:
+        """Return the smallest and the largest width to compare: at least each lower bound of a group with decodes."""
+        least = int(self._low[count > 0].max()) if self._least_width else 0
         narrow, wide = 1, self._k_max
         if near_width is not None:
             narrow, wide = min(near_width, self._most_width) - NEAR_WIDTHS, min(near_width + NEAR_WIDTHS, self._k_max)
-        return max(1, self._least_width, narrow), max(self._least_width, wide)
+        return max(1, least, narrow), max(least, wide)
 
     def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Outcome":
         """Return the step in which every group has its smallest K."""
@@ -251,7 +252,7 @@ class _Outcome(NamedTuple):
 
 
 def _outcome(groups: Sequence[Group], values: Vector, prices: Prices) -> _Outcome:
-    n, width = sum(group.decodes for group in groups), max(group.low for group in groups)
+    n, width = sum(group.decodes for group in groups), max(group.low for group in groups if group.decodes)
     tokens, value, limit_s = n, 0.0, np.inf
     drafted = 0
     for group, values_of_k in zip(groups, values, strict=True):

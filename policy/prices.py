@@ -140,7 +140,10 @@ class Prices:
         return seconds
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
-        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots; the slots must not be 0."""
+        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots.
+
+        The drafter's pass is in it, also where the slots are 0.
+        """
         c = self._c
         seconds: Vector = self.mixed[m] + (self._fixed_s(n) + c["drafter"] + c["drafting_decode"] * n)
         seconds += c["slot"] * slots

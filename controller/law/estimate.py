@@ -104,7 +104,7 @@ class Estimate:
         for (name, band), count in mix.decodes.items():
             owner = name if name in known else DEFAULT_CLASS
             shares[owner, band] = shares.get((owner, band), 0.0) + count / whole
-        self._of_row: list[int] = []  # of each group
+        self._of_row: list[int] = []  # by group: the index of its row in `_names`
         self._share: list[float] = []
         self._group: list[Group] = []
         group_of: dict[tuple[int, int], int] = {}  # classes with the requirements of `default` share its rows

@@ -12,13 +12,13 @@ The column *published* is for mode `act`, and for `off` in its own row.
 | `idle`          | no request has decoded lately                                      | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
 | `static_better` | the pool has fallen back, and not all engines are in a window      | the static K         |
-| `control_group` | all engines are in a window of the control group                   | guidance             |
+| `control_group` | as `adaptive`, and all engines are in a window of the control group | guidance            |
 | `adaptive`      | otherwise                                                          | guidance             |
 
 - With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as one
   without fitted prices, runs the static K, which the same schedule contains.
 - In a pool that has fallen back the static K is published as rows, also while it is `stale`, `idle` or `unpriced`, and
-  the guidance is for the drawn engines.
+  the guidance is for the drawn engines. If all its engines are drawn, the reason is `adaptive`.
 - The schedule also names the engines in a window of an experiment (`drawn`), with a guidance of their own. In a window
   of the control group they run the static K and the others choose; in a pool that has fallen back it is the reverse.
   While the pool is `stale`, `idle` or `unpriced`, no window of the control group is drawn.

@@ -231,8 +231,9 @@ class Tick:
         The values are those of `UnitState.is_drawn`. `True`: the alternative way. `False`: the usual way. `None`:
         it is not certain that either ran.
 
-        Two cases need care. In a canary, guidance shows that a fall back is suspended, because the static K would break
-        an SLO; the usual way is then adaptive K. While the pool is `unpriced`, engines run rows in all windows, so the
+        Two cases need care. During a canary in a pool that has fallen back, the schedule in force may have guidance for
+        engines that are not drawn. Then the fall back was suspended, because the static K would break an SLO, and the
+        usual way is adaptive K. While the pool is `unpriced`, engines run rows in all windows, so the
         result is `None`.
         """
         is_canary = self._context.window is not None

@@ -2,8 +2,8 @@
 
 Decodes are grouped by the requirement for their class, by band, and by whether a draft of the request has been
 verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty
-band has a K at once. In two cases K is chosen anew instead: if K is 0 for all groups (`is_like`), and for a probed
-decode if most decodes are unprobed (below).
+band normally has a K at once. In two cases such a move makes the law choose K anew: K is 0 for all groups (`is_like`),
+or most decodes are unprobed and the decode is probed (below).
 
 A decode is *probed* if a draft of its request has been verified, else *unprobed*. An unprobed decode is in the band in
 which similar requests start. If more than `UNPROBED_RATIO` of the decodes are unprobed, the probed ones do not

@@ -7,9 +7,10 @@ itself.
 
 Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
 a limit. Two weak penalties make the fit unique. The first is on differences between neighbouring slopes of g, where g
-is the time of the target's pass by tokens (`policy.prices`). If two explanations fit the data equally well, the second
-attributes time to the base and to tokens first. This underestimates the cost of a small K, so the law chooses it and
-its cost is measured. The opposite error would remain, because a K that seems too expensive is not chosen.
+is the time of the target's pass by tokens (`policy.prices`). The second penalty matters if two explanations fit the
+data equally well: it then attributes time to the base and to tokens first. This underestimates the cost of a small K,
+so the law chooses it and its cost is measured. The opposite error would remain, because a K that seems too expensive is
+not chosen.
 """
 
 import math
@@ -40,8 +41,9 @@ SLOWDOWN_DECAY = 0.99
 """The logarithm of the slowdown factor is multiplied by this at each step: a memory of 100 steps. So the factor returns
 to 1 unless steps of well-known cells are slow. Without it, a cause that slows only some steps, such as a slow host of a
 GPU, raises the factor permanently (simulated H200: to 1.9 within 80 s), and loads that did not run at that time then
-seem twice as expensive. In that simulation throughput is 5 % higher with this decay. After a lasting slowdown by
-a factor f, the slowdown factor settles at f ** 0.84, and the mean times of the cells absorb the rest."""
+seem twice as expensive. In that simulation throughput is 5 % higher with this decay. After a lasting slowdown by a
+factor f, the factor rises to nearly f ** 0.84 within 100 steps. Then the mean times of the cells absorb the slowdown,
+and the factor returns to 1 over some thousands of steps."""
 
 PAUSE = 0.5
 """A step's time is divided by the slowdown factor. If the result is more than 1.65 times the time of a well-known cell,

@@ -9,8 +9,8 @@ _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""
 
 _SPAN = 12
-"""Least number of tokens over which the cost of a token is computed. A smaller difference may lie within one size of
-CUDA graphs, and a larger one than the number of decodes contains tokens that no probe verifies."""
+"""The cost of a token is the mean over as many further tokens as there are decodes, and over at least this many. Fewer
+tokens may all be padded to one size of CUDA graphs. Probes rarely verify more tokens than there are decodes."""
 
 
 class ProbePrices(NamedTuple):

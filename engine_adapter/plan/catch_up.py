@@ -8,10 +8,11 @@ A. In a step that drafts:
 
    A1. A request with several positions in the step (a prompt chunk or verified draft tokens) catches up. It stays in
        the drafter's batch, because the host does not know yet which of these positions are accepted. A separate pass
-       over them in a later step would take longer than the request's slots in this step. A2. Requests with K > 0 catch
-       up, smallest backlog first and probes last, up to `catch_up_rows` rows, one request at least. The others get K =
-       0 in this step and are postponed, so that no step takes much longer than the steps before and after it. A3.
-       Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
+       over them in a later step would take longer than the request's slots in this step.
+   A2. Requests with K > 0 catch up, smallest backlog first and probes last, up to `catch_up_rows` rows, one request at
+       least. The others get K = 0 in this step and are postponed, so that no step takes much longer than the steps
+       before and after it.
+   A3. Requests with K = 0 and one position in the step are left out: they take no slots, and their position joins the
        backlog.
 
 B. In a step that drafts nothing, the usual step at K = 0:
@@ -25,10 +26,10 @@ C. Before a position joins a backlog (A3, B3), these requests catch up:
 
    C1. Deferred prompts, together: when there are `DEFERRED_TOGETHER` of them, or `DEFERRED_STEPS` steps after the
        first.
-   C2. Requests, largest backlog first. If all backlogs together would exceed `backlog_rows`: as many as are needed for
-       the total to fit, and further ones while they fit into `catch_up_rows`. If one backlog has reached
-       `catch_up_rows`: at least one request. Of several requests with such a backlog only one catches up in each step,
-       while the others grow by a row.
+   C2. Other requests, largest backlog first, in two cases. All backlogs together would exceed `backlog_rows`: requests
+       catch up until the total fits. One backlog has reached `catch_up_rows`: the request with the largest backlog
+       catches up. In both cases further requests catch up while their rows fit into what is left of `catch_up_rows`. Of
+       several requests whose backlogs have reached it only one catches up in a step; the others grow by a row.
 
 A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger backlog takes two passes.
 """
@@ -40,8 +41,9 @@ from specpilot.engine_adapter.plan.step_plan import StepPlan
 
 DEFERRED_PROMPT = 48
 """Tokens of the longest prompt that is deferred. A pass of the drafter for a prompt alone takes 2 ms, nearly
-independent of its tokens; a step takes 5 ms (an 8B model on an H200). With `DEFERRED_STEPS` more rows the backlog still
-allows a free first draft (`probes.FIRST_DRAFT_ROWS`)."""
+independent of its tokens; a step takes 5 ms (an 8B model on an H200). A deferred
+prompt waits for at most `DEFERRED_STEPS` steps, and each adds a row: 48 + 16 rows are not more than
+`probes.FIRST_DRAFT_ROWS`, so the request's first draft is still free."""
 
 DEFERRED_TOGETHER = 8
 """Deferred prompts that go through the drafter in one pass. A larger number takes fewer passes and delays the first
@@ -56,11 +58,13 @@ class CatchUp:
     """Decides which requests of one engine catch up.
 
     `backlog_rows` bounds the backlogs of all requests together. `catch_up_rows` bounds the rows that requests with K >
-    0 catch up in one step (A2), and is the backlog from which on a request catches up in any case (C2). A1, C1, and C2
-    while the first bound is exceeded, may add more rows to a step. `least_width` is above 0 for a drafter that must run
-    in every step. It then runs with at least this width, and `reads_all` is true: no request is left out, and no prompt
-    is deferred. A backlog from steps in which vLLM does not draft is read at once. `drafted_at` is the number of the
-    last step that drafted.
+    0 catch up in one step (A2), and is the backlog from which on a request catches up in any case (C2). A1 and C1 may
+    add more rows to a step, and so may the first request of C2, and others while all backlogs together exceed
+    `backlog_rows`.
+
+    `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
+    `reads_all` is true: no request is left out, and no prompt is deferred. A backlog from steps in which vLLM does not
+    draft is read at once. `drafted_at` is the number of the last step that drafted.
     """
 
     def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:
@@ -135,9 +139,11 @@ class CatchUp:
         backlogs = [state.backlog for state in left_out]
         excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
+            is_largest = True
             for state in sorted(left_out, key=backlog_of, reverse=True):
                 is_new = state.positions > 1 and state.backlog == state.positions - 1  # deferred in this very step
-                if state.backlog and not is_new and (excess > 0 or room >= state.backlog or not caught_up):
+                if state.backlog and not is_new and (excess > 0 or room >= state.backlog or is_largest):
+                    is_largest = False
                     excess -= state.backlog
                     room -= state.backlog
                     read += state.catch_up()

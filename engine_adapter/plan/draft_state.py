@@ -32,7 +32,8 @@ class DraftState:
     - `decoding`: its prompt has been read completely. `positions`: its tokens in the step. `is_text_prompt`: these
       tokens belong to a prompt of text alone.
     - `backlog`: the number of its latest positions that are missing from the draft KV cache. `left_out_rows`: the
-      number of those that come from steps which drafted for other requests.
+      number of steps, since it last caught up, in which the law chose K = 0 for it and K > 0 for others. It may exceed
+      `backlog`.
     - `deferred_until`: number of the step by which its deferred prompt goes through the drafter; `None`: there is none.
     """
 

@@ -15,19 +15,22 @@ From counts to the draft tokens of a request:
 `Planner.plan` runs in each step that does not repeat the last one (`plan.steps`). It determines K of each request in
 this order (the code has the same numbers):
 
-1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`). 2. *Room.* The largest K with
-which all running requests fit into vLLM's next step (`plan.step_room`). If vLLM will not draft, because a request is
-too long for the drafter, K is 0 for all, without 4 and 5. 3. *Scheduled K*, cut to the request's ceiling and to the
-room: 3a. under a table with a law, the K that the law chooses for the decodes of this step (`law.law`); 3b. under any
-other table, its K for the request's class, its band and the number of running decodes, those without a token in this
-step included. 4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter has one buffer for its
-slots and for the tokens of the step under way. vLLM scheduled these tokens before the width was known. If the slots do
-not fit into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
-`next_width`, so K is cut for this reason only in a step in which K rises. 5. *Probes.* Some requests at K = 0 get a
-draft, so that their acceptance stays known. `plan.probes` describes the choice of these requests, and the cost of a
-probe. 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If
-that would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position
-in the step.
+1. *Budget.* A share of the step's time is added to the budget for probes (`plan.probes`).
+2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`). If vLLM will not
+   draft, because a request is too long for the drafter, K is 0 for all, without 4 and 5.
+3. *Scheduled K*, cut to the request's ceiling and to the room:
+   3a. under a table with a law, the K that the law chooses for the decodes of this step (`law.law`);
+   3b. under any other table, its K for the request's class, its band and the number of running decodes, those without a
+       token in this step included.
+4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter has one buffer for its slots and for
+   the tokens of the step under way. vLLM scheduled these tokens before the width was known. If the slots do not fit
+   into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
+   `next_width`, so K is cut for this reason only in a step in which K rises.
+5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes the
+   choice of these requests, and the cost of a probe.
+6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
+   would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position in
+   the step.
 
 A request's ceiling is the K that it asks for, but at most K_max, and at most the draft length that its remaining tokens
 allow (`draftable_tokens`).
@@ -40,11 +43,11 @@ When traffic changes:
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
   has the K that was chosen for that band.
-- The batch changes: under a law (3a) K of all bands is chosen anew in the same step if groups have grown, or the number
-  of decodes has fallen, by more than an eighth of the decodes together, or if a decode is in a group without a K or,
-  while K is 0 for all, in a group that was empty (`batch_choice.is_like`). Otherwise K is chosen anew about once a
-  second (`law.law`, which also has the memories of its inputs). Under rows (3b) K changes with the number of running
-  decodes in the same step.
+- The batch changes. Under a law (3a) K of all bands is chosen anew in the same step in three cases: the growth of all
+  groups plus the fall in the number of decodes exceeds an eighth of the decodes; a decode is in a group without a K; or
+  K is 0 for all, and a decode is in a group that was empty (`batch_choice.is_like`). Otherwise K is chosen anew about
+  once a second (`law.law`, which also has the memories of its inputs). Under rows (3b) K changes with the number of
+  running decodes in the same step.
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
   move the band until step 3 gives the request a K above 0.

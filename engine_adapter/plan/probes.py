@@ -3,10 +3,10 @@
 At K = 0 no draft is verified, so nothing would show that a text has become predictable. A *probe* is one draft for one
 such request. Only classes whose K depends on the band are probed. A pinned class is not: no probe could change its K.
 
-*Depth.* If the drafter runs without the probe, the probe has as many tokens as the step's width. Otherwise it has
-`PARALLEL_PROBE` or `SEQUENTIAL_PROBE` tokens, because in such a step the fixed cost dominates and one draft has to show
-whether the request is predictable. It is never deeper than the largest K of its class, the request's ceiling, or the
-room of the step.
+*Depth.* If the step has a width above 0 without the probe, because it drafts or its drafter must run in every step, the
+probe has as many tokens as this width. Otherwise it has `PARALLEL_PROBE` or `SEQUENTIAL_PROBE` tokens, because in such
+a step the fixed cost dominates and one draft has to show whether the request is predictable. It is never deeper than
+the largest K of its class, the request's ceiling, or the room of the step.
 
 *Cost* by the engine's own prices (`law.probe_prices`); the unit is the time of a step that drafts nothing:
 
@@ -14,9 +14,9 @@ room of the step.
 
     fixed = 0           if the step drafts without the probe, or already has another probe
             verifying   for a drafter that must run in every step: the extra time of the step that verifies
-            beside      for due probes, if the drafter reads a due request's prompt anyway: also what drafting adds to
-                        this pass, with slots for the other prompts
-            drafting    otherwise: also the drafter's pass
+            beside      for due probes, if the drafter reads a due request's prompt anyway: `verifying`, plus what
+                        drafting adds to this pass, with slots for others of `states` with several positions
+            drafting    otherwise: `verifying`, plus a pass of the drafter
 
 *Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget. Time without a request counts
 like busy time; time in which all requests wait, such as for a grammar, does not count.
@@ -59,7 +59,7 @@ from specpilot.engine_adapter.plan.speculation_control import KTable
 
 PROBE_AFTER = 16
 """Steps after its last planned draft from which on a request at K = 0 is due for a probe. In closed-loop replay
-changes in the text were noticed 10 to 14 steps later. More frequent probes cost more than they gain."""
+a change in the text was noticed 10 to 14 steps after it. More frequent probes cost more than they gain."""
 
 FIRST_DRAFT_ROWS = 64
 """A request's first draft is free if its backlog has at most so many rows. Such a draft takes a quarter of a step at
@@ -77,9 +77,10 @@ SEQUENTIAL_PROBE = 2
 """Depth of a probe if nothing else is drafted and the drafter runs one pass per token."""
 
 PROMPT_SHARE = 0.75
-"""Share of the budget's income that probes of requests which read their prompt may spend in steps that draft nothing
-else. Such a probe costs less, and its outcome counts for all similar requests. But only the other probes detect that
-the text of a running request has changed."""
+"""Share of the budget's income that probes of requests with a prompt may spend in steps that draft nothing else and in
+which the drafter reads a due request's prompt (one longer than `DEFERRED_PROMPT`). Such a probe costs less, and its
+outcome counts for all similar requests. But only the other probes detect that the text of a running request has
+changed."""
 
 _FREE_STEPS = 1.0
 """Longest time of the free first drafts of a step; the unit is a step that drafts nothing."""

@@ -199,6 +199,18 @@ def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_fo
             assert other == k or (in_force and other > k)
 
 
+def test_a_group_without_decodes_does_not_widen_the_step_by_its_lower_bound() -> None:
+    """As the group of a pinned class that has no traffic."""
+    draw = random.Random(5)
+    for _ in range(100):
+        groups, al, priced = drawn(draw, None)
+        pinned = Group(0, 0, 1.0, K, K)
+        assert choose([pinned, *groups], al, priced) == [K, *choose(groups, al, priced)]
+        assert step_of([pinned, *groups], al, priced, [K, *[0] * len(groups)]) == pytest.approx(
+            step_of(groups, al, priced, [0] * len(groups))
+        )
+
+
 @pytest.mark.parametrize("k_max", [0, 1])
 def test_the_smallest_engines_have_a_choice_too(k_max: int) -> None:
     assert choose([Group(1, 0, 1.0, 0, k_max)], lengths(0.99, k_max=k_max), prices()) == [k_max]

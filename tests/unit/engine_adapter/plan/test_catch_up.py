@@ -178,6 +178,16 @@ def test_no_backlog_grows_beyond_one_step() -> None:
     assert backlogs(states) == [1, 4]
 
 
+def test_a_backlog_of_one_step_is_read_although_others_catch_up_too() -> None:
+    """Otherwise it grows while in each step another request's K rises."""
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=8), decodes("chat", *["json"] * 4)
+    plan_at_0(planner, states[:1], 8)
+    for state in states[1:]:
+        state.backlog = 2
+        assert state.request_id in planner.plan([states[0], state], table(default=0, json=3)).catch_up
+        assert states[0].backlog <= 8
+
+
 def test_of_requests_with_equal_backlogs_one_a_step_catches_up_while_the_others_grow() -> None:
     planner, states = Planner(K_MAX, ROWS, catch_up_rows=8), decodes("chat", "chat", "chat")
     plan_at_0(planner, states, 8)
