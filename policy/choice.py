@@ -107,7 +107,7 @@ class Chooser:
     def choose(self, decodes: Sequence[int], near_width: int | None = None) -> list[int]:
         """Return K of each group; `decodes` are not all 0.
 
-        With `near_width`, only the widths within `NEAR_WIDTHS` of it are compared, and the smallest K of each group.
+        With `near_width`, the candidates are the widths within `NEAR_WIDTHS` of it, and the smallest K for each group.
         """
         if self._is_fixed:
             return list(self._low_k)
@@ -162,7 +162,7 @@ class Chooser:
         return (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
 
     def _range(self, near_width: int | None, count: Vector) -> tuple[int, int]:
-        """Return the smallest and the largest width to compare: at least each lower bound of a group with decodes."""
+        """Return the smallest and the largest width to compare, neither below a lower bound of a group with decodes."""
         least = int(self._low[count > 0].max()) if self._least_width else 0
         narrow, wide = 1, self._k_max
         if near_width is not None:
@@ -205,9 +205,9 @@ def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Seque
     """Return, for each group, the last draft position that `ks` takes and the next one. They explain K.
 
     Position k is worth w S_k tokens. Its cost in tokens is the time that it adds to the step, times the batch's tokens
-    per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, nearly
-    every position is taken exactly if it is worth more than it costs. The list is empty for a group without decodes. At
-    K = 0 there is no last position, at K_max no next one.
+    per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, a position is taken
+    if and only if it is worth more than it costs, with few exceptions. The list is empty for a group without decodes.
+    At K = 0 there is no last position, at K_max no next one.
     """
     k_max = lengths.shape[1] - 1
     present = _outcome_of(groups, lengths, prices, ks)

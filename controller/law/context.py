@@ -160,8 +160,9 @@ class TickResult:
         evidence: the main inputs and predictions of the decision, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
         canary_gains: the gains of the canary in each block that this tick completed.
-        baseline: the rows and the probe ratio that a freeze of the current K publishes. They were in force when it
-            began, outside windows of the control group and of a canary. `None` without any.
+        baseline: the rows and the probe ratio that a freeze of the current K publishes: those that were in force when
+            it began. If it began in a window of the control group or of a canary, they are those that apply outside of
+            such windows. `None` without any.
     """
 
     reason: Reason

@@ -226,10 +226,10 @@ class Tick:
         return frozenset() if is_over else frozenset(in_force.drawn)
 
     def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
-        """Return which way ran by the schedule in force: for the engines that it draws (`True`) and for the others.
+        """Return which way ran by the schedule in force.
 
-        The values are those of `UnitState.is_drawn`. `True`: the alternative way. `False`: the usual way. `None`:
-        it is not certain that either ran.
+        Keys: `True` for the engines that the schedule draws, `False` for the others. Values, as `UnitState.is_drawn`:
+        `True` for the alternative way, `False` for the usual way, `None` if it is not certain that either ran.
 
         Two cases need care. During a canary in a pool that has fallen back, the schedule in force may have guidance for
         engines that are not drawn. Then the fall back was suspended, because the static K would break an SLO, and the

@@ -121,7 +121,7 @@ class EngineLaw:
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
         self.choices = self.steps = 0  # on the scheduler's thread: choices made; steps in which K was read
-        self.decode_s = 0.0  # of traffic's steps with decodes, except those of kind `catch_up`; without prefilling
+        self.decode_s = 0.0  # steps of traffic with decodes, less the time of prefilling; `catch_up` steps excluded
         self._graphs = graphs
         self._most = most_running * (1 + k_max)
         self._extras = StepExtras()
@@ -166,8 +166,8 @@ class EngineLaw:
     def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
         """Record a plan.
 
-        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: the backlog rows
-        that these decodes read now, and that come from steps in which their K was 0 and that of others was not.
+        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: rows that these decodes
+        catch up now; only rows of steps that drafted for others and not for them count.
         """
         estimates = self.estimates
         if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:

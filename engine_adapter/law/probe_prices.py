@@ -9,8 +9,9 @@ _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""
 
 _SPAN = 12
-"""The cost of a token is the mean over as many further tokens as there are decodes, and over at least this many. Fewer
-tokens may all be padded to one size of CUDA graphs. Probes rarely verify more tokens than there are decodes."""
+"""The cost of a token is the mean from the first further token to as many as there are decodes, and at least to this
+many. Fewer tokens may all be padded to one size of CUDA graphs. Probes rarely verify more tokens than there are
+decodes."""
 
 
 class ProbePrices(NamedTuple):
@@ -18,10 +19,10 @@ class ProbePrices(NamedTuple):
 
     `drafting` is the fixed cost: a pass of the drafter, the fixed part of reading a backlog, and `verifying`.
     `verifying` is the extra time of the next step: the target verifies a draft, and the drafter reads its positions in
-    another pass. It is the whole fixed cost with a drafter that runs in every step. `beside_prompt` is the fixed cost
-    in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of a position
-    that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: the number of steps that draft
-    nothing in a second.
+    another pass. If the drafter runs in every step anyway, `verifying` is the whole fixed cost. `beside_prompt` is the
+    fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
+    a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: the number of steps
+    that draft nothing in a second.
     """
 
     drafting: float

@@ -28,8 +28,8 @@ C. Before a position joins a backlog (A3, B3), these requests catch up:
        first.
    C2. Other requests, largest backlog first, in two cases. All backlogs together would exceed `backlog_rows`: requests
        catch up until the total fits. One backlog has reached `catch_up_rows`: the request with the largest backlog
-       catches up. In both cases further requests catch up while their rows fit into what is left of `catch_up_rows`. Of
-       several requests whose backlogs have reached it only one catches up in a step; the others grow by a row.
+       catches up. In both cases further requests catch up while their rows fit into what is left of `catch_up_rows`.
+       Other backlogs that have reached `catch_up_rows` grow by a row, and one of them is read in the next step.
 
 A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger backlog takes two passes.
 """
@@ -58,9 +58,9 @@ class CatchUp:
     """Decides which requests of one engine catch up.
 
     `backlog_rows` bounds the backlogs of all requests together. `catch_up_rows` bounds the rows that requests with K >
-    0 catch up in one step (A2), and is the backlog from which on a request catches up in any case (C2). A1 and C1 may
-    add more rows to a step, and so may the first request of C2, and others while all backlogs together exceed
-    `backlog_rows`.
+    0 catch up in one step (A2), and is the backlog from which on the request with the largest backlog catches up (C2).
+    A step may read more rows than this: those of A1, of C1 and of the first request of C2, and those of further
+    requests of C2 as long as all backlogs together exceed `backlog_rows`.
 
     `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
     `reads_all` is true: no request is left out, and no prompt is deferred. A backlog from steps in which vLLM does not

@@ -15,7 +15,7 @@ class MissingRows(NamedTuple):
 
 
 def missing_rows(rows: Mapping[str, Sequence[int]], batch: Sequence[str], requests: Collection[str]) -> MissingRows:
-    """Return the `rows`, which are by request, of those in `batch` that are also in `requests`."""
+    """Return the rows of each request that is in both `batch` and `requests`; `rows` has them by request."""
     places = [place for place, request in enumerate(batch) if request in requests and request in rows]
     return MissingRows(places, [rows[batch[place]] for place in places])
 

@@ -226,7 +226,8 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> 
             if k > width:  # noqa: PLR1730
                 width = k
             if state.left_out_rows:
-                backlog_rows += min(state.left_out_rows, state.backlog)  # not of steps in which it verified a draft
+                # `left_out_rows` also counts steps in which the request still verified a draft, and which left no row.
+                backlog_rows += min(state.left_out_rows, state.backlog)
                 state.left_out_rows = 0
     if 0 < drafted < len(states):
         for state in states:

@@ -15,7 +15,7 @@ the largest K of its class, the request's ceiling, or the room of the step.
     fixed = 0           if the step drafts without the probe, or already has another probe
             verifying   for a drafter that must run in every step: the extra time of the step that verifies
             beside      for due probes, if the drafter reads a due request's prompt anyway: `verifying`, plus what
-                        drafting adds to this pass, with slots for others of `states` with several positions
+                        drafting adds to this pass, slots of other `states` with several positions included
             drafting    otherwise: `verifying`, plus a pass of the drafter
 
 *Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget. Time without a request counts
@@ -87,9 +87,9 @@ _FREE_STEPS = 1.0
 
 _FOLLOW_UP_DEBT = 3.0
 """Largest debt of the budget at which a follow-up may still start, in multiples of `drafting`. A larger debt delays the
-next probe while nothing is drafted, a smaller one the follow-ups. In simulation of the demo pair, 12 JSON requests
-after code were found after 0 to 2 s with 3, after 1 to 4 s with 2, and after 0 to 5 s with a debt as large as the
-budget."""
+next probe while nothing is drafted, a smaller one the follow-ups. In a
+simulation of the demo pair the traffic changed from code to 12 JSON requests. The change was noticed within 0 to 2 s
+with the value 3, 1 to 4 s with the value 2, and 0 to 5 s when the debt could be as large as the budget."""
 
 _FIXED_COSTS = 2.0
 """A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So half of this budget can
@@ -184,8 +184,8 @@ class Probes:
             until_out_of_debt = _steps_to_earn(self._debt_limit(prices) - self.budget, probe_ratio, most)
         until_due = min(_due_at(state) for state in probed) - step - 1
         until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
-        # Each step adds one position to the backlog and so to the probe's cost. The next step is planned before its own
-        # position joins.
+        # Each step adds one position to the backlog and so to the probe's cost. A step is planned before its own
+        # position joins the backlog, so the first step sees one position less.
         gained = probe_ratio - prices.position
         missing = prices.drafting + prices.of_draft(min(map(backlog_of, probed)) - 1, 1, 1) - self.budget
         until_affordable = 0

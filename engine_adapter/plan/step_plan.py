@@ -19,7 +19,7 @@ class StepPlan:
     positions, all of which join the backlog.
 
     `read`: positions that the drafter reads without drafting from them. These are the backlogs of `catch_up`. At
-    width 0 they are also the positions in the step of each request that is not `deferred`, without its last position.
+    width 0 they include, for each request that is not `deferred`, its positions in the step except the last one.
     """
 
     width: int

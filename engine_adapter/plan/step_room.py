@@ -5,8 +5,8 @@ they are used up, later requests get none in that step. vLLM admits requests by 
 may no longer fit into a step. Therefore K is cut to what fits.
 
 At one K for all, a request takes `1 + K` tokens of a step. The input of a parallel drafter is the step's tokens and
-`K - 1` slots for each request; its buffers hold `positions` of these (`max_num_batched_tokens`). So `n` requests fit
-while
+`K - 1` further positions for each request, because the first of its K slots is in the place of one of its own tokens.
+The drafter's buffers hold `positions` of these (`max_num_batched_tokens`). So `n` requests fit while
 
     n (1 + K) <= tokens        and        n (1 + K) + n (K - 1) = 2 n K <= positions        (K >= 1).
 

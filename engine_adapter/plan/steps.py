@@ -60,7 +60,7 @@ class Steps:
         self._under_way: deque[UnderWay] = deque()
         self._drafts: dict[str, Draft] = {}  # verified in the first step under way, by request
         self._cut = 0  # drafted tokens of that step that were not verified
-        self._learned_of: set[Kind] = set()  # kinds with a first draft verified since the last planned step
+        self._learned_of: set[Kind] = set()  # kinds whose starting estimate has changed since the last planned step
         # Steps that repeat
         self._repeated = ScheduledStep({}, StepShape(0, 0, 0))
         self._repeated_plan = StepPlan(0)
@@ -296,8 +296,8 @@ class Steps:
     def _may_repeat(self, step: ScheduledStep, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
         """Whether a next step with the same requests and one token each repeats `step`, which drafts nothing.
 
-        That is so if nothing was verified, no request catches up or has changed its band, and the scheduled K is 0, but
-        not because a request is shorter than its `min_tokens`.
+        That is so if nothing was verified, no request catches up or has changed its band, and the scheduled K is 0.
+        While a request is shorter than its `min_tokens` no step repeats, because its K may be 0 for this reason alone.
         """
         if step.drafts or step.refused or plan.catch_up:
             return False
