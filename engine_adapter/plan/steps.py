@@ -141,9 +141,9 @@ class Steps:
         return plan
 
     def _begin_empty(self, output: Any, requests: Mapping[str, Any], table: KTable) -> StepPlan:
-        """Process a step without tokens: vLLM's loop takes such steps while all requests wait, such as for a grammar.
+        """Process a step without tokens, without planning it: it earns the probes nothing.
 
-        It is not planned, because it takes a millisecond and would earn the probes the share of a whole step.
+        While all requests wait for a grammar, vLLM's loop takes such a step each millisecond.
         """
         if not self._under_way:
             self._clock.interrupt()
@@ -274,11 +274,6 @@ class Steps:
         return state.backlog if state is not None else 0
 
     @property
-    def next_width(self) -> int:
-        """Width of the next step's drafts by the law or the schedule; vLLM keeps room for so many slots per request."""
-        return self._planner.next_width
-
-    @property
     def backlog_tokens(self) -> int:
         """Number of positions of all decodes that the drafter has not read; other threads may read it."""
         return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
@@ -346,10 +341,7 @@ class Steps:
                 state.label = self._label(state)
 
     def _cohort(self, state: DraftState) -> Cohort:
-        """Return the cohort under which a decode without a draft is counted.
-
-        A request that is never probed does not count as unprobed.
-        """
+        """Return the cohort of a decode without a draft. A request that is never probed does not count as unprobed."""
         is_unprobed = state.acceptance.drafts == 0 and may_probe(state, self.table)
         return Cohort(state.label, state.band, is_unprobed)
 

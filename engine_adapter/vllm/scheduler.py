@@ -118,7 +118,7 @@ class _SpecPilotScheduler:
         that fits beside them (`plan.planner`). The slots of the KV cache are separate, and stay those of K_max.
         """
         k_max, self.num_spec_tokens = self.num_spec_tokens, self._joining_k()
-        config, self.vllm_config = self.vllm_config, self._config_at[self.steps.next_width]
+        config, self.vllm_config = self.vllm_config, self._config_at[self.planner.next_width]
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:

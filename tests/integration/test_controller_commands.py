@@ -47,7 +47,7 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
     assert json.loads(controller.command("policy", "rollback", "cli", "1").stdout)["policy"]["k_max"] == 5
     assert controller.command("policy", "rollback", "cli", "one").returncode == 2
     assert controller.command("policy", "history", "nobody").returncode == 1
-    assert "as version 4" in controller.command("policy", "delete", "cli", "--dry-run").stdout
+    assert "write version 4 of cli" in controller.command("policy", "delete", "cli", "--dry-run").stdout
     assert controller.command("policy", "delete", "cli").stdout == "deleted the policy of cli\n"
     assert controller.command("policy", "delete", "cli").returncode == 1
     assert json.loads(controller.command("policy", "rollback", "cli", "2").stdout)["version"] == 5
