@@ -146,10 +146,11 @@ def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
 def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
     """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
 
-    The positions are the last one that it drafts and the next one. The list is empty if a group has no K yet.
+    The positions are the last one that it drafts and the next one. The list is empty without a group, or if a group has
+    no K yet.
     """
     estimates, requirements = choice.estimates, choice.requirements
-    if estimates is None or not counts.keys() <= choice.k_of.keys():
+    if estimates is None or not counts or not counts.keys() <= choice.k_of.keys():
         return []
     present = sorted(counts)
     groups = [_group(requirements, estimates, code, counts[code]) for code in present]

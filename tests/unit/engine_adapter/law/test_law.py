@@ -227,3 +227,16 @@ def test_the_time_of_decoding_leaves_out_catching_up_and_what_prefilled_tokens_t
     assert decoding_s(StepShape(0, 0, 0, 128)) == 0, "no decode was in it"
     law.learn([(prefills[0], 1e-4, 800)], Evidence())  # by the prices its tokens took longer than all of it
     assert decoding_s() == 0
+
+
+def test_between_new_guidance_and_the_next_choice_no_group_is_explained() -> None:
+    """The groups of the latest step may belong to other requirements than the choice."""
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.k_of([request(HIGH)])
+    latest = law._latest
+    follow(law, {"chat": ClassGuidance(2.0)})
+    law.k_of([request(HIGH)])
+    law._latest = latest
+    described = law.described()
+    assert described is not None
+    assert described["groups"] == []
