@@ -77,9 +77,9 @@ class Chooser:
         weight = np.array([group.weight for group in groups])
         values = (lengths if objective is Objective.THROUGHPUT else -1.0 / lengths)[bands]
         at = np.arange(len(groups))
-        self._low, self._low_k = low, low.tolist()
+        self._low, self._low_k, self._high = low, low.tolist(), high
         self._is_fixed = k_max == 0 or bool((low >= high).all())
-        self._least_width, self._most_width = int(low.max()), int(high.max())  # that the bounds allow
+        self._least_width = int(low.max())  # that the bounds allow
         self._is_bound = self._least_width > 0 or bool((high < k_max).any())
         self._opens = (low == 0).astype(np.float64)  # 1: the first position costs slots; 0: the group drafts anyway
         self._values, self._low_value = values, weight * values[at, low]
@@ -166,7 +166,8 @@ class Chooser:
         least = int(self._low[count > 0].max()) if self._least_width else 0
         narrow, wide = 1, self._k_max
         if near_width is not None:
-            narrow, wide = min(near_width, self._most_width) - NEAR_WIDTHS, min(near_width + NEAR_WIDTHS, self._k_max)
+            most = int(self._high[count > 0].max())
+            narrow, wide = min(near_width, most) - NEAR_WIDTHS, min(near_width + NEAR_WIDTHS, self._k_max)
         return max(1, least, narrow), max(least, wide)
 
     def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Outcome":

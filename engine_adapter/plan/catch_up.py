@@ -28,8 +28,9 @@ C. Before a position joins a backlog (A3, B3), these requests catch up:
        first.
    C2. Other requests, largest backlog first, in two cases. All backlogs together would exceed `backlog_rows`: requests
        catch up until the total fits. One backlog has reached `catch_up_rows`: the request with the largest backlog
-       catches up. In both cases further requests catch up while their rows fit into what is left of `catch_up_rows`.
-       Other backlogs that have reached `catch_up_rows` grow by a row, and one of them is read in the next step.
+       catches up, unless A2 has used up `catch_up_rows` in this step. In both cases further requests catch up while
+       their rows fit into what is left of `catch_up_rows`. Other backlogs that have reached it grow by a row, and one
+       of them is read in the next step.
 
 A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger backlog takes two passes.
 """
@@ -139,7 +140,7 @@ class CatchUp:
         backlogs = [state.backlog for state in left_out]
         excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
-            is_largest = True
+            is_largest = room > 0 or not caught_up
             for state in sorted(left_out, key=backlog_of, reverse=True):
                 is_new = state.positions > 1 and state.backlog == state.positions - 1  # deferred in this very step
                 if state.backlog and not is_new and (excess > 0 or room >= state.backlog or is_largest):

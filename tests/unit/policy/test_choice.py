@@ -211,6 +211,15 @@ def test_a_group_without_decodes_does_not_widen_the_step_by_its_lower_bound() ->
         )
 
 
+def test_a_group_without_decodes_does_not_widen_a_quick_choice_by_its_upper_bound() -> None:
+    draw = random.Random(6)
+    for _ in range(200):
+        groups, al, priced = drawn(draw, None)
+        bound = [group._replace(low=0, high=2) for group in groups]
+        found = choose([Group(0, 0, 1.0, 0, K), *bound], al, priced, near_width=K)
+        assert found[1:] == choose(bound, al, priced, near_width=K)
+
+
 @pytest.mark.parametrize("k_max", [0, 1])
 def test_the_smallest_engines_have_a_choice_too(k_max: int) -> None:
     assert choose([Group(1, 0, 1.0, 0, k_max)], lengths(0.99, k_max=k_max), prices()) == [k_max]

@@ -188,6 +188,15 @@ def test_a_backlog_of_one_step_is_read_although_others_catch_up_too() -> None:
         assert states[0].backlog <= 8
 
 
+def test_where_k_rises_for_many_with_full_backlogs_a_step_reads_no_more_than_one_of_them() -> None:
+    planner, states = Planner(K_MAX, ROWS, catch_up_rows=64), decodes(*["chat"] * 8)
+    for state in states:
+        state.backlog = 64
+    plans = [planner.plan(states, table(default=4)) for _ in range(10)]
+    assert max(plan.read for plan in plans) <= 64 + 10
+    assert [state.k for state in states] == [4] * 8
+
+
 def test_of_requests_with_equal_backlogs_one_a_step_catches_up_while_the_others_grow() -> None:
     planner, states = Planner(K_MAX, ROWS, catch_up_rows=8), decodes("chat", "chat", "chat")
     plan_at_0(planner, states, 8)
