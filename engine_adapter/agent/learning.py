@@ -1,8 +1,8 @@
 """Passes the evidence and the requirements to the engine's law, and refreshes it.
 
-Runs in the exporter's thread, about once a second. The scheduler's thread counts, reads K, and chooses K anew when the
-batch has changed (`law.law`). It receives single references: the prices of probes, and the tables in which the law
-chooses K.
+Runs in the exporter's thread: `learn` with each export, the refresh about once a second. The scheduler's thread counts,
+reads K, and chooses K anew when the batch has changed (`law.law`). It receives single references: the prices of probes,
+and the tables in which the law chooses K.
 
 The requirements are those of the schedule's guidance for this engine while such a schedule is valid or held, otherwise
 the engine's own flags. A change of requirements reaches the law with the next call, and the fleet's acceptance with the

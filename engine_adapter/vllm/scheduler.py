@@ -259,7 +259,7 @@ class SpecPilotAsyncScheduler(_SpecPilotScheduler, AsyncScheduler):
                 self.requests[state.request_id].spec_token_ids = [-1] * state.k
         if len(self.running) > len(scheduled):
             for request in self.running:
-                if request.request_id not in scheduled:  # the worker dropped its drafts when it left the batch
+                if request.request_id not in scheduled:  # on V1 the worker dropped its drafts with it
                     request.spec_token_ids = []
 
 
