@@ -12,8 +12,8 @@ from unittest.mock import patch
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
-from specpilot.engine_adapter.law import batch_choice, cost
-from specpilot.engine_adapter.law.cost import StepCost
+from specpilot.engine_adapter.law import batch_choice, price_fit
+from specpilot.engine_adapter.law.price_fit import StepCost
 from specpilot.policy.prices import Prices
 
 LEARNED_STEPS = 2000
@@ -53,8 +53,8 @@ IDEAS: Mapping[str, Callable[[], Any]] = {
     "cold-start": lambda: patch.object(batch_choice, "UNPROBED_RATIO", math.inf),
     "left-out": lambda: patch.object(Prices, "catch_up_s", lambda *_: 0.0),
     "cost-learning": _learned_once,
-    "slowdown": lambda: patch.object(cost, "SLOWDOWN_SHARE", 0.0),
-    "pauses": lambda: patch.object(cost, "PAUSE", math.inf),
+    "slowdown": lambda: patch.object(price_fit, "SLOWDOWN_SHARE", 0.0),
+    "pauses": lambda: patch.object(price_fit, "PAUSE", math.inf),
     "fall-back": never_falls_back,
 }
 

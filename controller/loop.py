@@ -1,4 +1,6 @@
-"""The control loop: every interval it scrapes, updates estimates, decides, publishes and records.
+"""The control loop: every interval it scrapes, updates estimates, decides what to publish, publishes and records.
+
+Engines choose K themselves; `law.tick` describes what the controller decides.
 
 Order of one tick: read the shared state; scrape; update the estimates; decide; publish and record (`publication`). Only
 the leader does the last step. A stand-by does all others, so that it takes over with the same estimates and the same

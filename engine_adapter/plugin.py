@@ -5,7 +5,8 @@ run unchanged, except for the repairs. An untested version of vLLM is not change
 adapter's scheduler refuses to start.
 
 The plugin installs the wrappers of vLLM's runner and drafters, the repairs for CPUs and the query for CUDA graphs. It
-adds the methods that the API server calls to `EngineCore`.
+adds the methods that the API server calls to `EngineCore`. K is chosen in the scheduler (`vllm.scheduler`), which
+passes each step to `plan.planner`.
 """
 
 from pydantic import ValidationError

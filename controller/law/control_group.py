@@ -33,7 +33,8 @@ from specpilot.policy.gain import MEASURES, LogGain
 from specpilot.policy.schedule import Objective
 
 WINDOW_S = 4.0
-"""Length of a window in seconds. Longer ones lose less to `DELIVERED_S`, shorter ones average over more traffic."""
+"""Length of a window in seconds. The start of a window does not count (`switchback.DELIVERED_S`). In longer windows
+this loss is smaller; shorter windows average over more traffic."""
 
 MEMORY_WINDOWS = 100
 """Number of the newest drawn windows that count. At 1 % these are the last 11 hours of a pool of one engine, the last
@@ -129,7 +130,8 @@ class ControlGroup:
     def add_tick(self, engines: Mapping[str, UnitState], at: float, ratio: float) -> list[LogGain]:
         """Add a tick at `at` with the present engines; return the gain of each window that it compares.
 
-        A gain is the logarithm of the ratio of adaptive K to static K, one for each measure, also after a fall back.
+        A gain has one value for each measure: the logarithm of the ratio of adaptive K to static K. After a fall back,
+        when the drawn windows run adaptive K, it is the same ratio.
         """
         weights = (self._comparison or Comparison(0)).weights
         gains = []

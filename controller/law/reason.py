@@ -12,7 +12,7 @@ The column *published* is for mode `act`, and for `off` in its own row.
 | `idle`          | no request has decoded lately                                      | guidance             |
 | `unpriced`      | no engine that runs requests has fitted prices yet                 | guidance             |
 | `static_better` | the pool has fallen back, and not all engines are in a window      | the static K         |
-| `control_group` | as `adaptive`, and all engines are in a window of the control group | guidance            |
+| `control_group` | the pool has not fallen back, and all engines are in a window      | guidance             |
 | `adaptive`      | otherwise                                                          | guidance             |
 
 - With guidance each engine chooses K for its own batch. An engine whose law has too little evidence, such as one

@@ -4,8 +4,8 @@ Rows are for the estimate, the static K and freezes; engines that choose K do no
 
 Acceptance depends on the band, not on the class. So the rows of `default` (`default:0` to `default:7`) apply to every
 class with the same requirements as `default`. A class with another weight, bound or SLO has rows by band of its own. A
-class with a fixed K has a single row without a band, because it is not probed. The row `default` always exists; if
-`default` has rows by band it applies to no request.
+class with a fixed K has a single row without a band, because it is not probed. The row `default` (without a band)
+always exists. If the class `default` has rows by band, this row applies to no request.
 """
 
 from collections.abc import Mapping, Sequence

@@ -28,14 +28,17 @@ START_ACCEPTANCE = 0.7
 too low, K may stay 0 although drafts would be worth their cost."""
 
 _RATE = 0.9
-"""Factor on the sums of a request at each draft: a memory of ten drafts. A smaller value follows a change in the text
-sooner and has more noise."""
+"""Factor on the sums of a request at each draft: a memory of ten drafts. A draft with more trials counts more. After
+many whole drafts of 7 tokens, text of which every second token is accepted leaves the highest band after 5 drafts and
+the next one after 12. After many probes of such text at K = 0, accepted whole at a depth of 4, a request rises by one
+band after 2 drafts and by two after 6. A smaller value follows a change in the text sooner and has more noise."""
 
 _START_TRIALS = 3.0
 """Trials with which p0 counts (s). In the replay's data 2 to 4 predict equally well."""
 
 _POOL_RATE = 0.98
-"""Factor on the sums of a kind at each first draft: a memory of ten requests."""
+"""Factor on the sums of a kind at each first draft: a memory of fifty drafts, so of ten requests with `FIRST_DRAFTS`
+each."""
 
 _KINDS = 64
 """Largest number of kinds that are kept; the others were seen less recently."""

@@ -1,4 +1,6 @@
-"""Chooses K for each group of a batch's decodes, from the engine's `Estimates` and `Requirements`.
+"""Groups a batch's decodes, and has K chosen for each group by `policy.choice.Chooser`: the most tokens per second.
+
+The inputs are the engine's `Estimates` and the `Requirements` of the classes.
 
 Decodes are grouped by the requirement for their class, by band, and by whether a draft of the request has been
 verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty

@@ -5,8 +5,8 @@ the plan left out (`note_plan`). The exporter's thread adds evidence (`learn`) a
 second (`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new
 ones, never a mixture.
 
-K by group (`batch_choice`) is kept from step to step: a decode that changes its band has the K of the new band in the
-next step. K is chosen anew
+`policy.choice.Chooser` chooses K of each group of the batch (`batch_choice`). K by group is kept from step to step: a
+decode that changes its band has the K of the new band in the next step. K is chosen anew
 
 - by the exporter's thread after each refresh, among all widths of the drafter;
 - by the scheduler's thread if the estimates or the guidance are new, or if many decodes started, ended or changed their
@@ -19,11 +19,11 @@ decodes of the present step is exact.
 
 | input | memory | defined in |
 |---|---|---|
-| acceptance of a request, and so its band | 10 drafts | `evidence.request_acceptance` |
-| band in which similar requests start | 10 requests, 5 drafts of each | `evidence.request_acceptance` |
+| acceptance of a request, and so its band | 10 drafts, weighted by their trials | `evidence.request_acceptance` |
+| band in which similar requests start | 5 drafts of each of 10 requests | `evidence.request_acceptance` |
 | AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
-| prices of a step | 400 steps of a cell | `cost.CELL_STEPS` |
-| slowdown factor | 20 steps up, 100 steps down to 1 | `cost.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
+| prices of a step | 400 steps of a cell | `price_fit.CELL_STEPS` |
+| slowdown factor | 20 steps up, 100 steps down to 1 | `price_fit.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
 | share of steps that prefill; context of a decode | 50 steps | `RECENT_SHARE` |
 | running decodes (only for the price of a probe) | 50 steps | `RECENT_SHARE` |
 | prefilled tokens of a step that prefills | 10 such steps | `PREFILL_SHARE` |
@@ -31,8 +31,9 @@ decodes of the present step is exact.
 
 The first two change K in the next step, the others with the next refresh (`agent.learning.REFRESH_S`).
 
-Until its first draft is verified, a request is in the band in which it starts, whatever its own acceptance is. Drafts
-whose K was chosen before that do not count in this law's acceptance of the band, because they would bias it. The
+Until its first draft is verified, a request is in the band in which similar requests start, although its own text may
+belong to another band. Drafts whose K was chosen before that do not count in this law's acceptance of the band, because
+they would bias it. The
 exported counts, and so the fleet's acceptance, contain them.
 
 The law chooses nothing until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
@@ -48,7 +49,7 @@ import numpy as np
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
-from specpilot.engine_adapter.law.acceptance import BandAcceptance
+from specpilot.engine_adapter.law.band_acceptance import BandAcceptance
 from specpilot.engine_adapter.law.batch_choice import (
     REQUIREMENT_AT,
     Choice,
@@ -58,7 +59,7 @@ from specpilot.engine_adapter.law.batch_choice import (
     explained,
     is_like,
 )
-from specpilot.engine_adapter.law.cost import StepCost, features_of, step_s
+from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
@@ -166,8 +167,8 @@ class EngineLaw:
     def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
         """Record a plan.
 
-        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: rows that these decodes
-        catch up now; only rows of steps that drafted for others and not for them count.
+        `drafted`: the number of decodes for which K > 0 was chosen. `backlog_rows`: the rows that these decodes
+        catch up now. A row counts only if the step that left it drafted for other requests.
         """
         estimates = self.estimates
         if estimates is None or drafted < LEAST_DRAFTED_RATIO * decodes:

@@ -9,9 +9,9 @@ _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""
 
 _SPAN = 12
-"""The cost of a token is the mean from the first further token to as many as there are decodes, and at least to this
-many. Fewer tokens may all be padded to one size of CUDA graphs. Probes rarely verify more tokens than there are
-decodes."""
+"""The cost of a token is the slope of the step's time between 1 and S draft tokens to verify. S is the number of
+decodes, and at least this constant. Over a shorter span all steps may be padded to one CUDA graph, and the slope would
+be 0. Probes rarely verify more tokens than there are decodes."""
 
 
 class ProbePrices(NamedTuple):
@@ -21,8 +21,8 @@ class ProbePrices(NamedTuple):
     `verifying` is the extra time of the next step: the target verifies a draft, and the drafter reads its positions in
     another pass. If the drafter runs in every step anyway, `verifying` is the whole fixed cost. `beside_prompt` is the
     fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
-    a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: the number of steps
-    that draft nothing in a second.
+    a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: how many steps a
+    second has if none of them drafts.
     """
 
     drafting: float

@@ -29,8 +29,8 @@ C. Before a position joins a backlog (A3, B3), these requests catch up:
    C2. Other requests, largest backlog first, in two cases. All backlogs together would exceed `backlog_rows`: requests
        catch up until the total fits. One backlog has reached `catch_up_rows`: the request with the largest backlog
        catches up, unless A2 has used up `catch_up_rows` in this step. In both cases more requests catch up while their
-       rows fit into the rest of `catch_up_rows`. Every other backlog of that size grows by a row, and the largest is
-       read in the next step.
+       rows fit into the rest of `catch_up_rows`. Other backlogs that have reached `catch_up_rows` grow by a row, and in
+       the next step the largest of them is read.
 
 A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger backlog takes two passes.
 """

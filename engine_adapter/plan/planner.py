@@ -1,16 +1,24 @@
 """Plans the drafts that follow a step: K of each request, the drafter's width, and which requests catch up.
 
+The plan is made when vLLM has scheduled a step. The drafter runs at the end of this step; the next step verifies K
+draft tokens of each request.
+
 Pure and deterministic. K depends on class, band, load and past steps, never on the draft tokens that are cut, so the
 output keeps the target's distribution. A band reflects known outcomes only: not those of the step under way, and in
 vLLM's asynchronous loop not those of the step before it either.
 
 From counts to the draft tokens of a request:
 
-    `Steps.note_draft`          the outcome of each draft moves the request's band
-    `EngineLaw.learn, refresh`  counts and step times become acceptance by band, and prices
-    `EngineLaw.k_of`            K of the request's group: class requirements, band, probed or not
-    `Planner.plan`              cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
-    the scheduler               cuts the request's draft to `k` tokens
+    `steps.Steps.note_draft`          the outcome of each draft moves the request's band (`evidence.request_acceptance`)
+    `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.learning`)
+    `law.law.EngineLaw.refresh`       computes acceptance by band, and prices, once a second
+    `law.law.EngineLaw.k_of`          returns K of the request's group: class requirements, band, probed or not
+      `policy.choice.Chooser`         has chosen K of all groups for the most tokens per second
+    `Planner.plan`                    cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
+    `vllm.scheduler`                  cuts the draft to `k` tokens: `_place` with asynchronous scheduling, else
+                                      `update_draft_token_ids`
+
+A grammar may cut a draft further, and on model runner V2 vLLM's adaptive verification (`vllm.verified_tokens`).
 
 `Planner.plan` runs in each step that does not repeat the last one (`plan.steps`). It determines K of each request in
 this order (the code has the same numbers):
@@ -19,9 +27,10 @@ this order (the code has the same numbers):
 2. *Room.* The largest K with which all running requests fit into vLLM's next step (`plan.step_room`). If vLLM will not
    draft, because a request is too long for the drafter, K is 0 for all, without 4 and 5.
 3. *Scheduled K*, cut to the request's ceiling and to the room:
-   3a. under a table with a law, the K that the law chooses for the decodes of this step (`law.law`);
-   3b. under any other table, its K for the request's class, its band and the number of running decodes, those without a
-       token in this step included.
+   3a. normally the K that the engine's law chooses for the decodes of this step (`law.law`);
+   3b. under a table without a law (a static K, a freeze, a calibration; `plan.speculation_control` has all cases), the
+       table's K for the request's class, its band and the number of running decodes, those without a token in this step
+       included.
 4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter has one buffer for its slots and for
    the tokens of the step under way. vLLM scheduled these tokens before the width was known. If the slots do not fit
    into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
@@ -39,14 +48,22 @@ A *slot* is one position that the drafter prepares for one request, so a step ha
 P-EAGLE computes them in one pass. A sequential EAGLE head runs one pass for each position of the width: the same number
 of slots.
 
-When traffic changes:
+When traffic changes, the parts react in this order (`law.law` has the memories of the inputs):
+
+    same step       the room of the step (2); if the batch has changed much, K of all groups
+    next step       K of a request whose band has moved; a few drafts move a band, a draft's outcome is known one or
+                    two steps after it was planned
+    within 1 s      acceptance by band, prices, K of all groups
+    seconds         at K = 0: probes that find predictable requests
+    half an hour    the controller's fall back to the static K, if adaptive K loses (`controller.law.control_group`;
+                    the earliest time for one engine by default, less for several)
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
-  has the K that was chosen for that band.
-- The batch changes. Under a law (3a) K of all bands is chosen anew in the same step in three cases: the growth of all
-  groups plus the fall in the number of decodes exceeds an eighth of the decodes; a decode is in a group without a K; or
-  K is 0 for all, and a decode is in a group that was empty (`batch_choice.is_like`). Otherwise K is chosen anew about
-  once a second (`law.law`, which also has the memories of its inputs). Under rows (3b) K changes with the number of
+  has the K that was chosen for that band. From high to low acceptance this takes more drafts than back
+  (`evidence.request_acceptance`).
+- The batch changes. Under a law (3a) K of all groups is chosen anew in the same step if the batch is no longer like the
+  one of the last choice (`batch_choice.is_like`: about an eighth of the decodes), otherwise about once a second. If
+  most decodes are new, K is chosen for them alone (`law.batch_choice`). Under rows (3b) K changes with the number of
   running decodes in the same step.
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts

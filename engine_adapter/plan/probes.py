@@ -15,19 +15,25 @@ the largest K of its class, the request's ceiling, or the room of the step.
     fixed = 0           if the step drafts without the probe, or already has another probe
             verifying   for a drafter that must run in every step: the extra time of the step that verifies
             beside      for due probes, if the drafter reads a due request's prompt anyway: `verifying`, plus what
-                        drafting adds to this pass, slots of other `states` with several positions included
+                        drafting adds to this pass. All decodes with several positions in the step get slots in
+                        this pass, so `beside` contains the slots of the others
             drafting    otherwise: `verifying`, plus a pass of the drafter
 
-*Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget. Time without a request counts
-like busy time; time in which all requests wait, such as for a grammar, does not count.
-The budget is at most the cost of the most expensive probe, the *limit*. While the prices are unknown there are no
-probes.
+In the step of the probe the drafter reads the backlog and the request's position, and prepares `width` slots. In the
+next step it reads the verified draft: at most `width` positions. These costs are predictions; no probe is timed.
+Every request of the two steps waits for this time; only the probed request can gain tokens by it. There is one budget
+for the engine, not one for each class or request.
+
+*Budget.* Each step with tokens adds `probe_ratio` of the time of a step to the budget. The policy sets `probe_ratio`
+(`policy.model_policy`, 0.005 by default), without a schedule the engine's settings. Time without a request counts like
+busy time; time in which all requests wait, such as for a grammar, does not count. The budget is at most the cost of the
+most expensive probe, the *limit*. While the prices are unknown there are no probes.
 
     charges in a time T <= probe_ratio T + limit + D + F
 
-D is the largest debt at which a follow-up may start (2), F the charge of one follow-up. Free first drafts (1) come in
-addition. A probe alone in its step costs about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of
-0.005 one runs every 400 steps.
+D is the largest debt at which a follow-up may start: `_FOLLOW_UP_DEBT` times `drafting`, at most the limit. F is the
+charge of one follow-up. Free first drafts (1) come in addition, at most one for each request. A probe alone in its step
+costs about two steps with the demo pair on two CPU cores, so at a `probe_ratio` of 0.005 one runs every 400 steps.
 
 `choose` takes three kinds in this order:
 
@@ -36,7 +42,7 @@ addition. A probe alone in its step costs about two steps with the demo pair on 
    this band, requests could end before any of their drafts is verified. With free first drafts, as soon as steps draft
    for one predictable request, others get one draft too.
 2. *Follow-ups*: the last probe was accepted whole, and the band is not the highest. Follow-ups are charged, and may
-   overdraw the budget: one may start while the debt exceeds neither `_FOLLOW_UP_DEBT` times `drafting` nor the limit.
+   overdraw the budget: one may start while the debt is at most D.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
    probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
@@ -114,7 +120,7 @@ class Probes:
         self.drafted_at = 0
         self._k_max = k_max
         self._rows_per_step = catch_up_rows
-        self._prompt_budget = 0.0  # a second limit, for prompts in steps that draft nothing else
+        self._prompt_budget = 0.0  # the second budget: for prompts in steps that draft nothing else
         self._charges: dict[str, float] = {}  # in the current step, by request
 
     @property

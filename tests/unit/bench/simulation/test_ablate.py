@@ -14,7 +14,7 @@ from specpilot.bench.simulation.traces import traces
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law import batch_choice, cost
+from specpilot.engine_adapter.law import batch_choice, price_fit
 from specpilot.policy.prices import Prices
 
 
@@ -64,9 +64,9 @@ def in_force() -> dict[str, Any]:
         "first-drafts": Evidence.add_drafts,
         "cold-start": batch_choice.UNPROBED_RATIO,
         "left-out": Prices.catch_up_s,
-        "cost-learning": cost.StepCost.note,
-        "slowdown": cost.SLOWDOWN_SHARE,
-        "pauses": cost.PAUSE,
+        "cost-learning": price_fit.StepCost.note,
+        "slowdown": price_fit.SLOWDOWN_SHARE,
+        "pauses": price_fit.PAUSE,
         "fall-back": ControlGroup._test,
     }
 

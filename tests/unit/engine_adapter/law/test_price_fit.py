@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specpilot.bench.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from specpilot.bench.simulation.plant import Work
 from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.law.cost import StepCost, _rounded, features_of, step_s
+from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
 from specpilot.policy.prices import Prices, StepExtras
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
