@@ -148,7 +148,8 @@ class _SpecPilotScheduler:
         for new in scheduler_output.scheduled_new_reqs:  # more input of a session: its rows are dropped
             self._uncache_backlog(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
-        scheduler_output.num_spec_tokens_to_schedule = self._width = plan.width
+        scheduler_output.num_spec_tokens_to_schedule = plan.width
+        self._width = plan.width if scheduler_output.num_scheduled_tokens else 0  # without tokens nothing is drafted
         setattr(scheduler_output, PLAN, plan)
         self._place(scheduler_output.num_scheduled_tokens)
 

@@ -6,6 +6,8 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.v1.core.sched.interface import PauseState
+
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 
 from specpilot.engine_adapter.plan.step_plan import PLAN
@@ -72,6 +74,21 @@ def test_where_the_others_differ_no_request_is_padded(monkeypatch: pytest.Monkey
         engine.requests[state.request_id].spec_token_ids = [6] * state.k
     add(engine, "third", [1])
     assert engine.schedule().num_scheduled_tokens == {"first": 3, "second": 6, "third": 1}
+
+
+@pytest.mark.parametrize("kind", [SpecPilotScheduler, SpecPilotAsyncScheduler])
+def test_after_a_step_without_tokens_no_request_is_padded(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that must run in every step has a width above 0, but nothing is drafted after such a step."""
+    engine = scheduler(monkeypatch, kind)
+    engine.graphs = GRAPHS
+    engine.planner.catch_up.least_width = 1
+    offer(engine, 1, 3)
+    add(engine, "first", [*range(1, 9)])
+    step(engine)
+    engine.set_pause_state(PauseState.PAUSED_ALL)
+    engine.schedule()
+    engine.set_pause_state(PauseState.UNPAUSED)
+    assert engine._joining_k() == 0
 
 
 def test_without_cuda_graphs_no_request_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
