@@ -66,11 +66,18 @@ class Node:
         """Return when the answer to `command` contains `said`. Raises `TimeoutError`."""
         _until(lambda: text in self.ask(*command), WITHIN_S)
 
-    def is_replicated(self) -> bool:
-        """Whether its replica has all of its writes."""
-        replication = self.ask("info", "replication")
-        written = re.search(r"master_repl_offset:(\d+)", replication)
-        return written is not None and f"offset={written[1]}," in replication
+    def until_replicated(self) -> None:
+        """Return when its replica has all writes that this primary has now; further writes may follow.
+
+        Raises `TimeoutError` if it does not, or if this node is no primary.
+        """
+        written = max(0, int(self._offset("master_repl_offset:")))
+        _until(lambda: int(self._offset("role:master.*,offset=")) >= written, WITHIN_S)
+
+    def _offset(self, before: str) -> str:
+        """Return the number after the pattern `before` in the state of the replication, `-1` if there is none."""
+        match = re.search(rf"{before}(\d+)", self.ask("info", "replication"), re.DOTALL)
+        return match[1] if match is not None else "-1"
 
     def kill(self) -> None:
         """Kill it."""
@@ -122,7 +129,7 @@ class Sentinels:
 
     def fail_over(self) -> None:
         """Kill the primary; return when the new primary answers."""
-        _until(self.primary.is_replicated, WITHIN_S)
+        self.primary.until_replicated()
         self.primary.kill()
         self.replica.until_said("role:master", "info", "replication")
 
@@ -169,7 +176,7 @@ class Cluster:
     def fail_over(self) -> None:
         """Kill the primary that holds nearly all keys; return when another holds them."""
         owner = self.owner_of(redis_keys.POLICIES)
-        _until(owner.is_replicated, WITHIN_S)
+        owner.until_replicated()
         owner.kill()
         survivor = next(node for node in self.nodes if node is not owner)
 

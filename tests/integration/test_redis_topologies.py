@@ -78,7 +78,7 @@ async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
         await gateway.started()
         loads += [asyncio.create_task(ask_until(beating.ended, gateway.port, replies)) for _ in range(4)]
         before = await asyncio.to_thread(store.put_policy, Policy("tiny", static_k=4), None, 2.0)
-        await asyncio.to_thread(until, primary.is_replicated, 5.0)
+        await asyncio.to_thread(primary.until_replicated)
         primary.kill()
         await asyncio.to_thread(until, lambda: write_again(store), 15.0)
         found = store.policy("tiny")
