@@ -59,14 +59,13 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
-# Engines of these files have one thread each, so the second core is free for tests without an engine.
-ONE_THREAD := $(addprefix tests/e2e/test_, exact.py backlog.py v2_exact.py engine_options.py triton_kernels.py gpu_check.py \
-	distribution.py inflate.py v2_up.py)
+# These files run after the others and one by one: the first measures its own steps, the others share one system.
+ALONE := $(addprefix tests/e2e/test_, adapts_alone.py clients.py up.py up_pages.py)
 TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above
-	$(TWO_PROCESSES) $(ONE_THREAD) tests/closed_loop tests/integration tests/unit tests/fuzz $(ARGS)
-	$(BIN)/python -m pytest tests/e2e $(addprefix --ignore=,$(ONE_THREAD)) $(ARGS)
+	$(TWO_PROCESSES) tests/e2e $(addprefix --ignore=,$(ALONE)) tests/closed_loop tests/integration tests/unit tests/fuzz $(ARGS)
+	$(BIN)/python -m pytest $(ALONE) $(ARGS)
 
 test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \

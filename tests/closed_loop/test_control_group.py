@@ -101,7 +101,7 @@ def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
-    phase = Phase(600, [Source("chat_hot", 12)])
+    phase = Phase(400, [Source("chat_hot", 12)])
     run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)
     back = [second.at for second in run.seconds if second.result.reason is Reason.STATIC_BETTER]
     assert back

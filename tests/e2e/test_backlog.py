@@ -16,15 +16,13 @@ def check_nothing_was_lost(found: dict[str, Any]) -> None:
     assert hole["accepted"] / hole["verified"] < 0.95 * whole["accepted"] / whole["verified"]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting(kind: str) -> None:
-    found = run("too_long", kind)
+def test_nothing_is_lost_while_a_request_beyond_the_drafters_limit_keeps_vllm_from_drafting() -> None:
+    found = run("too_long", "async")
     assert {name for name, count in found["caught up"]["seen"].items() if not count} == set()
     check_nothing_was_lost(found)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_nothing_is_lost_where_a_request_leaves_more_rows_than_a_pass_takes(kind: str) -> None:
-    found = run("in_step", kind)
+def test_nothing_is_lost_where_a_request_leaves_more_rows_than_a_pass_takes() -> None:
+    found = run("in_step", "sync")
     assert found["caught up"]["seen"]["most rows of one"] > found["pass"]
     check_nothing_was_lost(found)

@@ -18,7 +18,7 @@ def plain() -> dict[str, Any]:
     return run("exact_engine", "plain", "peagle")
 
 
-@pytest.fixture(scope="module", params=["sync peagle", "async peagle", "sync eagle3", "async eagle3"])
+@pytest.fixture(scope="module", params=["sync peagle", "async peagle", "async eagle3"])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return run("exact_engine", *request.param.split()) | {"kind": request.param.split()[0]}
 
