@@ -51,8 +51,8 @@ of slots.
 When traffic changes, the parts react in this order (`law.law` has the memories of the inputs):
 
     same step       the room of the step (2); if the batch has changed much, K of all groups
-    next step       K of a request whose band has moved; a few drafts move a band, a draft's outcome is known one or
-                    two steps after it was planned
+    next step       K of a request whose band has moved; it takes a few drafts to move a band, and a plan knows the
+                    drafts planned two steps earlier or more, with asynchronous scheduling three
     within 1 s      acceptance by band, prices, K of all groups
     seconds         at K = 0: probes that find predictable requests
     half an hour    the controller's fall back to the static K, if adaptive K loses (`controller.law.control_group`;
