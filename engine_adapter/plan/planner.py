@@ -10,7 +10,7 @@ vLLM's asynchronous loop not those of the step before it either.
 From counts to the draft tokens of a request:
 
     `steps.Steps.note_draft`          the outcome of each draft moves the request's band (`evidence.request_acceptance`)
-    `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.learning`)
+    `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.agent`)
     `law.law.EngineLaw.refresh`       computes acceptance by band, and prices, once a second
     `law.law.EngineLaw.k_of`          returns K of the request's group: class requirements, band, probed or not
       `policy.choice.Chooser`         has chosen K of all groups for the most tokens per second
