@@ -33,8 +33,7 @@ The first two change K in the next step, the others with the next refresh (`agen
 
 Until its first draft is verified, a request is in the band in which similar requests start, although its own text may
 belong to another band. Drafts whose K was chosen before that do not count in this law's acceptance of the band, because
-they would bias it. The
-exported counts, and so the fleet's acceptance, contain them.
+they would bias it. The exported counts, and so the fleet's acceptance, contain them.
 
 The law chooses nothing until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
 start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps

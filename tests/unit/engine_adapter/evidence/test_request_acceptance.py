@@ -54,6 +54,32 @@ def test_a_change_in_the_text_shows_within_a_dozen_drafts() -> None:
     assert 1 < drafts < 12
 
 
+def drafts_until(own: Acceptance, change: int, draft: tuple[int, int]) -> int:
+    """Return how many drafts of (K, accepted) it takes until the band has changed by `change`."""
+    wanted = own.band + change
+    for count in range(1, 100):
+        own.note(draft[1], trials(*draft, is_refused=False))
+        if own.band == wanted:
+            return count
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("change", "count"), [(-1, 5), (-2, 12)])
+def test_text_that_is_half_accepted_falls_from_whole_drafts_of_7_as_documented(change: int, count: int) -> None:
+    own = Acceptance(0.7)
+    for _ in range(100):
+        own.note(7, trials(7, 7, is_refused=False))
+    assert drafts_until(own, change, (7, 1)) == count
+
+
+@pytest.mark.parametrize(("change", "count"), [(1, 2), (2, 6)])
+def test_whole_probes_of_4_raise_text_that_was_half_accepted_as_documented(change: int, count: int) -> None:
+    own = Acceptance(0.7)
+    for _ in range(100):
+        own.note(1, trials(4, 1, is_refused=False))
+    assert drafts_until(own, change, (4, 4)) == count
+
+
 def test_a_kind_starts_at_the_mean_of_its_first_drafts_and_one_never_seen_at_the_mean_of_all() -> None:
     begins = Priors()
     assert 0.5 < begins.of(kind("chat")) < 1.0  # before any draft: drafting is worth a try
