@@ -63,7 +63,7 @@ class Node:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
 
     def until_said(self, text: str, *command: str) -> None:
-        """Return when the answer to `command` contains `said`. Raises `TimeoutError`."""
+        """Return when the answer to `command` contains `text`. Raises `TimeoutError`."""
         _until(lambda: text in self.ask(*command), WITHIN_S)
 
     def until_replicated(self) -> None:

@@ -3,8 +3,8 @@
 Engines choose K themselves, by the guidance that the controller publishes. Guidance does not depend on the traffic:
 when traffic changes, engines follow by themselves (`engine_adapter.plan.planner`, "When traffic changes"). The
 controller estimates this choice from the prices and counts that engines export (`estimate`): for `explain`, for
-forecasts, and for a freeze of the current K.
-It decides which engines are drawn for the control group or a canary, and whether the pool falls back to the static K.
+forecasts, and for a freeze of the current K. It decides which engines are drawn for the control group or a canary, and
+whether the pool falls back to the static K.
 
 Bounds and pins apply to the guidance and to the static K of the control group. They do not apply to K that an operator
 sets directly: the static K of modes `off` and `advise`, and of `freeze --hold static`.
@@ -233,8 +233,8 @@ class Tick:
 
         Two cases need care. During a canary in a pool that has fallen back, the schedule in force may have guidance for
         engines that are not drawn. Then the fall back was suspended, because the static K would break an SLO, and the
-        usual way is adaptive K. During a canary in a pool that is `unpriced`, engines run
-        rows in all windows, so both values are `None`; a control group draws no window in such a pool.
+        usual way is adaptive K. During a canary in a pool that is `unpriced`, engines run rows in all windows,
+        so both values are `None`; a control group draws no window in such a pool.
         """
         is_canary = self._context.window is not None
         has_fallen_back = self._has_lost and not (is_canary and in_force.guidance is not None)

@@ -45,9 +45,9 @@ costs about two steps with the demo pair on two CPU cores, so at a `probe_ratio`
    overdraw the budget: one may start while the debt is at most D.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
-   probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, so
-   that one step probes several requests. After a second without any draft, the cost of one probe is enough, so that a
-   change of traffic is found sooner.
+   probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, or is
+   at the limit, so that one step probes several requests. After a second without any draft, the cost of one probe is
+   enough, so that a change of traffic is found sooner.
 
    While requests arrive steadily, prompts must not use up the whole budget, because the text of running requests may
    change. So there is a second budget for prompts. It earns `PROMPT_SHARE` of what the first one earns and has the same

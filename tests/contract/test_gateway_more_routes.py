@@ -301,6 +301,7 @@ async def test_errors_of_anthropics_routes_have_its_shape(
 async def test_an_api_that_a_model_does_not_have_ejects_no_engine(
     engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
+    # vLLM's own answer for a route that the loaded model does not support
     engine.script = [reply(b'{"error":{"message":"no","type":"NotImplementedError"}}', "501 Not Implemented")]
     for _ in range(8):
         assert (await call(gateway.port, request({"model": "tiny"}, path="/pooling"))).status == 501
