@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from specpilot.engine_adapter import graph_flags, head_config, plugin_names, presets
+from specpilot.engine_adapter import graph_flags, head_config, number_format, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
         *("--middleware", CLASS_HEADER),
         *vllm_flags,
+        *number_format.flags(options.model, vllm_flags),
     ]
     if speculative and _has_cuda():
         k_max = speculative.get("num_speculative_tokens")

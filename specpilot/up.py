@@ -33,7 +33,7 @@ from specpilot.policy.settings import fail
 from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor
-from specpilot.up_parts import answers, engines, reachable, servers
+from specpilot.up_parts import answers, engine_notes, engine_urls, engines, reachable, servers
 from specpilot.up_settings import PROGRAM, UpSettings, check, check_ports, policy_given, read
 
 DEMO_CLASSES = ("chat", "code", "json")
@@ -120,7 +120,7 @@ def _claim(state_dir: Path) -> int:
 def _show(settings: UpSettings, mode: Mode, supervisor: Supervisor, stop: threading.Event) -> None:
     """Print all addresses and keep one live line until `stop`."""
     _say(_addresses(settings, mode))
-    line = StatusLine(f"http://{reachable(settings.host)}:{settings.port}", _engine_urls(settings), SystemClock())
+    line = StatusLine(f"http://{reachable(settings.host)}:{settings.port}", engine_urls(settings), SystemClock())
     while not stop.wait(1.0):
         supervisor.watch()
         line.show(sys.stdout)
@@ -139,7 +139,11 @@ def _start(
     for parts in [models, others] if settings.unattended else [models + others]:
         if not stop.is_set():
             supervisor.start(parts, settings.ready_within_s)
-    return None if stop.is_set() else policy.mode
+    if stop.is_set():
+        return None
+    for note in engine_notes(settings):
+        say(note)
+    return policy.mode
 
 
 def _policy_in_force(
@@ -198,10 +202,6 @@ def _changed(settings: UpSettings, policy: Policy | None) -> Policy:
     return replace(policy, mode=mode, static_k=settings.k if "k" in fields_set else policy.static_k)
 
 
-def _engine_urls(settings: UpSettings) -> list[str]:
-    return [f"http://127.0.0.1:{settings.engine_port + index}" for index in range(settings.engines)]
-
-
 def _addresses(settings: UpSettings, mode: Mode) -> str:
     gateway = f"http://{reachable(settings.host)}:{settings.port}"
     admin = f"http://{reachable(settings.admin_host)}:{settings.admin_port}"
@@ -212,7 +212,7 @@ SpecPilot is up. {_WHAT_K_DOES[mode]}; mode {mode}.{"" if mode is Mode.ACT else 
   OpenAI endpoint   {gateway}/v1            model {model}
   console           {admin}/
   admin API         {admin}/openapi.json
-  metrics           {gateway}/metrics  {admin}/metrics  {"  ".join(f"{url}/metrics" for url in _engine_urls(settings))}
+  metrics           {gateway}/metrics  {admin}/metrics  {"  ".join(f"{url}/metrics" for url in engine_urls(settings))}
   logs              {settings.state_dir / "logs"}
 
   curl {gateway}/v1/chat/completions -H 'Content-Type: application/json' -H 'X-Traffic-Class: code' \\

@@ -9,13 +9,15 @@ Secrets (tokens, the password in a Redis URL) are passed to the parts in their e
 machine can read the arguments of its processes.
 """
 
+import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from specpilot import gpus
 from specpilot.policy.errors import PolicyError
@@ -150,6 +152,23 @@ def answers(url: str) -> Callable[[], bool]:
         return True
 
     return is_ready
+
+
+def engine_urls(settings: UpSettings) -> list[str]:
+    """Return the addresses of the engines."""
+    return [f"http://127.0.0.1:{settings.engine_port + index}" for index in range(settings.engines)]
+
+
+def engine_notes(settings: UpSettings) -> list[str]:
+    """Return what the started engines report about their start; nothing of an engine that does not answer."""
+    token = os.environ.get("SPECPILOT_ENGINE_CONTROL_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    found = []
+    for index, url in enumerate(engine_urls(settings)):
+        request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
+        with suppress(OSError, ValueError), urlopen(request, timeout=5.0) as reply:  # noqa: S310 - as above
+            found += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
+    return found
 
 
 def reachable(host: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
+from specpilot.engine_adapter import number_format
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -115,6 +116,7 @@ def main(options: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
 
     llm = LLM(
+        dtype=options.pop("dtype", None) or number_format.fitting(),
         enforce_eager=True,
         max_num_seqs=MAX_RUNNING,
         max_model_len=2 * LONGEST_REPLY,

@@ -35,6 +35,7 @@ from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import memory_by_name
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
+from specpilot.engine_adapter import number_format
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -289,6 +290,7 @@ def main(arguments: Sequence[str]) -> None:
     command += ["--model", str(DEMO_MODEL / "target"), "--port", str(settings.port)]
     command += ["--served-model-name", "demo", "--enforce-eager", "--max-num-seqs", "32", "--max-model-len", "1024"]
     command += ["--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "60"]
+    command += number_format.flags(str(DEMO_MODEL / "target"), ())
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | _GIVEN_BACK
     with tempfile.TemporaryFile("w+b") as log:
         engine = Popen(command, env=environment, stdout=log, stderr=log)

@@ -20,6 +20,7 @@ from specpilot.bench.sweep.systems import (
     speculative_config,
 )
 from specpilot.demo_model import DEMO_MODEL
+from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.vllm import versions
 
 MODEL = "demo"
@@ -54,7 +55,7 @@ def _flags(port: int, k: int) -> list[str]:
     flags += [] if has_gpu() else ["--distributed-executor-backend", "uni", "--enforce-eager"]
     if k:
         flags += ["--speculative-config", speculative_config(EAGLE_3, str(DEMO_MODEL / "eagle3"), k)]
-    return [*flags, "--disable-uvicorn-access-log"]
+    return [*flags, *number_format.flags(str(DEMO_MODEL / "target"), ()), "--disable-uvicorn-access-log"]
 
 
 def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specpilot.bench.adapter.parts import runner_of
+from specpilot.engine_adapter import number_format
 
 Prompt = str | dict[str, list[int]]
 
@@ -22,7 +23,7 @@ class Engine:
         from specpilot.engine_adapter import plugin  # noqa: PLC0415 - imports vLLM
 
         plugin.register()
-        self.llm = LLM(**options)
+        self.llm = LLM(**{"dtype": number_format.fitting()} | options)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.control: Any = getattr(self.core.scheduler, "control", None)
         self.runner = runner_of(self.core)

@@ -22,6 +22,7 @@ from specpilot.bench.process_end import end
 from specpilot.bench.sweep.endpoint import EndpointError, check_health
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
 from specpilot.bench.sweep.steering import Steering
+from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.vllm import versions
 from specpilot.ports import check_port
 
@@ -191,6 +192,7 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
             *("--state-dir", str(engines.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
         ]
     engine = ["--model", engines.model, *served, "--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared]
+    engine += number_format.flags(engines.model, shared)
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
     return [

@@ -11,6 +11,9 @@ setting verified tokens and slots would only grow together, and their costs coul
 The requests' tokens are drawn at random, so their drafts are no evidence about traffic: the law learns the steps, and
 nothing is exported. vLLM's own counters count these requests.
 
+If a step of a few requests takes longer than `SLOW_STEP_S`, a note says so, with what helps. Like the engine's other
+notes it is in the log and in `GET /speculation`.
+
 If sequences cannot be long enough for all settings, the requests end early and are sent again. Steps in which less than
 half of the requests run are learned, but not counted for the setting.
 
@@ -30,6 +33,7 @@ import random
 import select
 import socket
 import ssl
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -59,6 +63,12 @@ ANSWER_S = 5.0
 
 START_S = 120.0
 """Seconds in which the engine's own address must answer, counted from when its model is loaded."""
+
+SLOW_STEP_S = 0.25
+"""Seconds. A longer step of at most `SLOW_REQUESTS` requests is reported. With the demo pair on two cores such a step
+takes 5 to 20 ms in the number format that fits them, and 0.5 s and more with bfloat16 in software."""
+
+SLOW_REQUESTS = 8
 
 CLASS = "calibration"
 """The traffic class of the requests with another K than the rest."""
@@ -92,6 +102,7 @@ class Calibration:
         self._control = scheduler.control
         self._url = urlsplit(url)
         self._limit_s = limit_s
+        self._slowest = (0.0, 0, 0)  # seconds, requests, K
 
     def run(self, stopped: threading.Event) -> None:
         """Measure until all settings are done, `limit_s` is over, or `stopped`; log a failure and return."""
@@ -114,8 +125,20 @@ class Calibration:
                 time.monotonic() - began,
                 max(measured, default=0),
             )
+            self._note_slow_steps()
         finally:
             self._leave(stopped)
+
+    def _note_slow_steps(self) -> None:
+        seconds, n, k = self._slowest
+        if seconds > SLOW_STEP_S:
+            note = (
+                f"steps are slow: {1e3 * seconds:.0f} ms with {n} running at K = {k}, more than "
+                f"{1e3 * SLOW_STEP_S:.0f} ms; give the engine cores that no other program uses, a number format that "
+                "the processor multiplies in hardware (--dtype), or a smaller model"
+            )
+            self._scheduler.notes.append(note)
+            logger.warning("SpecPilot: %s", note)
 
     def _leave(self, stopped: threading.Event) -> None:
         """End the calibration's K when none of its requests runs; before that its drafts would count as users'."""
@@ -135,28 +158,33 @@ class Calibration:
             for k, k_others in settings(n, self._control.k_max):
                 self._control.calibrating = calibration_table(k, {CLASS: k_others})
                 until = min(deadline, time.monotonic() + SETTING_S)
-                if not self._take_steps(n, (first, second), until, stopped):
+                measured = self._take_steps(n, (first, second), until, stopped)
+                if measured and n <= SLOW_REQUESTS:
+                    self._slowest = max(self._slowest, (statistics.median(measured), n, k))
+                if len(measured) < STEPS:
                     return False
         while self._scheduler.has_unfinished_requests() and time.monotonic() < deadline and not stopped.is_set():
             time.sleep(_POLL_S)
         return True
 
-    def _take_steps(self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event) -> bool:
-        """Wait for the steps of a setting with `n` requests; return whether there were enough."""
-        began, count = time.monotonic(), 0
-        while count < STEPS and not stopped.is_set():
+    def _take_steps(
+        self, n: int, batches: Sequence["_Batch"], until: float, stopped: threading.Event
+    ) -> Sequence[float]:
+        """Wait for `STEPS` steps of a setting with `n` requests, or `until`; return their seconds."""
+        began, measured = time.monotonic(), list[float]()
+        while len(measured) < STEPS and not stopped.is_set():
             time.sleep(_POLL_S)
             now = time.monotonic()
             if now > until:
                 break
             steps = self._scheduler.meter.take_steps()
             self._scheduler.law.learn(steps)
-            count += sum(2 * shape.decodes >= n and not shape.read for shape, _, _ in steps)
+            measured += [seconds for shape, seconds, _ in steps if 2 * shape.decodes >= n and not shape.read]
             for batch in batches:
                 batch.go_on()
-            if count == 0 and now - began > ANSWER_S:
+            if not measured and now - began > ANSWER_S:
                 raise CalibrationError(f"no step ran within {ANSWER_S:.0f} s")
-        return count >= STEPS
+        return measured
 
     @contextmanager
     def _requests(self, count: int, label: str) -> Iterator["_Batch"]:

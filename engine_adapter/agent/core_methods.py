@@ -46,6 +46,7 @@ def state(core: Any) -> str:
             "schedule": to_plain(schedule) if schedule is not None else None,
             "bands": _bands(core.scheduler),
             "law": core.scheduler.law.described(),
+            "notes": list(core.scheduler.notes),
         }
     )
 

@@ -64,7 +64,7 @@ class _SpecPilotScheduler:
         settings = AdapterSettings.read()
         versions.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
-        start_notes.say_notes(vllm_config)
+        self.notes = start_notes.said_notes(vllm_config)
         k_max = vllm_config.num_speculative_tokens
         self.control = SpeculationControl(
             model=_served_name(vllm_config),

@@ -3,15 +3,18 @@
 import logging
 from typing import Any
 
+from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, drafter_length, is_windowed, uses_mla
 
 logger = logging.getLogger("vllm.specpilot")
 
 
-def say_notes(vllm_config: Any) -> None:
-    """Log the limits of speculation on this engine, once at its start."""
-    for note in notes(vllm_config):
+def said_notes(vllm_config: Any) -> list[str]:
+    """Log the notes on this engine, once at its start, and return them."""
+    found = number_format.notes(vllm_config) + notes(vllm_config)
+    for note in found:
         logger.warning("SpecPilot: %s", note)
+    return found
 
 
 def notes(vllm_config: Any) -> list[str]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 from vllm import SamplingParams
 
+from specpilot.engine_adapter import number_format
 from tests.support.engine_program import chat_text, finish, head, start
 from tests.support.stack import prompts
 
@@ -21,7 +22,7 @@ RUNNING = {"json": 2, "code": 2}
 def main(seconds: float) -> None:
     """Run and report."""
     os.environ["SPECPILOT_ENGINE_ADAPT"] = "1"
-    llm = start(head("peagle"), dtype="auto", max_num_seqs=16, max_model_len=1024, seed=0)
+    llm = start(head("peagle"), dtype=number_format.fitting(), max_num_seqs=16, max_model_len=1024, seed=0)
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler
     waiting = defaultdict(list)

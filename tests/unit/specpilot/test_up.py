@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.settings import load
 from specpilot.supervisor import Part
+from specpilot.up_parts import engine_notes
 from specpilot.up_settings import DEMO_TARGET, UpSettings, check, check_ports, policy_given, read
 from tests.support.stack import free_port
 
@@ -217,6 +219,30 @@ def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(
     assert not (tmp_path / "redis").exists()
     os.close(claim)
     os.close(up._claim(tmp_path))
+
+
+def test_what_the_engines_note_at_their_start_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_known = self.headers["Authorization"] == "Bearer t0p" and self.path == "/speculation"
+            body = json.dumps(
+                {"notes": ["the number format is float32", "steps are slow"]} if is_known else {}
+            ).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", "t0p")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings = read(["--engine-port", str(server.server_port), "--engines", "2"])  # the second does not answer
+        notes = engine_notes(settings)
+        server.shutdown()
+    assert notes == ["engine-0: the number format is float32", "engine-0: steps are slow"]
 
 
 def test_a_policy_comes_from_a_file_or_as_it_is(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def scheduler() -> Any:
         meter=Meter(),
         steps=SimpleNamespace(priors=Priors()),
         vllm_config=config,
+        notes=[],
         has_unfinished_requests=lambda: False,
     )
 
@@ -133,8 +134,42 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
     with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
         Calibration(scheduler, url, 60.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
+    assert scheduler.notes == []
     of_8 = [count for count in calls if count == 4]  # each call has half of the requests
     assert len(of_8) >= 4 * calibration.STEPS
+
+
+@pytest.mark.parametrize(("requests", "notes"), [(4, 1), (16, 0)])
+def test_slow_steps_of_a_few_requests_are_reported_with_what_helps(
+    requests: int, notes: int, scheduler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            count = 2 * len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+            seconds = 0.4 if count >= requests else 0.02
+            for _ in range(calibration.STEPS):
+                scheduler.meter.commit(StepShape(count, count, 0), seconds, 10, Outcome())
+            self._answer()
+
+        def _answer(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    scheduler.control = SpeculationControl("m", "p", 7, 3, requests)
+    with answering(Slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+        Calibration(scheduler, url, 60.0).run(threading.Event())
+    assert len(scheduler.notes) == notes
+    for note in scheduler.notes:
+        assert f"400 ms with {requests} running" in note
+        assert "--dtype" in note
+        assert note in caplog.text
 
 
 def test_one_that_is_switched_off_asks_nothing(scheduler: Any) -> None:

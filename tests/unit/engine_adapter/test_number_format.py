@@ -1,0 +1,99 @@
+"""Which number format an engine on a CPU gets, and what is said about it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specpilot.engine_adapter import number_format
+from tests.support.stack import DEMO_MODEL
+
+TARGET = str(DEMO_MODEL / "target")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "is_fast"),
+    [
+        ({"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_vnni": True, "avx_ne_convert": True}, False),
+        ({"architecture": "x86_64", "avx512_bf16": True}, True),
+        ({"architecture": "x86_64", "amx_bf16": True}, True),
+        ({"architecture": "aarch64", "neon": True}, False),
+        ({"architecture": "arm64", "bf16": True}, True),
+        ({"architecture": "ppc64le"}, None),
+        ({}, None),
+    ],
+)
+def test_bfloat16_is_fast_where_the_processor_has_instructions_for_it(
+    capabilities: dict[str, Any], is_fast: bool | None
+) -> None:
+    assert number_format.multiplies_bfloat16(capabilities) is is_fast
+
+
+@pytest.fixture
+def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch reports a processor with AVX2 and no accelerator."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx2": True})
+
+
+@pytest.mark.usefixtures("old_processor")
+def test_without_the_instructions_an_engine_gets_float32_unless_the_user_names_a_format(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("max-num-seqs: 8\ndtype: bfloat16\n")
+    other = tmp_path / "other.yaml"
+    other.write_text("max-num-seqs: 8\n")
+    in_float32 = ["--dtype", "float32"]
+    assert number_format.fitting() == "float32"
+    for flags in ([], ["--max-num-seqs", "8"], ["--config", str(other)], ["--config", "/nowhere"]):
+        assert number_format.flags(TARGET, flags) == in_float32
+        assert number_format.flags("some/name-at-a-hub", flags) == in_float32
+    named = (["--dtype", "bfloat16"], ["--dtype=auto"], ["--config", str(file)], [f"--config={file}"], ["-q", "awq"])
+    for flags in named:
+        assert number_format.flags(TARGET, flags) == []
+
+
+@pytest.mark.usefixtures("old_processor")
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({"torch_dtype": "bfloat16"}, True),
+        ({"dtype": "float16"}, True),
+        ({"dtype": "float32"}, False),
+        ({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}, False),
+    ],
+)
+def test_a_model_whose_own_format_fits_is_left_alone(config: dict[str, Any], changes: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert bool(number_format.flags(str(tmp_path), [])) is changes
+
+
+def test_with_the_instructions_or_an_accelerator_vllm_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
+    assert number_format.flags(TARGET, []) == []
+    assert number_format.fitting() == "auto"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx2": True})
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    assert number_format.flags(TARGET, []) == []
+
+
+@pytest.mark.usefixtures("old_processor")
+def test_a_note_says_which_format_runs_and_why() -> None:
+    def engine(runs: torch.dtype, files: torch.dtype) -> Any:
+        return SimpleNamespace(model_config=SimpleNamespace(dtype=runs, hf_config=SimpleNamespace(dtype=files)))
+
+    [changed] = number_format.notes(engine(torch.float32, torch.bfloat16))
+    assert "float32, not the files' bfloat16" in changed
+    assert "does not multiply bfloat16 in hardware" in changed
+    [slow] = number_format.notes(engine(torch.bfloat16, torch.bfloat16))
+    assert "use --dtype float32" in slow
+    assert number_format.notes(engine(torch.float32, torch.float32)) == []
+
+
+def test_no_note_where_the_format_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: False)
+    model = SimpleNamespace(dtype=torch.bfloat16, hf_config=SimpleNamespace(dtype=torch.bfloat16))
+    assert number_format.notes(SimpleNamespace(model_config=model)) == []
