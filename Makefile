@@ -12,7 +12,7 @@ VLLM_VERSIONS ?= 0.24.0 0.33.0
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
-$(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt deploy/setup.sh
 	PYTHON=$(PYTHON) VENV=$(VENV) bash deploy/setup.sh
 	touch $@
 
