@@ -18,6 +18,9 @@ from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested, vllm
 _MASK_TOKENS = ("ptd_token_id", "pard_token")
 """Fields of a head's configuration that name the mask token of parallel drafting."""
 
+_LOSES_RECURRENT_STATE = ("0.29", "0.30", "0.31")
+"""Versions of vLLM on which steps without drafts read a stale state of recurrent layers."""
+
 logger = logging.getLogger("vllm.specpilot")
 
 
@@ -44,6 +47,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
     faults += filter(None, [head_fault(speculative), full_graph_fault(vllm_config)])
+    faults += recurrent_faults(vllm_version(), vllm_config.model_config)
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
@@ -116,6 +120,23 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
             "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     return faults
+
+
+def recurrent_faults(version: str, model: Any) -> list[str]:
+    """Return why K = 0 would change the text of a model with recurrent layers (GDN, Mamba) on vLLM `version`.
+
+    A verifying step leaves such a layer's state in the slot of the last accepted token. Before 0.32 the next step reads
+    the first slot if it verifies no drafts (`zero_draft_decode_mask` in vLLM 0.32's `gpu_model_runner`), which is stale
+    if drafts were accepted. vLLM alone verifies drafts in every step; the adapter does not.
+    """
+    is_recurrent = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
+    if not is_recurrent or not is_tested(version, _LOSES_RECURRENT_STATE):
+        return []
+    fault = (
+        f"on vLLM {version} a model with recurrent layers (GDN, Mamba) loses their state in steps without drafts, and "
+        "its text would be wrong: install vLLM 0.32, or start without speculation or without the adapter"
+    )
+    return [fault]
 
 
 def head_fault(speculative: Any) -> str | None:

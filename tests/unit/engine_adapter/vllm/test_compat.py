@@ -47,6 +47,23 @@ def test_one_graph_for_prompts_and_decodes_is_rejected_where_attention_reads_a_p
     assert [word for word in words if word not in str(rejected.value)] == []
 
 
+@pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
+def test_recurrent_layers_are_rejected_where_a_step_without_drafts_would_read_a_stale_state(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = config("eagle3")
+    for version in ("0.29.0", "0.31.2"):
+        monkeypatch.setattr(compat, "vllm_version", lambda version=version: version)
+        compat.check_config(own, is_async_scheduler=False)
+        vars(own.model_config)[kind] = True
+        with pytest.raises(UnsupportedEngineError, match=r"recurrent layers .* install vLLM 0\.32"):
+            compat.check_config(own, is_async_scheduler=False)
+        del vars(own.model_config)[kind]
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
+    vars(own.model_config)[kind] = True
+    compat.check_config(own, is_async_scheduler=False)
+
+
 def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
