@@ -7,7 +7,7 @@ ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
 
-.PHONY: setup up demo bench-gateway bench-soak-interpreted check-gpu test test-compiled test-fast fuzz lint docs structure
+.PHONY: setup up demo bench-gateway bench-soak-interpreted check-gpu test test-all test-compiled test-fast fuzz lint docs structure
 .PHONY: format compiled check-vllm-versions clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
@@ -46,8 +46,7 @@ build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py gateway/*
 lint: setup  ## Style, types and architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/mypy & types=$$!; $(BIN)/lint-imports; imports=$$?; wait $$types && exit $$imports
 
 format: setup  ## Let ruff lay the code out
 	$(BIN)/ruff format .
@@ -59,17 +58,19 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
-# These files run after the others and one by one: the first measures its own steps, the others share one system.
-ALONE := $(addprefix tests/e2e/test_, adapts_alone.py clients.py up.py up_pages.py)
-TWO_PROCESSES = $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, each with whole files, or groups of files that share one system. The longest come first.
+PYTEST = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+LONGEST_FIRST = tests/e2e tests/closed_loop tests/integration tests/contract tests/unit tests/fuzz
 
-test: lint test-compiled  ## Every test, the ones with a real engine included; tests/contract runs compiled, above
-	$(TWO_PROCESSES) tests/e2e $(addprefix --ignore=,$(ALONE)) tests/closed_loop tests/integration tests/unit tests/fuzz $(ARGS)
-	$(BIN)/python -m pytest $(ALONE) $(ARGS)
+test: lint  ## Lint, and the tests that find nearly all faults: 15 minutes on two cores
+	$(PYTEST) --extended drawn $(LONGEST_FIRST) $(ARGS)
+
+test-all: lint test-compiled  ## Every test, every variant, the compiled gateway's too: before an issue is closed, before a release
+	SINGLE_K=check $(PYTEST) $(LONGEST_FIRST) $(ARGS)
 
 test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \
-		$(TWO_PROCESSES) -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
+		$(PYTEST) -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
 
 test-fast: setup  ## The tests that need no engine
 	$(BIN)/python -m pytest -m "not engine and not e2e" $(ARGS)

@@ -21,6 +21,7 @@ def mostly_verification(n: float, m: float, slots: float, prefill: float, contex
     return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)
 
 
+@pytest.mark.extended("loop: measured gain")
 def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     phase = Phase(400, [Source("json", 8, prompt_tokens=1)])  # what prefilling takes is not K's, and not in the gain
     run = simulate([phase], policy=OFTEN)
@@ -52,6 +53,7 @@ def log_throughput(run: Run) -> float:
     return sum(math.log(second.throughput) for second in run.seconds) / len(run.seconds)
 
 
+@pytest.mark.extended("loop: shifting load")
 @pytest.mark.timeout(400)  # some 60 s on a quiet core
 def test_over_a_shifting_load_the_gain_is_that_of_adaptive_k_played_beside_the_static_k() -> None:
     """As `bench demo` does: the same load once for each. In a phase n is given, so that both measures gain the same."""
@@ -99,7 +101,7 @@ def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
         assert not result.is_own_choice
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended("loop: fall back"))])
 def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
     phase = Phase(400, [Source("chat_hot", 12)])
     run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)

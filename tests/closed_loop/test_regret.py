@@ -35,7 +35,10 @@ def ratios(step_s: StepTime, seed: int) -> tuple[list[float], list[float]]:
     return over_oracle, over_both
 
 
-@pytest.mark.parametrize("step_s", [cpu_step_s, gpu_step_s])
+@pytest.mark.extended("loop: labels")
+@pytest.mark.parametrize(
+    "step_s", [cpu_step_s, pytest.param(gpu_step_s, marks=pytest.mark.extended("loop: regret on a GPU"))]
+)
 def test_without_labels_it_beats_the_best_single_k_of_each_phase(step_s: StepTime) -> None:
     runs = [ratios(step_s, seed) for seed in range(2)]
     over_oracle = np.mean([item[0] for item in runs], axis=0)
@@ -53,6 +56,7 @@ def test_labels_add_next_to_nothing() -> None:
     assert without / with_labels >= 0.97
 
 
+@pytest.mark.extended("loop: labels")
 @pytest.mark.parametrize("is_labelled", [True, False])
 def test_clients_that_wait_for_their_replies_are_not_taken_for_a_queue(*, is_labelled: bool) -> None:
     """Eight clients stay eight, however soon they are served: their share of the tokens at K = 0 says too little."""
@@ -135,6 +139,7 @@ def test_unlike_engines_of_a_pool_are_each_served() -> None:
         assert reached >= 0.95 * best_single_k(Phase(40, sources))[0]
 
 
+@pytest.mark.extended("loop: steady")
 def test_k_at_the_load_of_a_steady_pool_stays_as_it_is() -> None:
     """For loads and bands without traffic it is a guess, which may go to and fro."""
     for seed in range(3):
@@ -151,6 +156,7 @@ def test_a_few_predictable_requests_among_many_are_found_without_labels() -> Non
     assert reached >= 1.05 * of_single_k(phases[1], 0)
 
 
+@pytest.mark.extended("loop: found where nothing drafts")
 @pytest.mark.parametrize("sources", [[("json", 8), ("code", 8)], [("json", 2), ("chat_hot", 4)]])
 def test_predictable_requests_are_found_where_nothing_drafts(sources: list[tuple[str, int]]) -> None:
     """Short replies without labels: all have ended before a probe of one after the other has told them apart."""

@@ -1,4 +1,4 @@
-"""One engine without speculation (its answers are the reference), then one whole system, for all end-to-end tests."""
+"""One whole system for the end-to-end tests, and what an engine without speculation answers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -45,8 +45,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Reply]:
 
 
 @pytest.fixture(scope="session")
-def stack(reference: list[Reply], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The whole system in float32; comes after the reference so that the two never share the cores.
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The whole system in float32.
 
     It stores responses, and keeps streams alive while it has nothing to say.
     """

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.engine_program import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("adapts alone"), pytest.mark.timeout(400)]
 
 
 def test_predictable_requests_are_drafted_for_and_others_less() -> None:

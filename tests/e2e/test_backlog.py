@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.engine_program import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("V1 backlog"), pytest.mark.timeout(400)]
 
 
 def check_nothing_was_lost(found: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from specpilot.bench.agreement.stock import stock_server
 from specpilot.bench.sweep import command as sweep
 from tests.support.stack import call, free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.extended("bench agreement")]
 
 REQUESTS, TOKENS, K = 12, 16, 3
 ELSEWHERE = {"max_output_tokens_per_s", "max_concurrent_requests", "rtfx", "burstiness"}

@@ -22,7 +22,7 @@ from specpilot.bench.report.process_tree import tree
 from tests.support.client_packages import node_folder, python_folder
 from tests.support.stack import DEMO_MODEL, Stack, counters
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
 
 BENCH_SERVE = """
 import argparse
@@ -214,6 +214,7 @@ SUITES = Path(__file__).parent / "client_suites"
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
 
+@pytest.mark.extended("clients of others")
 def test_the_openai_package_of_node(gateway: str) -> None:
     folder = node_folder("openai@6.49.0")
     suite = shutil.copy(SUITES / "openai_node.mjs", folder)  # modules are looked for beside it
@@ -224,6 +225,7 @@ def test_the_openai_package_of_node(gateway: str) -> None:
     assert done.stdout.count("ok: ") == len(cases)
 
 
+@pytest.mark.extended("clients of others")
 @pytest.mark.parametrize(
     ("suite", "package"),
     [("langchain_suite", "langchain-openai==1.7.4"), ("pydantic_ai_suite", "pydantic-ai-slim[openai]==2.68.0")],
@@ -255,6 +257,7 @@ def bench_serve(url: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return done.stdout, json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.extended("clients of others")
 def test_vllm_bench_serve_shows_acceptance_behind_the_gateway(stack: Stack, gateway: str, tmp_path: Path) -> None:
     names = [f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "accepted_tokens")]
     before = [counters(stack.engine, name)[()] for name in names]

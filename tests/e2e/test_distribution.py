@@ -9,7 +9,7 @@ from specpilot.bench.adapter.engine_worker import EngineWorker, prompt_texts
 from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import DEMO_MODEL
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("V1 sampled"), pytest.mark.timeout(600)]
 
 DRAWS = 2500
 PREFIXES = 2

@@ -41,6 +41,7 @@ def test_an_engine_that_pauses_and_sleeps_keeps_the_text_and_counts_neither_as_a
     assert found["ids"] == plain()["ids"]
 
 
+@pytest.mark.extended("LoRA")
 def test_lora_requests_beside_others_keep_the_text(tmp_path: Path) -> None:
     make_lora(tmp_path)
     options = {"enable_lora": True, "max_lora_rank": 8}
@@ -51,6 +52,7 @@ def test_lora_requests_beside_others_keep_the_text(tmp_path: Path) -> None:
     assert sum(mine != theirs for mine, theirs in zip(found["ids"], plain()["ids"], strict=True)) > 8
 
 
+@pytest.mark.extended("tensor parallel")
 def test_tensor_parallel_workers_keep_the_text() -> None:
     """Few requests, because on one core two workers wait for each other most of the time."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
@@ -59,6 +61,7 @@ def test_tensor_parallel_workers_keep_the_text() -> None:
     assert found["ids"] == outcome(Case(options, has_adapter=False, requests=9))["ids"]
 
 
+@pytest.mark.extended("vLLM alone")
 def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:
     head = {"method": "eagle3", "num_speculative_tokens": 7, "parallel_drafting": True}
     found = outcome(Case({"speculative_config": head | {"model": str(DEMO_MODEL / "peagle")}}, has_adapter=False))

@@ -18,7 +18,14 @@ def plain() -> dict[str, Any]:
     return run("exact_engine", "plain", "peagle")
 
 
-@pytest.fixture(scope="module", params=["sync peagle", "async peagle", "async eagle3"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "async peagle",
+        pytest.param("sync peagle", marks=pytest.mark.extended("V1 synchronous")),
+        pytest.param("async eagle3", marks=pytest.mark.extended("V1 EAGLE-3")),
+    ],
+)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return run("exact_engine", *request.param.split()) | {"kind": request.param.split()[0]}
 
@@ -93,7 +100,14 @@ def check_spell(found: dict[str, Any], least_in_turns: int, in_the_hole: float) 
     assert accepted("hole") < in_the_hole * accepted("whole")
 
 
-@pytest.mark.parametrize("how", ["compiled peagle", "eager eagle3", "poison peagle"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "poison peagle",
+        pytest.param("eager eagle3", marks=pytest.mark.extended("V1 EAGLE-3, catching up")),
+        pytest.param("compiled peagle", marks=pytest.mark.extended("V1 compiled")),
+    ],
+)
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(how: str) -> None:
     found = run("caught_up", *how.split())
     check_spell(found, 100, 0.95)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.stack import ROOT
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("GPU check"), pytest.mark.timeout(600)]
 
 PARTS = (
     "operations", "replies without speculation", "replies, synchronous", "replies, asynchronous",

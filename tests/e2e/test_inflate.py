@@ -10,7 +10,7 @@ from specpilot.bench.gpu_check.check import Check
 from specpilot.bench.inflate import command
 from specpilot.demo_model import DEMO_MODEL
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("inflate"), pytest.mark.timeout(300)]
 
 
 def replies(folder: Path, out: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.stack import DEMO_MODEL, counters, free_port, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.extended("unattended"), pytest.mark.timeout(600)]
 READY_S = 180.0
 HEADERS = {
     "Content-Type": "application/json",

@@ -16,7 +16,7 @@ from specpilot.policy import engine_metrics as names
 from tests.e2e.conftest import Reply, greedy_replies
 from tests.support.stack import Stack, call, counters, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
 
 BY_SCHEDULE = ("guidance", "schedule")
 """Where K comes from under a valid schedule: the engine's own law, or in a window of the control group its rows."""
@@ -152,6 +152,7 @@ def test_two_classes_in_one_batch_get_different_k(stack: Stack) -> None:
     stack.put_policy(mode="act", probe_ratio=0.02, classes={"code": {}, "chat": {}, "json": {}})
 
 
+@pytest.mark.extended("whole system, text")
 def test_output_is_that_of_an_engine_without_speculation_while_k_changes(stack: Stack, reference: list[Reply]) -> None:
     rng = random.Random(11)
     done = threading.Event()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stack import ROOT, Stack, call
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
 
 TUTORIAL = ROOT / "docs" / "get-started" / "tutorial.md"
 CLIENTS = ROOT / "docs" / "how-to" / "clients.md"
@@ -43,6 +43,7 @@ def here(stack: Stack, text: str) -> str:
     return text.replace("http://127.0.0.1:8080", stack.gateway)
 
 
+@pytest.mark.extended("tutorial")
 def test_the_tutorial(stack: Stack, tmp_path: Path) -> None:
     steps = blocks(TUTORIAL, "bash")
     script = "set -euxo pipefail\ntrap 'kill $(cat traffic.pid) 2>/dev/null || true' EXIT\n" + "\n".join(steps)

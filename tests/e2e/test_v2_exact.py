@@ -41,7 +41,7 @@ def plain() -> dict[str, Any]:
     return run("exact_engine", "plain", "peagle", "short")
 
 
-@pytest.fixture(scope="module", params=["eagle3", "peagle"])
+@pytest.fixture(scope="module", params=["peagle", pytest.param("eagle3", marks=pytest.mark.extended("V2 EAGLE-3"))])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return on_v2("exact_engine", "sync", request.param)
 
@@ -50,6 +50,7 @@ def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
     check_spell(on_v2("caught_up", "eager", "peagle"), 15, 0.9)
 
 
+@pytest.mark.extended("V2 EAGLE-3, catching up")
 def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that_never_was() -> None:
     """Its first pass reads a part of a step through the runner's buffers, which P-EAGLE's speculator does not."""
     found = on_v2("caught_up", "eager", "eagle3", "whole", "left out in turns")
@@ -63,6 +64,7 @@ def test_p_eagles_rows_are_laid_out_as_on_model_runner_v1() -> None:
     assert run("parallel_layouts") == {"compared": 56, "differ": []}
 
 
+@pytest.mark.extended("V2 as V1")
 def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
     """For the same text, token by token, at mixed K; so acceptance by position is the same too."""
     v1, v2 = run("drafts", "peagle"), on_v2("drafts", "peagle")
@@ -72,6 +74,7 @@ def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
     assert v2["seen"] == v1["seen"]
 
 
+@pytest.mark.extended("V2 sampled")
 def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     """The chi-square test of `test_distribution`, on fewer draws of one prompt."""
     draws = "200"
@@ -89,6 +92,7 @@ def undrafted(program: str) -> dict[str, Any]:
     return run(program, "plain")
 
 
+@pytest.mark.extended("V2 in every step")
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None:
     found = on_v2("in_every_step", method)
@@ -101,6 +105,7 @@ def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None
         assert 3 < seen["accepted"] < seen["verified"]
 
 
+@pytest.mark.extended("V2 graphs")
 def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k() -> None:
     found = on_v2("replayed_graphs", "eagle3")
     assert found["ids"] == undrafted("replayed_graphs")["ids"]
@@ -109,6 +114,7 @@ def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k() -> No
     assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
 
 
+@pytest.mark.extended("V2 graphs")
 def test_under_adaptive_verification_k_is_the_ceiling_and_the_evidence_is_of_what_was_verified() -> None:
     """With P-EAGLE, whose graphs and confidences are the adapter's own; a sequential head's confidences are vLLM's."""
     found = on_v2("replayed_graphs", "peagle", "adaptive")

@@ -13,6 +13,7 @@ from tests.support.stack import ROOT, Stack, call, counters, prompts
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.extended("V2 whole system"),
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"

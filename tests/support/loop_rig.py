@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
+from specpilot.bench.simulation.step_times import cpu_step_s
 from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.control_law import ControlLaw
@@ -48,6 +49,19 @@ def registered(engine_id: str, schedule_version: int = 0) -> EngineRecord:
     )
 
 
+SLOWER = 4.0
+
+
+def slow_step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """The CPU's step, `SLOWER` times as long: a rig's subject is the controller, and steps are what playing costs."""
+    return SLOWER * cpu_step_s(n, m, slots, prefill, context)
+
+
+def engine(engine_id: str, seed: int) -> Engine:
+    """Return an engine of a rig."""
+    return Engine(engine_id, np.random.default_rng(seed), step_s=slow_step_s)
+
+
 @dataclass
 class Fleet:
     """The engines, all of one pool; each second of the clock they run a second under the store's schedule."""
@@ -55,7 +69,7 @@ class Fleet:
     store: MemoryStore
     clock: Clock
     sources: list[Source] = field(default_factory=lambda: [Source("json", 8)])
-    engines: dict[str, Engine] = field(default_factory=lambda: {"one": Engine("one", np.random.default_rng(3))})
+    engines: dict[str, Engine] = field(default_factory=lambda: {"one": engine("one", 3)})
     ran_until: float = 99.0
 
     def run(self) -> None:
