@@ -46,6 +46,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return on_v2("exact_engine", "sync", request.param)
 
 
+@pytest.mark.extended("V2 P-EAGLE, catching up")
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
     check_spell(on_v2("caught_up", "eager", "peagle"), 15, 0.9)
 
@@ -60,11 +61,11 @@ def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that
     assert in_turns["accepted"] / in_turns["verified"] == pytest.approx(whole["accepted"] / whole["verified"], rel=0.01)
 
 
+@pytest.mark.extended("V2 layouts")
 def test_p_eagles_rows_are_laid_out_as_on_model_runner_v1() -> None:
     assert run("parallel_layouts") == {"compared": 56, "differ": []}
 
 
-@pytest.mark.extended("V2 as V1")
 def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
     """For the same text, token by token, at mixed K; so acceptance by position is the same too."""
     v1, v2 = run("drafts", "peagle"), on_v2("drafts", "peagle")

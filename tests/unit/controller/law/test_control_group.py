@@ -301,7 +301,7 @@ def test_while_the_time_of_windows_stands_still_nothing_is_added_to_them() -> No
             gains += control_group.add_tick({"p": UnitState(None, begun_at, is_static)}, begun_at, EIGHTH)
             gains += control_group.add_tick({"p": UnitState(own, at, is_static)}, at, EIGHTH)
             if is_static and not is_redis_up:
-                other = UnitState(snapshot(at, 0.5, {"default": 1300.0}), at + 0.1, is_static)
+                other = UnitState(snapshot(at + 0.1, 0.1, {"default": 1300.0}), at + 0.1, is_static)
                 gains += control_group.add_tick({"p": other}, at, EIGHTH)
         found.append(gains)
     assert found[0] == found[1]

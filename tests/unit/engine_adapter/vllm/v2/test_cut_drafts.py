@@ -158,9 +158,9 @@ def test_the_head_takes_in_the_same_positions_of_a_step_that_drafts_nothing() ->
 @pytest.mark.usefixtures("_without_attention")
 def test_the_head_runs_over_no_position_beyond_its_length() -> None:
     own = Backlog.__new__(Backlog)
-    own._speculator, own._length, own._slots = Speculator(), 31, None
+    own._speculator, own._length, own._slots = Speculator(), 30, None
     own._take_in(step(batch(is_exact=False)), ())
-    assert max(position for _, position, _ in own._speculator.seen) < 31
+    assert max(position for _, position, _ in own._speculator.seen) < 30
 
 
 def test_a_part_of_such_a_step_is_laid_out_as_the_accelerator_has_it() -> None:
