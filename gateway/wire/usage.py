@@ -52,24 +52,28 @@ class Usage:
     def read_document(self, text: bytes) -> bool:
         """Read one whole JSON document; return whether it is one.
 
-        Its usage is the document's own `usage`, or that of its `response` (OpenAI's Responses) or `message`
+        Its usage is the document's own `usage`, else that of its `response` (OpenAI's Responses) or `message`
         (Anthropic's).
         """
         try:
             document = orjson.loads(text)
         except orjson.JSONDecodeError:
             return False
-        if type(document) is not dict:
-            return True
-        self._read_usage(document)
-        self._read_usage(document.get("response"))
-        self._read_usage(document.get("message"))
+        if type(document) is dict:
+            self._read(document)
+        return True
+
+    def _read(self, document: dict[str, Any]) -> None:
+        if type(document.get("usage")) is dict:
+            self._read_usage(document)
+        else:
+            self._read_usage(document.get("response"))
+            self._read_usage(document.get("message"))
         metrics = document.get("metrics")
         speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
         length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
         if isinstance(length, (int, float)):
             self.acceptance_length = float(length) if isfinite(length) else None
-        return True
 
     def _read_usage(self, holder: object) -> None:
         """Read the `usage` of `holder`, if it is an object that has one."""
@@ -87,7 +91,14 @@ class Usage:
         at = text.rfind(b'"usage"')
         if at < 1 or text.find(b'"speculative_decoding"', 0, at) >= 0:
             return False
-        return self.read_document(b"{" + text[at:])
+        try:
+            ending = orjson.loads(b"{" + text[at:])
+        except orjson.JSONDecodeError:
+            return False
+        if type(ending) is not dict or type(ending.get("usage")) is not dict:
+            return False
+        self._read(ending)
+        return True
 
     def read(self, text: bytes) -> None:
         """Read a part of JSON that may have usage; later values replace earlier ones."""

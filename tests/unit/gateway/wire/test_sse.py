@@ -2,7 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap
@@ -277,11 +277,17 @@ MEMBERS = st.lists(
 )
 
 
+COUNTS = {"prompt_tokens": 3, "completion_tokens": 5}
+
+
 @given(members=MEMBERS, is_pretty=st.booleans())
+@example(members=[("id", None)] * 4 + [("response", {"usage": {"prompt_tokens": 0}})], is_pretty=False)
+@example(members=[("response", {"usage": COUNTS}), ("usage", None)], is_pretty=False)
+@example(members=[("response", {"usage": COUNTS}), ("usage", {"prompt_tokens": 1})], is_pretty=False)
 def test_usage_is_that_of_the_whole_document_wherever_it_stands(
     members: list[tuple[str, object]], is_pretty: bool
 ) -> None:
-    members = [*members, ("usage", {"prompt_tokens": 3, "completion_tokens": 5})] if len(members) % 2 else members
+    members = [*members, ("usage", COUNTS)] if len(members) % 2 else members
     text = ("{" + ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in members) + "}").encode()
     text = text.replace(b",", b" ,\n ") if is_pretty and b'"' not in text else text
     whole, ending = Usage(), Usage()
