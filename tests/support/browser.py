@@ -5,14 +5,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.stack import free_port
+from tests.support.patience import PATIENCE_S
+from tests.support.stack import free_port, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -70,14 +71,14 @@ class Browser:
     def _post(self, url: str, body: dict[str, Any]) -> Any:
         request = Request(url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
         try:
-            with urlopen(request, timeout=60) as response:
+            with urlopen(request, timeout=PATIENCE_S) as response:
                 return json.loads(response.read())["value"]
         except HTTPError as error:
             with error:
                 raise AssertionError(json.loads(error.read())["value"]["message"]) from error
 
     def close(self) -> None:
-        with urlopen(Request(self._session, method="DELETE"), timeout=20):
+        with urlopen(Request(self._session, method="DELETE"), timeout=PATIENCE_S):
             pass
 
     def cdp(self, command: str, **parameters: Any) -> Any:
@@ -97,7 +98,7 @@ class Browser:
         """Run the body of a function; its `arguments` are there by this name."""
         return self._post(f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
-    def until(self, script: str, *arguments: Any, seconds: float = 15.0) -> Any:
+    def until(self, script: str, *arguments: Any, seconds: float = PATIENCE_S) -> Any:
         """Wait until the script returns something true; return that."""
         deadline = time.monotonic() + seconds
         while not (found := self.run(script, *arguments)):
@@ -108,7 +109,7 @@ class Browser:
     def text(self) -> str:
         return str(self.run("return document.body.innerText"))
 
-    def sees(self, text: str, seconds: float = 15.0) -> None:
+    def sees(self, text: str, seconds: float = PATIENCE_S) -> None:
         """Wait until the page shows `text`."""
         self.until("return document.body.innerText.includes(arguments[0])", text, seconds=seconds)
 
@@ -140,18 +141,19 @@ def running_browser() -> Iterator[Browser]:
     port = free_port()
     process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(100):
-            try:
-                browser = Browser(f"http://127.0.0.1:{port}")
-                break
-            except OSError:
-                time.sleep(0.1)
-        else:
-            raise AssertionError("chromedriver did not start")
+        started: list[Browser] = []
+
+        def starts() -> bool:
+            with suppress(OSError):
+                started.append(Browser(f"http://127.0.0.1:{port}"))
+            return bool(started)
+
+        until(starts)
+        [browser] = started
         try:
             yield browser
         finally:
             browser.close()
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
-from tests.support.stack import free_port
+from tests.support.stack import free_port, wait_for
 
 TOKEN = "let me in"
 
@@ -35,7 +35,7 @@ class Controller:
         for name, value in headers.items():
             request.add_header(name.replace("_", "-"), value)
         try:
-            with urlopen(request, timeout=10) as response:
+            with urlopen(request, timeout=PATIENCE_S) as response:
                 return response.status, _plain(response.read()), {k.lower(): v for k, v in response.headers.items()}
         except HTTPError as error:
             with error:
@@ -52,7 +52,7 @@ class Controller:
             "--token",
             TOKEN,
         ]
-        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=30)
+        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=PATIENCE_S)
 
 
 def _plain(text: bytes) -> Any:
@@ -89,16 +89,10 @@ def running_controller(
     )
     found = Controller(f"http://127.0.0.1:{port}", redis, process)
     try:
-        for _ in range(100):
-            try:
-                if found.call("/ready")[0] == 200:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.1)
+        wait_for(f"{found.url}/ready", process)
         yield found
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         redis.close()

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.support.patience import PATIENCE_S
+
 PATH = "/v1/chat/completions"
 
 
@@ -74,7 +76,7 @@ class Client:
     def abort(self) -> None:
         self.writer.transport.abort()
 
-    async def answer(self, *, is_head: bool = False, timeout_s: float = 10.0) -> Answer:
+    async def answer(self, *, is_head: bool = False, timeout_s: float = PATIENCE_S) -> Answer:
         async with asyncio.timeout(timeout_s):
             while True:
                 head = await self.reader.readuntil(b"\r\n\r\n")
@@ -112,7 +114,7 @@ class Client:
             return await self.reader.readexactly(int(headers["content-length"]))
         return await self.reader.read()
 
-    async def is_closed(self, timeout_s: float = 3.0) -> bool:
+    async def is_closed(self, timeout_s: float = PATIENCE_S) -> bool:
         """Whether the gateway closes the connection without another byte."""
         async with asyncio.timeout(timeout_s):
             try:
@@ -121,7 +123,7 @@ class Client:
                 return True
 
 
-async def call(port: int, data: bytes | None = None, *, timeout_s: float = 10.0) -> Answer:
+async def call(port: int, data: bytes | None = None, *, timeout_s: float = PATIENCE_S) -> Answer:
     """Send one request on a connection of its own."""
     async with await Client.connect(port) as client:
         client.send(request() if data is None else data)

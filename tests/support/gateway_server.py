@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import uvloop
@@ -17,15 +17,21 @@ import uvloop
 from specpilot.gateway.app import create_server
 from specpilot.gateway.engines.dns import Lookup, lookup
 from specpilot.gateway.settings import GatewaySettings
-from specpilot.policy.clock import SystemClock
+from specpilot.policy.clock import Clock, SystemClock
+from tests.support.patience import PATIENCE_S
 
 
 class GatewayThread:
-    """A gateway on a free port; stops at once when asked to."""
+    """A gateway on a free port; stops at once when asked to.
 
-    def __init__(self, look_up: Lookup = lookup, **settings: Any) -> None:
+    With a clock that a test moves by hand no time-out expires, no bucket fills and no probe is due until it is moved.
+    """
+
+    def __init__(self, look_up: Lookup = lookup, clock: Clock | None = None, **settings: Any) -> None:
         self.log = io.BytesIO()
-        self.server, listener = create_server(GatewaySettings(port=0, **settings), SystemClock(), self.log, look_up)
+        self.server, listener = create_server(
+            GatewaySettings(port=0, **settings), clock or SystemClock(), self.log, look_up
+        )
         self.port: int = listener.getsockname()[1]
         self._thread = threading.Thread(target=lambda: uvloop.run(self.server.serve([listener])))
 
@@ -39,7 +45,7 @@ class GatewayThread:
 
     async def start(self) -> "GatewayThread":
         self._thread.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.server.started:  # noqa: ASYNC110 - another thread's flag
                 await asyncio.sleep(0.005)
         return self
@@ -49,11 +55,43 @@ class GatewayThread:
         self.server.should_exit = True
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def log_lines(self) -> list[dict[str, Any]]:
         return [orjson.loads(line) for line in self.log.getvalue().splitlines()]
+
+
+class LoopWatch:
+    """What is seen between passes of a gateway's loop, within a `with`.
+
+    `longest_s` is how long one pass kept all others waiting, in CPU seconds of the loop's own thread, which other
+    processes on its cores do not lengthen. `body_bytes` are the sizes that the bodies had, together.
+    """
+
+    def __init__(self, gateway: GatewayThread) -> None:
+        self.longest_s = 0.0
+        self.body_bytes: set[int] = set()
+        self._context = gateway.context
+        self._loop = gateway.context._loop
+        self._at: float | None = None
+        self._is_over = False
+
+    def _look(self) -> None:
+        now = time.thread_time()
+        if self._at is not None:
+            self.longest_s = max(self.longest_s, now - self._at)
+        self._at = now
+        self.body_bytes.add(self._context.body_bytes)
+        if not self._is_over:
+            self._loop.call_later(0.001, self._look)
+
+    def __enter__(self) -> Self:
+        self._loop.call_soon_threadsafe(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
 
 
 class GatewayProgram:
@@ -82,13 +120,13 @@ class GatewayProgram:
                     self.port = int(found[1])
 
     async def started(self) -> "GatewayProgram":
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.port:
                 assert self.process.poll() is None, self.errors
                 await asyncio.sleep(0.02)
         return self
 
-    async def end(self, timeout_s: float = 10.0) -> int:
+    async def end(self, timeout_s: float = PATIENCE_S) -> int:
         status = await asyncio.to_thread(self.process.wait, timeout_s)
         self._reader.join()
         return status
@@ -100,7 +138,7 @@ class GatewayProgram:
         self._reader.join()
 
 
-async def eventually(check: Any, timeout_s: float = 5.0) -> Any:
+async def eventually(check: Any, timeout_s: float = PATIENCE_S) -> Any:
     """Wait until `check()` is true; return what it said."""
     end = time.monotonic() + timeout_s
     while True:

@@ -1,7 +1,8 @@
 """A stand-in for a cluster's API server: EndpointSlices by list and watch, as the API conventions have them.
 
 Every write gets the next `resourceVersion` and goes to a log. A list states everything and the latest version; a watch
-sends what came after the version that it is given, one JSON object a line, chunked, until `timeoutSeconds` are over.
+sends what came after the version that it is given, one JSON object a line, chunked, until `timeoutSeconds` are over or
+`end` is called.
 Versions that were compacted away are 410: as a status, or, with `gone_as_event`, as the watch's first event.
 """
 
@@ -17,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
 LABEL = "kubernetes.io/service-name"
-BOOKMARK_S = 0.5
+BOOKMARK_S = 0.05
 POLL_S = 0.02
 
 
@@ -61,6 +62,8 @@ class KubernetesApi:
         self.refusal: int | None = None
         self.gone_as_event = False
         self.cuts = 0
+        self.ends = 0
+        self.bookmarked = 0
         self.lock = threading.RLock()
         api = self
 
@@ -117,6 +120,10 @@ class KubernetesApi:
         """Cut every watch within an event."""
         self.cuts += 1
 
+    def end(self) -> None:
+        """End every watch, as when its time is over."""
+        self.ends += 1
+
     @property
     def watches(self) -> list[dict[str, str]]:
         return [query for query in self.requests if "watch" in query]
@@ -168,14 +175,11 @@ class KubernetesApi:
         handler.end_headers()
         handler.wfile.flush()
         _, _, of = query["labelSelector"].partition("=")
-        sent, cuts, ends_at = (
-            int(query["resourceVersion"]),
-            self.cuts,
-            time.monotonic() + float(query["timeoutSeconds"]),
-        )
+        sent, cuts, ends = int(query["resourceVersion"]), self.cuts, self.ends
+        ends_at = time.monotonic() + float(query["timeoutSeconds"])
         bookmark_at = time.monotonic() + BOOKMARK_S
         try:
-            while time.monotonic() < ends_at and not self.is_closed:
+            while time.monotonic() < ends_at and ends == self.ends and not self.is_closed:
                 if sent < self.oldest:
                     gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
                     self._event(handler, {"type": "ERROR", "object": gone})
@@ -195,7 +199,7 @@ class KubernetesApi:
                     bookmark_at = time.monotonic() + BOOKMARK_S
                     meta = {"resourceVersion": str(max(sent, self.version)), "annotations": {}}
                     self._event(handler, {"type": "BOOKMARK", "object": {"kind": "EndpointSlice", "metadata": meta}})
-                    sent = int(cast("str", meta["resourceVersion"]))
+                    sent = self.bookmarked = int(cast("str", meta["resourceVersion"]))
                 time.sleep(POLL_S)
             handler.wfile.write(b"0\r\n\r\n")
         except OSError:

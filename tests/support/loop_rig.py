@@ -22,25 +22,12 @@ from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Ranges, k_at
 from tests.support.controller_store import MemoryStore
+from tests.support.hand_clock import Clock
 
 
 def k_of(classes: Ranges, band: int = BANDS - 1, decodes: int = 8, name: str = DEFAULT_CLASS) -> int:
     """K that a schedule's rows give a request."""
     return k_at(row_of(classes, name, band), decodes)
-
-
-@dataclass
-class Clock:
-    at: float = 100.0
-
-    def now(self) -> float:
-        return 1e9 + self.at
-
-    def monotonic(self) -> float:
-        return self.at
-
-    def sleep(self, duration_s: float) -> None:
-        self.at += duration_s
 
 
 def registered(engine_id: str, schedule_version: int = 0) -> EngineRecord:

@@ -5,14 +5,13 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import redis
 
 from tests.support.redis_server import EMBEDDED
-from tests.support.stack import free_port
+from tests.support.stack import free_port, until
 
 
 class Address:
@@ -77,7 +76,7 @@ class Pair:
         self.ports = [self._start(executable) for _ in range(2)]
         self.first, self.second = [redis.Redis(port=port, decode_responses=True) for port in self.ports]
         self.second.replicaof("127.0.0.1", self.ports[0])
-        self._until(lambda: self.second.info("replication")["master_link_status"] == "up")
+        until(lambda: self.second.info("replication")["master_link_status"] == "up", every=0.02)
         self.address = Address(self.ports[0])
         self.url = f"redis://127.0.0.1:{self.address.port}"
 
@@ -94,19 +93,13 @@ class Pair:
                 return bool(redis.Redis(port=port).ping())
             return False
 
-        self._until(answers)
+        until(answers, every=0.02)
         return port
-
-    @staticmethod
-    def _until(condition: object) -> None:
-        end = time.monotonic() + 10
-        while not condition():  # type: ignore[operator]
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
     def fail_over(self, how: str) -> None:
         """Make the second server the primary; connections to the first stay open and are answered by `how`."""
-        self._until(self._is_replicated)
+        written = self.first.info("replication")["master_repl_offset"]
+        until(lambda: self._is_replicated(written), every=0.02)
         self.second.replicaof("NO", "ONE")
         self.address.target = self.ports[1]
         if how == "READONLY":
@@ -119,9 +112,10 @@ class Pair:
         else:
             self.address.says = SAYS[how]
 
-    def _is_replicated(self) -> bool:
+    def _is_replicated(self, written: int) -> bool:
+        """Whether the second server has what the first had at this offset; programs go on writing meanwhile."""
         found = self.first.info("replication")
-        return bool(found["connected_slaves"]) and found["slave0"]["offset"] == found["master_repl_offset"]
+        return bool(found["connected_slaves"]) and int(found["slave0"]["offset"]) >= written
 
     def close(self) -> None:
         self.address.close()

@@ -3,18 +3,35 @@
 import shutil
 import subprocess
 import tempfile
-import time
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.connection import AbstractConnection
 
 from specpilot.embedded_redis import executable
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
+from tests.support.stack import until
 
 EMBEDDED = executable()
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment
 NEEDS_SYSTEM = pytest.mark.skipif(SYSTEM is None, reason="needs a redis-server of the system")
+
+
+def threads_that_ask(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the threads of this process that write to a Redis or wait for one from now on."""
+    names: set[str] = set()
+    for method in ("connect", "send_packed_command", "read_response"):
+        inner = getattr(AbstractConnection, method)
+
+        def noted(self: AbstractConnection, *args: Any, _inner: Any = inner, **more: Any) -> Any:
+            names.add(threading.current_thread().name)
+            return _inner(self, *args, **more)
+
+        monkeypatch.setattr(AbstractConnection, method, noted)
+    return names
 
 
 class RedisServer:
@@ -33,13 +50,16 @@ class RedisServer:
             [*command, "--unixsocket", self.url.removeprefix("unix://")], stdout=subprocess.DEVNULL
         )
         store = RedisStore(self.url)
-        for _ in range(100):
+
+        def answers() -> bool:
             try:
                 store.ping()
-                return
             except StoreUnavailableError:
-                time.sleep(0.05)
-        raise AssertionError("redis-server did not start")
+                return False
+            return True
+
+        until(answers, every=0.02)
+        store.close()
 
     def stop(self) -> None:
         if self.process is not None:

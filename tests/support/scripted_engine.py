@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
 
+from tests.support.patience import PATIENCE_S
+
 
 class Act(Enum):
     CLOSE = "close"
@@ -36,7 +38,6 @@ class Seen:
     body: bytes
     connection: int
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    closed_at: float | None = None
 
     @property
     def json(self) -> Any:
@@ -161,7 +162,12 @@ class ScriptedEngine:
             return self.scripts.pop(0)
         return self.script if self.choose is None else self.choose(seen)
 
-    async def wait_seen(self, count: int, timeout_s: float = 5.0) -> None:
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has said all that it has to say now."""
+        return all(connection._task is None for connection in self.open)
+
+    async def wait_seen(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(timeout_s):
             while len(self.seen) < count:  # noqa: ASYNC110 - simpler than an event for each count
                 await asyncio.sleep(0.002)
@@ -187,7 +193,6 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._engine.open.discard(self)
         if self._current is not None:
-            self._current.closed_at = asyncio.get_running_loop().time()
             self._current.closed.set()
         if self._task is not None:
             self._task.cancel()

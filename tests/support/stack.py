@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,15 +17,23 @@ from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "deploy" / "demo_model"
 CLASSES = ("chat", "code", "json")
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that is free now, for a program that listens on it later.
+
+    It lies below the ports that Linux gives to connections and to who asks for any: none of these takes it meanwhile.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def prompts(count: int) -> list[tuple[str, dict[str, Any]]]:
@@ -41,7 +50,7 @@ def call(
     method: str = "GET",
     body: object = None,
     headers: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
+    timeout_s: float = PATIENCE_S,
 ) -> tuple[int, Any, Mapping[str, str]]:
     """Return status, JSON body (or text) and headers."""
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
@@ -120,8 +129,8 @@ class Stack:
         )
         with ended_on_failure(self.process):
             wait_for(f"{self.gateway}/ready", self.process, 300.0)
-            wait_for(f"{self.engine}/health", self.process, 10.0)
-            until(lambda: "SpecPilot is up" in self.said(), 60.0)
+            wait_for(f"{self.engine}/health", self.process)
+            until(lambda: "SpecPilot is up" in self.said())
 
     def said(self) -> str:
         return (self.folder / "up.log").read_text(errors="replace")
@@ -169,7 +178,7 @@ def ended_on_failure(process: subprocess.Popen[bytes]) -> Iterator[None]:
         raise
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = PATIENCE_S) -> None:
     def answers() -> bool:
         assert process.poll() is None, f"the process behind {url} ended with {process.returncode}"
         try:
@@ -180,7 +189,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float) -> None
     until(answers, seconds)
 
 
-def until(condition: Any, seconds: float, every: float = 0.1) -> float:
+def until(condition: Any, seconds: float = PATIENCE_S, every: float = 0.1) -> float:
     """Wait until `condition()` holds; return how many seconds it took."""
     began = time.monotonic()
     while not condition():
