@@ -7,13 +7,27 @@ from typing import Any
 
 import pytest
 
+from specpilot.gateway.process import lifespan
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
 from tests.support.gateway_workers import lines
+from tests.support.hand_clock import Clock
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import ScriptedEngine
 
 StartGateway = Callable[..., Awaitable[GatewayThread]]
 StartWorkers = Callable[..., Awaitable[GatewayProgram]]
+
+
+@pytest.fixture(autouse=True)
+def whole_first_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a gateway that a test starts in this process know its engines before it serves, however slow the machine."""
+    monkeypatch.setattr(lifespan, "FIRST_PROBE_S", 10.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """For a gateway whose time the test moves."""
+    return Clock()
 
 
 @pytest.fixture
@@ -69,8 +83,9 @@ def empty_heap() -> Iterator[None]:
 
 
 @pytest.fixture
-def full_port() -> Iterator[int]:
+def full_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a server that accepts nothing and whose queue is full: connecting to it hangs."""
+    monkeypatch.setattr(lifespan, "FIRST_PROBE_S", 0.1)  # the first probe finds out nothing
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.create_connection(listener.getsockname()),
@@ -86,7 +101,7 @@ async def start_workers(engine: ScriptedEngine) -> AsyncIterator[StartWorkers]:
         program = GatewayProgram(["--engine", engine.url, "--workers", str(workers), *flags])
         running.append(program)
         await program.started()
-        await eventually(lambda: len(lines(program, "serves")) == workers, 20)
+        await eventually(lambda: len(lines(program, "serves")) == workers)
         return program
 
     yield begin

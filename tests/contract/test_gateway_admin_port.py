@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
@@ -36,7 +37,7 @@ async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
     started = GatewayProgram([*flags, "--engine-counters-s", "0.001"])
     try:
         await started.started()
-        await eventually(lambda: len(admin_ports(started)) == 2, 20)
+        await eventually(lambda: len(admin_ports(started)) == 2)
         yield started
     finally:
         started.close()
@@ -66,20 +67,20 @@ async def test_pages_and_sums_are_those_of_all_workers(engine: ScriptedEngine, p
     assert {value(answer, DRAFTS) for answer in await at_many_workers(port, METRICS)} == {0}
     engine.metrics = counted(107)
     await at_many_workers(program.port, request())
-    await asyncio.sleep(1.2)  # the workers leave their counts once a second
-    answers = await at_many_workers(port, METRICS)
-    assert {value(answer, DRAFTS) for answer in answers} == {7}
-    assert {value(answer, REQUESTS) for answer in answers} == {12}
+    async with asyncio.timeout(PATIENCE_S):  # the workers leave their counts once a second
+        while {value(answer, REQUESTS) for answer in await at_many_workers(port, METRICS)} != {12}:
+            pass
+    assert {value(answer, DRAFTS) for answer in await at_many_workers(port, METRICS)} == {7}
 
     os.kill(a_worker(program.process.pid), signal.SIGKILL)
-    await eventually(lambda: any("worker 3 serves" in line for line in program.errors), 20)
+    await eventually(lambda: any("worker 3 serves" in line for line in program.errors))
     engine.metrics = counted(110)
     answers = await at_many_workers(port, METRICS)
     assert {value(answer, DRAFTS) for answer in answers} == {10}
     assert {value(answer, REQUESTS) for answer in answers} == {12}
 
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: sum("has left" in line for line in program.errors) == 2, 30)
+    await eventually(lambda: sum("has left" in line for line in program.errors) == 2)
     engine.metrics = counted(3)  # and the engine was started anew
     assert {value(answer, DRAFTS) for answer in await at_many_workers(port, METRICS)} == {13}
 

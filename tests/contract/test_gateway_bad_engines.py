@@ -9,6 +9,8 @@ from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -111,7 +113,7 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
 ) -> None:
     for name, seconds in (("PROBE_S", 0.05), ("PROBE_UNKNOWN_S", 0.05), ("PROBE_CHECK_S", 0.02)):
         monkeypatch.setattr(probe, name, seconds)
-    monkeypatch.setattr(probe.Probe.__init__, "__defaults__", (0.2,))
+    monkeypatch.setattr(probe.Probe.__init__, "__defaults__", (1.0,))
     hung = _HungEngine()
     server = await asyncio.get_running_loop().create_server(hung.connection, "127.0.0.1", 0)
     gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
@@ -123,7 +125,7 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
     hung.is_hung = True
     context = gateway.context
     context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
-    for answer in await asyncio.wait_for(asyncio.gather(*calls), 5):
+    for answer in await asyncio.gather(*calls):
         assert (answer.status, answer.body.endswith(DONE)) == (200, True)
     assert first.outlier_detection.is_ejected
     server.close()
@@ -190,7 +192,7 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
 
     context._loop.call_soon_threadsafe(serve_from_the_bad_one_alone)
     await eventually(lambda: "odd" in context.fleet.by_model)
-    answer = await asyncio.wait_for(call(gateway.port, request({**STREAM, "model": "odd"})), 3)
+    answer = await call(gateway.port, request({**STREAM, "model": "odd"}))
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)
     assert (await call(gateway.port)).status == 200
@@ -252,7 +254,7 @@ async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_o
 ) -> None:
     opened = asyncio.Event()
     engine.script = [SSE_HEAD, *map(chunk, OPENINGS[path]), opened, chunk(DELTA), HANG]
-    gateway = await start_gateway(engine, stream_first_byte_timeout_s=5.0, pass_keep_alives=False)
+    gateway = await start_gateway(engine, pass_keep_alives=False)
     async with await Client.connect(gateway.port) as client:
         client.send(request(STREAM, path=path))
         await engine.wait_seen(1)
@@ -261,7 +263,7 @@ async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_o
         [exchange] = gateway.context.exchanges
         assert exchange.phase == "wait"
         opened.set()
-        assert b"x-request-id" in await asyncio.wait_for(client.reader.readuntil(DELTA), 1.0)
+        assert b"x-request-id" in await asyncio.wait_for(client.reader.readuntil(DELTA), PATIENCE_S)
         assert exchange.phase == "response"
     cell = gateway.context.metrics.cells["tiny", "default"]
     assert sum(cell.itl.counts) == 0  # between what opens a stream and its first content no token is made
@@ -276,12 +278,17 @@ async def test_an_error_behind_what_opens_a_stream_passes_as_it_came_where_there
 
 
 async def test_an_engine_that_only_opens_its_streams_is_left_after_the_time_for_a_first_byte(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
     engine.script, other_engine.script = [SSE_HEAD, chunk(COMMENT), HANG], stream("ok")
-    gateway = await start_gateway(engine, other_engine, stream_first_byte_timeout_s=0.3)
+    gateway = await start_gateway(engine, other_engine, clock=clock, stream_first_byte_timeout_s=0.3)
+    one = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"]
     for _ in range(4):
-        answer = await call(gateway.port, request(STREAM))
+        clock.at += 1.0
+        answered = asyncio.create_task(call(gateway.port, request(STREAM)))
+        await eventually(lambda answered=answered: answered.done() or one.heard_at == clock.at)
+        clock.at += 0.4
+        answer = await answered
         assert (answer.status, answer.body.removeprefix(COMMENT)[:6]) == (200, b"data: ")
     assert engine.seen
     assert detection(gateway, engine).failures == len(engine.seen)  # type: ignore[attr-defined]

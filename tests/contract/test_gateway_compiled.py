@@ -87,7 +87,7 @@ async def test_in_a_gateway(start: Start) -> None:
 
 async def test_in_workers_and_their_parent(start: Start) -> None:
     program = await start(2).started()
-    await eventually(lambda: sum("serves" in line for line in program.errors) == 2, 20)
+    await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
     workers = children(program.process.pid)
     assert len(workers) == 2
     assert [is_compiled(pid) for pid in (program.process.pid, *workers)] == [IS_COMPILED] * 3

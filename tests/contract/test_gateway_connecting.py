@@ -2,16 +2,16 @@
 
 import asyncio
 import socket
-import threading
-import time
 
 from specpilot.gateway.app import create_app
 from specpilot.gateway.relay.attempt import STOOD_STILL_S, Attempt
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.settings import GatewaySettings
-from specpilot.policy.clock import SystemClock
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = 0.8
+"""Less than the second after which the system itself would ask the listener again."""
 
 
 class AttemptReader:
@@ -30,9 +30,9 @@ class AttemptReader:
         self.heard.put_nowait(reason)
 
 
-def new_attempt(port: int) -> tuple[GatewayContext, Attempt, AttemptReader]:
+def new_attempt(port: int, clock: Clock) -> tuple[GatewayContext, Attempt, AttemptReader]:
     settings = GatewaySettings(engine=(f"http://127.0.0.1:{port}",), connect_timeout_s=TIMEOUT_S)
-    _, context = create_app(settings, SystemClock(), None)
+    _, context = create_app(settings, clock, None)
     [engine] = context.fleet.engines.values()
     reader = AttemptReader()
     return context, Attempt(context, engine, 1, reader), reader  # type: ignore[arg-type] # it hears all that it may
@@ -48,12 +48,14 @@ async def test_a_process_that_stood_still_while_it_connected_tries_again_and_bla
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.create_connection(listener.getsockname()),
     ):
-        context, attempt, reader = new_attempt(listener.getsockname()[1])
+        clock = Clock()
+        context, attempt, reader = new_attempt(listener.getsockname()[1], clock)
         attempt.acquire_connection(is_fresh=False)
-        await asyncio.sleep(TIMEOUT_S / 2)
-        threading.Timer(TIMEOUT_S / 2, make_room, [listener]).start()
-        time.sleep(TIMEOUT_S + 2 * STOOD_STILL_S)  # noqa: ASYNC251 - standing still is the point
-        async with asyncio.timeout(5):
+        for _ in range(10):
+            await asyncio.sleep(0)  # it connects
+        clock.at += TIMEOUT_S + 2 * STOOD_STILL_S  # so late it is when the time-out fires
+        make_room(listener)
+        async with asyncio.timeout(PATIENCE_S):
             assert await reader.heard.get() == "connected"
     assert not context.metrics.upstream_errors
     attempt.drop()

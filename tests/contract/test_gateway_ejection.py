@@ -1,15 +1,17 @@
 """Outlier ejection: engines that are dead, fail or hang, what that costs, and which are not ejected."""
 
 import asyncio
-import time
 
 import pytest
 
+from specpilot.gateway.engines import probe
 from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.routing import outlier_detection as routing
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, call, request
-from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.gateway_server import eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     DONE,
     HANG,
@@ -26,8 +28,9 @@ WHOLE = reply(completion())
 
 
 async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
-    engine: ScriptedEngine, gateway: GatewayThread
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
+    gateway = await start_gateway(engine, clock=clock)
     await engine.stop()
     answer = await call(gateway.port)
     assert (answer.status, answer.code) == (503, "engine_unavailable")
@@ -35,25 +38,30 @@ async def test_a_dead_engine_alone_is_a_clear_error_and_comes_back(
     assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
     await engine.start()
     [one] = gateway.context.fleet.engines.values()
+    clock.at = one.outlier_detection.ejected_until
     await eventually(lambda: not one.outlier_detection.is_ejected)
     assert (await call(gateway.port)).status == 200
-    assert one.outlier_detection.share(time.monotonic()) < 1.0
+    assert one.outlier_detection.share(clock.at) < 1.0
 
 
 @pytest.mark.parametrize("script", [[HANG], [SSE_HEAD, HANG]], ids=["says nothing", "says only its head"])
 async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_lives_and_is_ejected(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, script: Script
 ) -> None:
     engine.script, other_engine.script = script, stream("ok")
-    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
+    gateway = await start_gateway(engine, other_engine, clock=clock, first_byte_timeout_s=0.2)
     for _ in range(2 * routing.FAILURES_ALLOWED + 2):
-        answer = await call(gateway.port, request(STREAM))
+        answered = asyncio.create_task(call(gateway.port, request(STREAM)))
+        await eventually(lambda answered=answered: answered.done() or engine.seen)
+        if not answered.done():
+            clock.at += 0.3
+        answer = await answered
         assert answer.status == 200
         assert answer.body.endswith(DONE)
     assert len(engine.seen) == gateway.context.metrics.retries == 1  # nothing else came from it meanwhile
     assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": 1}
     assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         for seen in engine.seen:
             await seen.closed.wait()
 
@@ -77,29 +85,37 @@ async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
 
 
 async def test_one_stream_that_times_out_on_a_silent_engine_spares_the_others_their_longer_wait(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
     """Its server goes on answering probes, and JSON clients are allowed 600 s."""
-    gateway = await start_gateway(engine, other_engine, stream_first_byte_timeout_s=0.5)
+    gateway = await start_gateway(engine, other_engine, clock=clock, stream_first_byte_timeout_s=0.5)
     engine.script, other_engine.choose = [HANG], lambda seen: stream("ok") if "stream" in seen.json else [WHOLE]
-    calls = [call(gateway.port, request(body), timeout_s=4.0) for body in [STREAM, STREAM] * 4 + [None] * 8]
+    bodies = [STREAM, STREAM] * 4 + [None] * 8
+    calls = [asyncio.create_task(call(gateway.port, request(body))) for body in bodies]
+    await eventually(lambda: requests_of(engine, other_engine) == len(bodies))
+    clock.at += 0.6
     assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
     assert any("stream" in seen.json for seen in engine.seen)
     assert not all("stream" in seen.json for seen in engine.seen)
     detection = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
     assert detection.is_ejected
-    await asyncio.sleep(1.0)  # a probe, too, would have ended a first ejection
+    clock.at += 1.0  # a probe, too, would have ended a first ejection
+    probed = engine.model_calls + other_engine.model_calls
+    clock.at += probe.PROBE_S
+    await eventually(lambda: engine.model_calls + other_engine.model_calls > probed)
     assert detection.is_ejected
 
 
 async def test_a_busy_engine_is_not_ejected_by_one_time_out(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    gateway = await start_gateway(engine, stream_first_byte_timeout_s=0.5)
-    engine.scripts = [[HANG], [0.2, WHOLE]]
+    gateway = await start_gateway(engine, clock=clock, stream_first_byte_timeout_s=0.5)
+    engine.scripts = [[HANG], [WHOLE]]
     waiting = asyncio.create_task(call(gateway.port, request(STREAM)))
     await engine.wait_seen(1)
+    clock.at += 0.2
     assert (await call(gateway.port)).status == 200
+    clock.at += 0.4
     assert (await waiting).status == 504
     [detection] = [one.outlier_detection for one in gateway.context.fleet.engines.values()]
     assert (detection.is_ejected, detection.failures) == (False, 1)

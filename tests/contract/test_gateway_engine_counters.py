@@ -1,7 +1,5 @@
 """The engines' counters of speculation, summed on the gateway's `/metrics`."""
 
-import time
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.conftest import StartGateway
@@ -85,7 +83,5 @@ async def test_an_engine_that_hangs_or_has_no_metrics_takes_nothing_from_the_oth
     bare.metrics = b"not an exposition\xff\n"
     urls = (engine.url, bare.url, f"http://127.0.0.1:{full_port}")
     gateway = await start_gateway(engine=urls, engine_counters_s=0.001)
-    began_at = time.monotonic()
-    assert (await sums(gateway.port))["drafts"] == 0
-    assert time.monotonic() - began_at < 4
+    assert (await sums(gateway.port))["drafts"] == 0  # an engine that hangs would be waited for without end
     await bare.stop()

@@ -6,7 +6,9 @@ import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, Answer, Client, call, request
-from tests.support.gateway_server import GatewayThread
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -41,7 +43,7 @@ async def test_the_first_byte_time_out(engine: ScriptedEngine, start_gateway: St
     answer = await call(gateway.port, request(STREAM))
     assert (answer.status, answer.code) == (504, "engine_timeout")
     assert "--first-byte-timeout-s" in answer.json["error"]["message"]
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.seen[0].closed.wait()
 
 
@@ -53,15 +55,24 @@ async def test_the_idle_time_out(engine: ScriptedEngine, start_gateway: StartGat
     assert answer.body.startswith(event("a"))
     assert error_event(answer) == "engine_timeout"
     assert answer.is_whole
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.seen[0].closed.wait()
 
 
-async def test_the_total_time_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    pause: list[Step] = [chunk(event("a")), 0.1]
-    engine.script = [SSE_HEAD, *pause * 50]
-    gateway = await start_gateway(engine, total_timeout_s=0.5)
-    answer = await call(gateway.port, request(STREAM))
+async def test_the_total_time_out(engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock) -> None:
+    """However often something comes: the engine never pauses for as long as the idle time-out."""
+    gates = [asyncio.Event() for _ in range(6)]
+    pauses: list[Step] = [step for gate in gates for step in (chunk(event("a")), gate)]
+    engine.script = [SSE_HEAD, *pauses]
+    gateway = await start_gateway(engine, clock=clock, idle_timeout_s=0.2, total_timeout_s=0.55)
+    [one] = gateway.context.fleet.engines.values()
+    answered = asyncio.create_task(call(gateway.port, request(STREAM)))
+    await engine.wait_seen(1)
+    for gate in gates:
+        clock.at += 0.1
+        gate.set()
+        await eventually(lambda: one.heard_at == clock.at or answered.done())
+    answer = await answered
     assert error_event(answer) == "engine_timeout"
     assert b"--total-timeout-s" in answer.body
 
@@ -93,14 +104,16 @@ async def test_a_request_that_does_not_arrive_times_out(engine: ScriptedEngine, 
 
 
 async def test_a_client_that_stops_reading_loses_its_stream(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
     engine.script = [SSE_HEAD, *[chunk(event("x" * 60_000))] * 400, HANG]
-    gateway = await start_gateway(engine, idle_timeout_s=0.4)
+    gateway = await start_gateway(engine, clock=clock, idle_timeout_s=0.4)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**10)
     writer.write(request(STREAM))
     await reader.readuntil(b"\r\n\r\n")
-    async with asyncio.timeout(5):
+    await eventually(lambda: any(connection.is_stalled for connection in [*gateway.context.connections]))
+    clock.at += 0.5
+    async with asyncio.timeout(PATIENCE_S):
         await engine.seen[0].closed.wait()
     assert gateway.context.metrics.disconnects == {"stalled": 1}
     writer.close()

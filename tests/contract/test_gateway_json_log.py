@@ -1,6 +1,5 @@
 """With `--log-format json` every line on standard error is one JSON object, whoever writes it."""
 
-import asyncio
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import free_port
 
@@ -31,11 +31,12 @@ async def test_every_line_from_the_start_to_the_end(engine: ScriptedEngine, work
     try:
         # The port is read out of the line, which is JSON: "message": "listening on http://..."
         await program.started()
-        await eventually(lambda: any("does not list its models" in line for line in program.errors), 10)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: any("does not list its models" in line for line in program.errors))
         await call(program.port, request())
+        await eventually(lambda: any("request_id" in line for line in program.errors))
+        told = len(program.errors)
         program.process.send_signal(signal.SIGHUP)
-        await asyncio.sleep(0.3)
+        await eventually(lambda: len(program.errors) > told)
         program.process.send_signal(signal.SIGTERM)
         assert await program.end() == 0
     finally:
@@ -70,7 +71,7 @@ def test_a_start_that_cannot_work(wrong: list[str], form: list[str]) -> None:
         environment["SPECPILOT_GATEWAY_LOG_FORMAT"] = "json"
     done = subprocess.run(
         [sys.executable, "-m", "specpilot.gateway", *wrong, *form],
-        env=environment, capture_output=True, text=True, timeout=30, check=False,
+        env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     lines = objects(done.stderr)
@@ -89,7 +90,7 @@ def test_warnings_and_exceptions_of_the_interpreter(tmp_path: Path) -> None:
         "thread.start(); thread.join()\n"
         "raise ValueError('two\\nlines')\n"
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     lines = objects(done.stderr)
     assert [line["level"] for line in lines] == ["warning", "critical", "critical"]
     assert "careful" in lines[0]["message"]
@@ -119,7 +120,9 @@ def test_finalizers_arguments_that_do_not_fit_and_text_of_any_script(tmp_path: P
         encoding="utf-8",
     )
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, timeout=PATIENCE_S, check=False
+    )
     lines = objects(done.stderr.decode("utf-8"))
     assert [line["level"] for line in lines] == ["warning", "warning", "error", "warning", "warning"]
     assert lines[0]["message"] == "%s <tuple>"

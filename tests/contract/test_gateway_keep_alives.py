@@ -9,6 +9,8 @@ import pytest
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -21,6 +23,7 @@ from tests.support.scripted_engine import (
     completion,
     event,
     reply,
+    requests_of,
     stream,
     usage_event,
 )
@@ -48,7 +51,7 @@ REFUSAL = b'{"error": {\n "message": "dead", "type": "x", "param": null, "code":
 async def body_until(client: Client, wanted: bytes) -> bytes:
     """Return a chunked body's payload up to `wanted`; its head must have come."""
     payload = b""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while wanted not in payload:
             size = int(await client.reader.readuntil(b"\r\n"), 16)
             payload += (await client.reader.readexactly(size + 2))[:-2]
@@ -70,7 +73,7 @@ async def test_what_keeps_alive_goes_out_at_once_and_overtakes_what_opens(
             engine.script = [begin, *opening, 0.02, frame(kept), gate, frame(DELTA), *end]
             async with await Client.connect(gateway.port) as client:
                 client.send(request(ASKING, path=path))
-                head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 2)
+                head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
                 assert head.startswith(b"HTTP/1.1 200 OK\r\n")
                 assert b"text/event-stream" in head
                 assert await body_until(client, kept) == kept
@@ -208,27 +211,51 @@ async def test_without_passing_them_on_they_wait_and_an_error_keeps_its_status(
     assert (await call(gateway.port, request(STREAM))).body == PING + DELTA + DONE
 
 
+async def say(gateway: GatewayThread, clock: Clock, gate: asyncio.Event, after_s: float) -> None:
+    """Let the only engine that speaks say something so long after what it said before, and the gateway hear it."""
+    clock.at += after_s
+    gate.set()
+    await eventually(lambda: clock.at in [one.heard_at for one in gateway.context.fleet.engines.values()])
+
+
+@pytest.mark.parametrize("kind", [b": keep-alive\n\n", PING, CREATED])
 async def test_an_engine_that_keeps_its_streams_alive_is_not_silent(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, kind: bytes
 ) -> None:
-    kinds = [b": keep-alive\n\n", PING, CREATED]
-    engine.scripts = [[SSE_HEAD, *[0.3, chunk(kind)] * 5, chunk(event("ok") + DONE), LAST_CHUNK] for kind in kinds]
-    gateway = await start_gateway(engine, stream_first_byte_timeout_s=1.0)
-    answers = await asyncio.gather(*(call(gateway.port, request(STREAM)) for _ in kinds))
-    assert {answer.body for answer in answers} == {kind * 5 + event("ok") + DONE for kind in kinds}
-    assert len(engine.seen) == len(kinds)
+    gates = [asyncio.Event() for _ in range(5)]
+    said = [step for gate in gates for step in (gate, chunk(kind))]
+    ends = asyncio.Event()
+    engine.script = [SSE_HEAD, *said, ends, chunk(event("ok") + DONE), LAST_CHUNK]
+    gateway = await start_gateway(engine, clock=clock, stream_first_byte_timeout_s=1.0)
+    answered = asyncio.create_task(call(gateway.port, request(STREAM)))
+    await engine.wait_seen(1)
+    for gate in gates:
+        await say(gateway, clock, gate, 0.9)
+    ends.set()
+    assert (await answered).body == kind * 5 + event("ok") + DONE
+    assert len(engine.seen) == 1
     assert gateway.context.metrics.upstream_errors == {}
 
 
 async def test_the_time_to_the_first_content_is_bounded_however_a_stream_is_kept_alive(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    script = [SSE_HEAD, *[0.1, chunk(PING)] * 60, HANG]
-    engine.script = other_engine.script = script
+    gates = [asyncio.Event() for _ in range(2)]
+    in_turn((engine, other_engine), *([SSE_HEAD, gate, chunk(PING), HANG] for gate in gates))
     gateway = await start_gateway(
-        engine, other_engine, stream_first_byte_timeout_s=1.5, stream_content_timeout_s=2.0, first_byte_timeout_s=9
+        engine,
+        other_engine,
+        clock=clock,
+        stream_first_byte_timeout_s=1.5,
+        stream_content_timeout_s=2.0,
+        first_byte_timeout_s=9,
     )
-    answer = await call(gateway.port, request(STREAM))
+    answered = asyncio.create_task(call(gateway.port, request(STREAM)))
+    for at, gate in enumerate(gates):
+        await eventually(lambda at=at: requests_of(engine, other_engine) == at + 1)  # type: ignore[misc]
+        await say(gateway, clock, gate, 1.2)
+        clock.at += 1.2  # since the ping it is silent for less than a first byte may take
+    answer = await answered
     assert answer.body.replace(PING, b"").startswith(b'data: {"error":{"message":"the stream content time-out')
     assert gateway.context.metrics.upstream_errors == {"stream_content_timeout": 2}
     assert len(engine.seen) == len(other_engine.seen) == 1

@@ -18,6 +18,7 @@ from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import HANG, ScriptedEngine, Seen, completion, reply
 
@@ -31,7 +32,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def store(redis: RedisServer) -> Iterator[RedisStore]:
-    found = RedisStore(redis.url)
+    found = RedisStore(redis.url, PATIENCE_S)
     found._redis.flushall()
     yield found
     found.close()
@@ -72,7 +73,7 @@ async def gateway(
 
 async def route(gateway: GatewayThread, store: RedisStore, **routes: ModelRoute) -> None:
     store.put_model_routes(ModelRoutes(routes), store.model_routes().version, 1.0)
-    await eventually(lambda: gateway.context.snapshot.model_routes == routes, 2.0)
+    await eventually(lambda: gateway.context.snapshot.model_routes == routes)
 
 
 async def ask(gateway: GatewayThread, model: str, headers: str = "", **members: Any) -> Answer:
@@ -157,7 +158,7 @@ async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_ret
     assert gateway.context.metrics.cells["small", "default"].requests == {200: 3}
     assert {cell.in_flight for cell in gateway.context.metrics.cells.values()} == {0}
     await big.start()
-    await eventually(lambda: gateway.context.fleet.has_engine("big"), 6.0)
+    await eventually(lambda: gateway.context.fleet.has_engine("big"))
     assert (await ask(gateway, "big")).json["model"] == "big"
 
 
@@ -183,7 +184,7 @@ async def test_a_route_to_nobody_says_so_and_a_key_is_held_to_the_name_that_it_a
     assert (refused.status, refused.code) == (503, "engine_unavailable")
     assert "no engine serves `absent` or `also-absent`, to which `gone` is routed" in refused.json["error"]["message"]
     store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k"), allowed_models=("chat",)))
-    await eventually(lambda: gateway.context.snapshot.needs_key, 2.0)
+    await eventually(lambda: gateway.context.snapshot.needs_key)
     headers = "authorization: Bearer sk-k\r\n"
     assert (await ask(gateway, "chat", headers)).json["model"] == "big"
     assert (await ask(gateway, "big", headers)).code == "model_not_allowed"
@@ -197,7 +198,7 @@ async def test_routes_that_cannot_be_read_leave_the_last_good_ones_in_place(
     await route(gateway, store, chat=alias("big"))
     store._redis.set("{specpilot}:model_routes", '{"version": 2, "routes": {"chat": {"split": "big"}}}')
     store.put_policy(Policy("big"), None, 1.0)
-    await eventually(lambda: gateway.context.snapshot.policies, 2.0)
+    await eventually(lambda: gateway.context.snapshot.policies)
     assert (await ask(gateway, "chat")).json["model"] == "big"
 
 
@@ -260,7 +261,7 @@ async def test_one_request_that_cannot_go_elsewhere_does_not_keep_the_others_the
         context.engine_ejected(engine)
 
     context._loop.call_soon_threadsafe(eject)
-    answers = await asyncio.wait_for(asyncio.gather(*calls), 5.0)
+    answers = await asyncio.gather(*calls)
     assert [answer.status for answer in answers] == [413, 200, 413, 200]
 
 

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
-from tests.support.scripted_engine import Script, ScriptedEngine, Seen, completion, reply
+from tests.support.scripted_engine import HANG, Script, ScriptedEngine, Seen, reply
 
 RESPONSES = "/v1/responses"
 AUDIO = "/v1/audio/transcriptions"
@@ -184,7 +184,7 @@ async def test_a_cancellation_waits_for_no_room(engine: ScriptedEngine, start_ga
     store.made.append("resp_1")
     gateway = await start_gateway(engine, engine_capacity=1, queue_limit=0)
     async with await Client.connect(gateway.port) as busy:
-        engine.scripts = [[3.0, reply(completion())]]
+        engine.scripts = [[HANG]]
         busy.send(request())
         await engine.wait_seen(1)
         assert (await call(gateway.port)).status == 429

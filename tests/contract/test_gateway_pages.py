@@ -12,12 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specpilot.gateway.relay.connection_state import HEAD
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry import engine_counters, metrics
 from specpilot.gateway.wire.errors import GatewayError
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.hand_clock import Clock
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 from tests.support.stack import free_port
 
@@ -92,14 +94,26 @@ async def test_an_engine_that_starts_later_is_found(start_gateway: StartGateway)
     await engine.stop()
 
 
+async def idle_for(gateway: GatewayThread, clock: Clock, seconds: float) -> None:
+    """Let so much time pass, and the gateway look at each of its connections then: it does at every tenth sweep."""
+    clock.at += seconds
+    swept = gateway.context._sweeps
+    await eventually(lambda: gateway.context._sweeps >= swept + 12)
+
+
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    engine.script = [1.5, reply(completion())]
-    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    may_answer = asyncio.Event()
+    engine.script = [may_answer, reply(completion())]
+    gateway = await start_gateway(engine, clock=clock, keep_alive_s=5.0)
     async with await Client.connect(gateway.port) as client:
         client.send(request())
+        await engine.wait_seen(1)
+        await idle_for(gateway, clock, 6.0)
+        may_answer.set()
         assert (await client.answer()).status == 200
+        clock.at += 6.0
         assert await client.is_closed()
 
 
@@ -118,18 +132,26 @@ async def test_bytes_that_begin_no_request_do_not_keep_an_idle_connection(
 
 
 async def test_a_connection_on_which_a_request_is_coming_or_under_way_is_not_idle(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    engine.scripts = [[reply(completion())], [0.1, reply(completion())], [1.5, reply(completion())]]
-    gateway = await start_gateway(engine, keep_alive_s=0.3)
+    second, third = asyncio.Event(), asyncio.Event()
+    engine.scripts = [[reply(completion())], [second, reply(completion())], [third, reply(completion())]]
+    gateway = await start_gateway(engine, clock=clock, keep_alive_s=5.0)
     async with await Client.connect(gateway.port) as client:
         client.send(request()[:30])
-        await asyncio.sleep(1.5)
+        await eventually(lambda: any(one._state.reading == HEAD for one in [*gateway.context.connections]))
+        await idle_for(gateway, clock, 6.0)
         client.send(request()[30:])
         assert (await client.answer()).status == 200
         client.send(request() + request()[:30])  # the answer to the first comes within the head of the second
+        await engine.wait_seen(2)
+        second.set()
         assert (await client.answer()).status == 200
+        await idle_for(gateway, clock, 6.0)
         client.send(request()[30:])
+        await engine.wait_seen(3)
+        await idle_for(gateway, clock, 6.0)
+        third.set()
         assert (await client.answer()).status == 200
 
 

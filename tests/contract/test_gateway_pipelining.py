@@ -8,6 +8,7 @@ import pytest
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
 
@@ -79,7 +80,7 @@ async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_le
         client.send(request() + request(b"x" * 1_000_000, path="/admin/config"))
         await engine.wait_seen(1)
         await client.writer.drain()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.seen[0].closed.wait()
     assert gateway.context.metrics.disconnects == {"wait": 1}
 
@@ -103,7 +104,7 @@ async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(gatewa
             assert (await client.answer()).json == {"status": "ok"}
         await asyncio.sleep(0.05)
         client.send(whole[-10:])
-        assert (await client.answer(timeout_s=3)).body == completion()
+        assert (await client.answer()).body == completion()
 
 
 async def test_pipelined_requests_are_answered_in_order(engine: ScriptedEngine, gateway: GatewayThread) -> None:

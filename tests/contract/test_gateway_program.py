@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,11 +13,15 @@ import pytest
 
 from specpilot.gateway.app import create_app
 from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.relay.context import SWEEP_S
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
+from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
-from tests.support.gateway_server import GatewayProgram
-from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event
+from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
+from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, completion, event, reply
 
 Start = Callable[..., GatewayProgram]
 
@@ -44,7 +50,11 @@ async def start() -> AsyncIterator[Start]:
 )
 def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "specpilot.gateway", *arguments], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-m", "specpilot.gateway", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("specpilot gateway: ")
@@ -72,21 +82,24 @@ def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, sai
 
 
 async def test_sigterm_lets_streams_finish_and_refuses_new_ones(engine: ScriptedEngine, start: Start) -> None:
-    engine.script = [SSE_HEAD, chunk(event("a")), 1.2, chunk(event("b")), LAST_CHUNK]
+    goes_on = asyncio.Event()
+    engine.script = [SSE_HEAD, chunk(event("a")), goes_on, chunk(event("b")), LAST_CHUNK]
     program = await start("--engine", engine.url).started()
     async with await Client.connect(program.port) as stream, await Client.connect(program.port) as idle:
         stream.send(request(STREAM))
         await engine.wait_seen(1)
-        await asyncio.sleep(0.2)
         program.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.4)
+        engine.script = [reply(completion())]
+        async with asyncio.timeout(PATIENCE_S):
+            while (refused := await call(program.port)).status == 200:  # the signal has yet to arrive
+                pass
         assert (await call(program.port, request(path="/ready", method="GET"))).json == {"status": "draining"}
         assert (await call(program.port, request(path="/health", method="GET"))).status == 200
-        refused = await call(program.port)
         assert (refused.status, refused.code) == (503, "draining")
         assert refused.headers["retry-after"] == "1"
         idle.send(request())
         assert (await idle.answer()).headers["connection"] == "close"
+        goes_on.set()
         answer = await stream.answer()
         assert answer.is_whole
         assert answer.body == event("a") + event("b")
@@ -102,27 +115,28 @@ async def test_the_drain_time_out_ends_what_does_not_finish(engine: ScriptedEngi
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGTERM)
         assert await program.end() == 0
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         await engine.seen[0].closed.wait()
 
 
-async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start: Start) -> None:
-    program = await start("--engine", engine.url, "--drain-grace-s", "3").started()
-    async with await Client.connect(program.port) as kept, await Client.connect(program.port) as idle:
+async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock) -> None:
+    gateway = await start_gateway(engine, clock=clock, drain_grace_s=3.0)
+    async with await Client.connect(gateway.port) as kept, await Client.connect(gateway.port) as idle:
         for client in (kept, idle):
             client.send(request())
             assert "connection" not in (await client.answer()).headers
-        program.process.send_signal(signal.SIGINT)
-        await asyncio.sleep(0.3)
-        assert (await call(program.port, request(path="/ready", method="GET"))).status == 503
+        gateway.context._loop.call_soon_threadsafe(gateway.server.handle_exit, signal.SIGINT, None)
+        await eventually(lambda: gateway.context.is_draining)
+        assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
         kept.send(request())  # a balancer of connections would bring its requests here for as long as it stands
         answer = await kept.answer()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
-        async with asyncio.timeout(2.5):
-            assert await idle.reader.read() == b""
-        assert program.process.poll() is None
-        assert (await call(program.port)).status == 200
-    assert await program.end() == 0
+        clock.at += 2.9
+        assert await idle.is_closed()
+        assert (await call(gateway.port)).status == 200
+        assert gateway._thread.is_alive()
+        clock.at += 0.2
+        await asyncio.to_thread(gateway.join)
 
 
 async def test_the_access_log_can_be_left_out(engine: ScriptedEngine, start: Start) -> None:
@@ -134,15 +148,32 @@ async def test_the_access_log_can_be_left_out(engine: ScriptedEngine, start: Sta
 
 
 async def test_a_process_that_stood_still_reads_what_came_before_it_judges_time_outs(
-    engine: ScriptedEngine, start: Start
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    engine.script = [0.5, SSE_HEAD, chunk(event("a")), LAST_CHUNK]
-    program = await start("--engine", engine.url, "--first-byte-timeout-s", "1").started()
-    async with await Client.connect(program.port) as client:
+    may_answer, stands, may_go_on = asyncio.Event(), threading.Event(), threading.Event()
+    engine.script = [may_answer, SSE_HEAD, chunk(event("a")), LAST_CHUNK]
+    gateway = await start_gateway(engine, clock=clock, first_byte_timeout_s=1.0)
+    async with await Client.connect(gateway.port) as client:
         client.send(request(STREAM))
         await engine.wait_seen(1)
-        program.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(1.5)
-        program.process.send_signal(signal.SIGCONT)
+        woken, waker = socket.socketpair()
+        loop = gateway.context._loop
+
+        def stand_still() -> None:
+            loop.remove_reader(woken)
+            stands.set()
+            may_go_on.wait(PATIENCE_S)
+
+        # By a socket, as most work comes: then the timers that are due run before other sockets are read.
+        loop.call_soon_threadsafe(loop.add_reader, woken, stand_still)
+        waker.send(b"x")
+        await asyncio.to_thread(stands.wait)
+        may_answer.set()
+        await eventually(lambda: engine.is_silent)
+        clock.at += 1.5
+        await asyncio.sleep(2 * SWEEP_S)  # so that its timer is due
+        may_go_on.set()
         answer = await client.answer()
         assert (answer.status, answer.body) == (200, event("a"))
+    woken.close()
+    waker.close()

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import subprocess
-import time
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from specpilot.gateway.wire.routes import FORMS, PROXIED, STORED
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import PATH, STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -86,22 +86,21 @@ async def test_nginx_with_its_defaults_delivers_events_at_once_and_does_not_give
     command = ["nginx", "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
     server = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     client = await Client.connect(port)
                     break
                 except OSError:
                     await asyncio.sleep(0.05)
-        engine.script = [SSE_HEAD, *[0.1, chunk(event("abcdefgh"))] * 10, HANG]
+        gates = [asyncio.Event() for _ in range(8)]
+        engine.script = [SSE_HEAD, *(step for gate in gates for step in (gate, chunk(event("abcdefgh")))), HANG]
         async with client:
             client.send(request(STREAM))
-            reads = 0
-            end = time.monotonic() + 3
-            while reads < 8:
-                assert time.monotonic() < end
-                assert await client.reader.read(65_536)
-                reads += 1
+            await engine.wait_seen(1)
+            for gate in gates:  # each event is there before the next one is sent
+                gate.set()
+                assert await client.reader.readuntil(event("abcdefgh"))
         engine.script = [SSE_HEAD, *[0.5, chunk(b": keep-alive\n\n")] * 6, *stream("late")[1:]]
         async with await Client.connect(port) as client:
             client.send(request(STREAM))

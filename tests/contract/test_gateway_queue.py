@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import signal
 from contextlib import AsyncExitStack
 
@@ -12,17 +13,44 @@ from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     HANG,
     RESET,
+    Script,
     ScriptedEngine,
     Seen,
     completion,
     reply,
 )
 
-SLOW = [0.3, reply(completion())]
+
+class Gates:
+    """Engines that answer each request when its gate is opened, in the order in which the requests came."""
+
+    def __init__(self, *engines: ScriptedEngine) -> None:
+        self._gates: list[asyncio.Event] = []
+        for engine in engines:
+            engine.choose = self._play
+
+    def _play(self, _: Seen) -> Script:
+        self._gates.append(asyncio.Event())
+        return [self._gates[-1], reply(completion())]
+
+    @property
+    def under_way(self) -> int:
+        return sum(not gate.is_set() for gate in self._gates)
+
+    async def until_seen(self, count: int) -> None:
+        await eventually(lambda: len(self._gates) >= count)
+
+    async def open(self, first: int, last: int) -> None:
+        """Answer these requests, when they have come."""
+        for at in range(first, last):
+            await self.until_seen(at + 1)
+            self._gates[at].set()
 
 
 def of_class(name: str) -> bytes:
@@ -43,28 +71,36 @@ def queued(gateway: GatewayThread) -> int:
 async def test_a_session_whose_home_is_full_counts_as_spilled(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script = other_engine.script = SLOW
+    gates = Gates(engine, other_engine)
     gateway = await start_gateway(engine, other_engine, engine_capacity=1)
     of_session = request(headers="x-session-id: s\r\n")
-    answers = await asyncio.gather(*(call(gateway.port, of_session) for _ in range(2)))
+    calls = [asyncio.create_task(call(gateway.port, of_session)) for _ in range(2)]
+    await gates.until_seen(2)
+    await gates.open(0, 2)
+    answers = await asyncio.gather(*calls)
     assert len({answer.headers["x-specpilot-engine"] for answer in answers}) == 2
     counts = gateway.context.fleet.chooser.counts
     assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
 
 
 async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    engine.script = SLOW
-    gateway = await start_gateway(engine, engine_capacity=2)
-    answers = await asyncio.gather(*(call(gateway.port) for _ in range(5)))
+    gates = Gates(engine)
+    gateway = await start_gateway(engine, clock=clock, engine_capacity=2)
+    calls = [asyncio.create_task(call(gateway.port)) for _ in range(5)]
+    await gates.until_seen(2)
+    await eventually(lambda: queued(gateway) == 3)
+    for first, last in ((0, 2), (2, 4), (4, 5)):
+        await gates.until_seen(last)
+        clock.at += 0.3
+        await gates.open(first, last)
+    answers = await asyncio.gather(*calls)
     assert [answer.status for answer in answers] == [200] * 5
     waits = sorted(float(answer.headers.get("x-specpilot-queue-ms", 0)) for answer in answers)
-    assert waits[:2] == [0, 0]
-    assert all(wait > 200 for wait in waits[2:])
-    assert waits[4] > 500
+    assert waits == pytest.approx([0, 0, 300, 300, 600])
     # What was waited for is not the gateway's overhead.
-    assert all(float(answer.headers["x-specpilot-overhead-ms"]) < 200 for answer in answers)
+    assert {float(answer.headers["x-specpilot-overhead-ms"]) for answer in answers} == {0.0}
     cell = gateway.context.metrics.cells["tiny", "default"]
     await eventually(lambda: (sum(cell.queue.counts), cell.queued, cell.in_flight) == (3, 0, 0))
     [one] = gateway.context.fleet.engines.values()
@@ -74,14 +110,19 @@ async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
 
 
 async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_queue(
-    engine: ScriptedEngine, start_gateway: StartGateway
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    engine.script = [0.6, reply(completion())]
-    gateway = await start_gateway(engine, engine_capacity=1, queue_timeout_s=1.5)
+    gates = Gates(engine)
+    gateway = await start_gateway(engine, clock=clock, engine_capacity=1, queue_timeout_s=1.5)
     async with await Client.connect(gateway.port) as first, await Client.connect(gateway.port) as second:
         first.send(request() * 3)
         await engine.wait_seen(1)
         second.send(request())
+        await eventually(lambda: queued(gateway) == 1)
+        for at in range(4):
+            await gates.until_seen(at + 1)
+            clock.at += 0.6
+            await gates.open(at, at + 1)
         assert [(await first.answer()).status for _ in range(3)] == [200] * 3
         assert (await second.answer()).status == 200
     assert gateway.context.metrics.refusals == {}
@@ -91,7 +132,7 @@ async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_q
 async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    engine.script = other_engine.script = SLOW
+    gates = Gates(engine, other_engine)
     gateway = await start_gateway(engine, other_engine, engine_capacity=1)
     body = {"model": "tiny", "user": "u", "x-marked": [1], "prompt": "x" * 100_000}
     calls = [asyncio.create_task(call(gateway.port, request(body))) for _ in range(3)]
@@ -99,6 +140,7 @@ async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
     # A line can be long and a parsed body many times its bytes.
     marked = [item for item in gc.get_objects() if type(item) is dict and "x-marked" in item and "model" in item]
     assert [item for item in marked if item is not body] == []
+    await gates.open(0, 3)
     for answer in await asyncio.gather(*calls):
         assert answer.status == 200
     assert sum(gateway.context.fleet.chooser.counts[rule] for rule in ("session", "session_spilled")) == 3
@@ -109,21 +151,15 @@ async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
 async def test_never_more_than_the_capacity_is_under_way(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    most = 0
-    under_way: set[int] = set()
-
-    def play(seen: Seen) -> list[bytes | float]:
-        nonlocal most
-        under_way.add(id(seen))
-        most = max(most, len(under_way))
-        asyncio.get_running_loop().call_later(0.02, under_way.discard, id(seen))
-        return [0.03, reply(completion())]
-
-    engine.choose = other_engine.choose = play
+    gates = Gates(engine, other_engine)
     gateway = await start_gateway(engine, other_engine, engine_capacity=3)
-    answers = await asyncio.gather(*(call(gateway.port) for _ in range(40)))
-    assert {answer.status for answer in answers} == {200}
-    assert most == 6
+    calls = [asyncio.create_task(call(gateway.port)) for _ in range(40)]
+    await gates.until_seen(6)
+    await eventually(lambda: queued(gateway) == 34)
+    for at in range(40):
+        assert gates.under_way <= 6
+        await gates.open(at, at + 1)
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
 
 
 async def test_classes_share_by_weight_and_priority_goes_first(
@@ -132,14 +168,15 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     gateway = await start_gateway(engine, engine_capacity=1)
     set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
     await eventually(lambda: "heavy" in gateway.context.known_classes("tiny"))
-    engine.script = [0.01, reply(completion())]
-    engine.scripts = [[0.5, reply(completion())]]
+    all_wait = asyncio.Event()
+    engine.scripts = [[all_wait, reply(completion())]]
     async with AsyncExitStack() as stack:
         clients = []
         for name in ["default"] + ["light"] * 8 + ["heavy"] * 8 + ["urgent"] * 2:
             clients.append(await stack.enter_async_context(await Client.connect(gateway.port)))
             clients[-1].send(of_class(name))
             await eventually(lambda: len(engine.seen) + queued(gateway) == len(clients))
+        all_wait.set()
         assert {(await client.answer()).status for client in clients} == {200}
     order = [seen.json["vllm_xargs"]["traffic_class"] for seen in engine.seen]
     assert order[:3] == ["default", "urgent", "urgent"]
@@ -149,9 +186,11 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     assert not any("priority" in seen.json for seen in engine.seen)
 
 
-async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_a_full_line_refuses_and_a_late_one_is_told(
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
+) -> None:
     engine.script = [HANG]
-    gateway = await start_gateway(engine, engine_capacity=1, queue_limit=2, queue_timeout_s=0.6)
+    gateway = await start_gateway(engine, clock=clock, engine_capacity=1, queue_limit=2, queue_timeout_s=0.6)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
         clients[0].send(request())
@@ -163,11 +202,12 @@ async def test_a_full_line_refuses_and_a_late_one_is_told(engine: ScriptedEngine
         assert (full.status, full.code) == (429, "queue_full")
         assert full.headers["retry-after"] == "1"
         assert "--queue-limit" in full.json["error"]["message"]
+        clock.at += 0.7
         for client in clients[1:]:
             late = await client.answer()
             assert (late.status, late.code) == (503, "queue_timeout")
             assert late.headers["retry-after"] == "1"
-            assert float(late.headers["x-specpilot-queue-ms"]) > 500
+            assert float(late.headers["x-specpilot-queue-ms"]) == pytest.approx(700)
             assert "x-specpilot-engine" not in late.headers
     assert len(engine.seen) == 1
     assert gateway.context.metrics.refusals == {"queue_full": 1, "queue_timeout": 2}
@@ -200,12 +240,15 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(
 async def test_an_engine_that_fails_hands_its_place_on(
     engine: ScriptedEngine, start_gateway: StartGateway, is_reset: bool
 ) -> None:
-    engine.scripts = [[0.3, RESET if is_reset else CLOSE]]
+    fails = asyncio.Event()
+    engine.scripts = [[fails, RESET if is_reset else CLOSE]]
     gateway = await start_gateway(engine, engine_capacity=1)
-    first = asyncio.create_task(call(gateway.port))
+    calls = [asyncio.create_task(call(gateway.port))]
     await engine.wait_seen(1)
-    answers = await asyncio.gather(first, *(call(gateway.port) for _ in range(3)))
-    assert [answer.status for answer in answers] == [502, 200, 200, 200]
+    calls += [asyncio.create_task(call(gateway.port)) for _ in range(3)]
+    await eventually(lambda: queued(gateway) == 3)
+    fails.set()
+    assert [answer.status for answer in await asyncio.gather(*calls)] == [502, 200, 200, 200]
 
 
 async def test_an_engine_that_dies_while_requests_wait(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
@@ -238,26 +281,42 @@ async def test_a_second_engine_takes_those_who_wait(
 
 
 async def test_without_a_capacity_nothing_waits(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    engine.script = SLOW
+    gates = Gates(engine)
     calls = [asyncio.create_task(call(gateway.port)) for _ in range(20)]
     await engine.wait_seen(20)
+    await gates.open(0, 20)
     for answer in await asyncio.gather(*calls):
         assert answer.status == 200
         assert "x-specpilot-queue-ms" not in answer.headers
 
 
+async def queue_length(program: GatewayProgram) -> int:
+    page = (await call(program.port, request(path="/metrics", method="GET"))).body.decode()
+    found = re.search(r"^specpilot_gateway_queue_length\{.*\} (\S+)$", page, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
+async def until_two_wait(program: GatewayProgram) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await queue_length(program) != 2:
+            pass
+
+
 async def test_requests_that_wait_are_served_while_the_gateway_drains(engine: ScriptedEngine) -> None:
-    engine.script = SLOW
+    gates = Gates(engine)
     program = GatewayProgram(["--engine", engine.url, "--engine-capacity", "1"])
     try:
         await program.started()
         calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
-        await engine.wait_seen(1)
-        await asyncio.sleep(0.05)
+        await until_two_wait(program)
         program.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.15)
-        assert (await call(program.port)).code == "draining"
-        assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 3
+        async with asyncio.timeout(PATIENCE_S):
+            while not calls[-1].done():  # until the drain begins, one more waits
+                if await queue_length(program) == len(calls) - 1:
+                    calls.append(asyncio.create_task(call(program.port)))
+        assert (await calls.pop()).code == "draining"
+        await gates.open(0, len(calls))
+        assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
         assert await program.end() == 0
     finally:
         program.close()
@@ -269,8 +328,7 @@ async def test_the_drain_time_out_ends_those_who_wait_without_sending_them(engin
     try:
         await program.started()
         calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
-        await engine.wait_seen(1)
-        await asyncio.sleep(0.1)
+        await until_two_wait(program)
         program.process.send_signal(signal.SIGTERM)
         assert {(await item).code for item in calls} == {"draining"}
         assert await program.end() == 0

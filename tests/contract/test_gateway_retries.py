@@ -1,5 +1,6 @@
 """What an engine does not answer goes to another one, within a budget; and connections that the engine closed."""
 
+import asyncio
 import gc
 import json
 
@@ -10,6 +11,7 @@ from specpilot.gateway.wire.request_facts import read_facts
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import PATH, STREAM, Client, call, request
 from tests.support.gateway_server import eventually
+from tests.support.hand_clock import Clock
 from tests.support.scripted_engine import (
     CLOSE,
     HANG,
@@ -150,12 +152,17 @@ async def test_a_kept_connection_that_the_engine_closed_is_replaced(
 
 @pytest.mark.parametrize("end", [CLOSE, RESET])
 async def test_a_kept_connection_that_breaks_later_is_the_engines_failure(
-    engine: ScriptedEngine, start_gateway: StartGateway, end: Act
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, end: Act
 ) -> None:
-    gateway = await start_gateway(engine, engine_keep_alive_s=60)
-    engine.scripts = [[reply(completion())], [1.2, end], [reply(completion("again"))]]
+    gateway = await start_gateway(engine, clock=clock, engine_keep_alive_s=60)
+    breaks = asyncio.Event()
+    engine.scripts = [[reply(completion())], [breaks, end], [reply(completion("again"))]]
     assert (await call(gateway.port)).status == 200
-    answer = await call(gateway.port)
+    answered = asyncio.create_task(call(gateway.port))
+    await engine.wait_seen(2)
+    clock.at += 1.2
+    breaks.set()
+    answer = await answered
     assert (answer.status, answer.code) == (502, "bad_engine_response")
     assert len(engine.seen) == 2
     assert engine.seen[1].connection == engine.seen[0].connection

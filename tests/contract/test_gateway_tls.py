@@ -16,6 +16,7 @@ from tests.contract.conftest import StartGateway
 from tests.support.certificates import Authority
 from tests.support.gateway_client import STREAM, Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine, completion, reply, stream
 from tests.support.stack import free_port
 
@@ -65,7 +66,7 @@ async def serial(port: int, context: ssl.SSLContext) -> int:
         return served_by(client)
 
 
-async def until_another(port: int, context: ssl.SSLContext, old: int, timeout_s: float = 10.0) -> None:
+async def until_another(port: int, context: ssl.SSLContext, old: int, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while await serial(port, context) == old:
             pass
@@ -144,7 +145,7 @@ async def test_clients_need_a_certificate_of_the_authority_that_is_in_the_file_n
         except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
             return False
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await is_let_in(theirs):
             pass
     assert not await is_let_in(mine)
@@ -174,7 +175,7 @@ async def test_a_client_that_never_agrees_on_tls_is_cut_off(
 async def test_handshakes_under_way_count_as_connections(
     engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
     cert, key = authority.issue("gateway")
     gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key, max_connections=4)
     context = trusting(authority)
@@ -182,20 +183,28 @@ async def test_handshakes_under_way_count_as_connections(
         client = await stack.enter_async_context(await connect(gateway.port, context))
         client.send(request())
         assert (await client.answer()).status == 200
+        [listener] = gateway.server._listeners
         silent = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
+        await eventually(lambda: len(listener._handshakes) == 3)
         late = await stack.enter_async_context(await Client.connect(gateway.port))
-        assert await late.is_closed(timeout_s=0.5)
+        assert await late.is_closed()
         assert gateway.context.metrics.refusals["connections"] == 1
         client.send(request())
         assert (await client.answer()).status == 200
         for waiting in silent:
-            assert await waiting.is_closed()  # too slow
-        await asyncio.sleep(0.2)  # a client sees the end before the gateway counts the connection out
-        for _ in range(8):  # those that fail leave their place at once
+            waiting.close()
+        await eventually(lambda: not listener._handshakes)
+        monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.3)
+        for _ in range(4):  # those that are too slow leave their place, too
+            async with await Client.connect(gateway.port) as slow:
+                assert await slow.is_closed()
+            await eventually(lambda: not listener._handshakes)
+        for _ in range(8):  # and those that fail at once
             async with await Client.connect(gateway.port) as plain:
                 plain.send(request())
                 assert await plain.is_closed()
-            await asyncio.sleep(0.05)
+            await eventually(lambda: not listener._handshakes)
+        monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
         assert (await call(gateway.port, context)).status == 200
     assert gateway.context.metrics.refusals["connections"] == 1
 
@@ -265,7 +274,7 @@ async def test_a_new_client_certificate_is_shown_to_engines(
     )
     assert not gateway.context.fleet.by_model
     authority.issue("client")
-    await eventually(lambda: gateway.context.fleet.by_model, 10)
+    await eventually(lambda: gateway.context.fleet.by_model)
 
 
 async def test_workers_take_new_certificates_each(engine: ScriptedEngine, authority: Authority) -> None:
@@ -276,12 +285,12 @@ async def test_workers_take_new_certificates_each(engine: ScriptedEngine, author
     context = trusting(authority)
     try:
         await program.started()
-        await eventually(lambda: sum("serves" in line for line in program.errors) == 2, 20)
+        await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
         old = await serial(program.port, context)
         assert {await serial(program.port, context) for _ in range(12)} == {old}
         authority.issue("gateway")
         await until_another(program.port, context, old)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(found := {await serial(program.port, context) for _ in range(12)}) > 1 or old in found:
                 pass
         for _ in range(12):

@@ -14,6 +14,7 @@ from tests.contract.conftest import StartWorkers
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import arguments, children, is_alive, lines, worker_of
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine, stream
 
 PREFIX = "specpilot_gateway_"
@@ -37,7 +38,7 @@ async def metrics(program: GatewayProgram) -> dict[str, float]:
 async def until(program: GatewayProgram, name: str, value: float) -> None:
     """Wait until the sum is `value`; it must not pass it, nor fall on the way."""
     last = 0.0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while last != value:
             found = (await metrics(program)).get(name, 0.0)
             assert last <= found <= value, name
@@ -157,7 +158,7 @@ async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_wo
     async with load.running():
         await eventually(lambda: load.answered > 50)
         program.process.send_signal(signal.SIGHUP)
-        await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+        await eventually(lambda: len(lines(program, "has left")) == 2)
         after = children(program)
     assert load.broken == 0
     assert len(after) == 2
@@ -178,6 +179,6 @@ async def test_a_folder_that_is_cleaned_away_costs_metrics_for_a_while_and_no_re
     assert (found.status, found.code) == (500, "internal_error")
     assert (await call(program.port)).status == 200
     os.kill(first, signal.SIGKILL)  # the next time that the ledger is written
-    await eventually(lambda: lines(program, "worker 3 serves"), 20)
+    await eventually(lambda: lines(program, "worker 3 serves"))
     assert (await call(program.port, request(path="/metrics", method="GET"))).status == 200
     assert folder.stat().st_mode & 0o077 == 0

@@ -14,6 +14,7 @@ from tests.contract.conftest import StartWorkers
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import arguments, children, lines
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -26,7 +27,7 @@ def redis(redis: RedisServer) -> RedisServer:
 
 
 def put_key(redis: RedisServer) -> None:
-    store = RedisStore(redis.url)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.put_api_key(ApiKey("k", hash_of("sk-k")))
     store.close()
 
@@ -45,10 +46,10 @@ async def test_reload_replaces_a_worker_that_is_still_starting(
     program = await start_workers("--api-keys-file", str(keys))
     victim, _ = children(program)
     os.kill(victim, signal.SIGKILL)
-    await eventually(lambda: [pid for pid in children(program) if "3" in arguments(pid)], 20)  # has the third begun
+    await eventually(lambda: [pid for pid in children(program) if "3" in arguments(pid)])  # has the third begun
     keys.write_text('[{"key_id": "a", "key": "new"}]')
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    await eventually(lambda: len(lines(program, "has left")) == 2)
     statuses = [
         (await call(program.port, request(headers=f"authorization: Bearer {key}\r\n"))).status
         for key in ("new", "old") * 12
@@ -63,7 +64,7 @@ async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(
     before = children(program)
     redis.stop()
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on until Redis was read"), 20)
+    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on until Redis was read"))
     assert await statuses(program) == {200}
     (successor,) = set(children(program)) - set(before)
     os.kill(successor, signal.SIGTERM)  # its patience is tested elsewhere
@@ -74,7 +75,7 @@ async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(
     redis.start()
     put_key(redis)
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    await eventually(lambda: len(lines(program, "has left")) == 2)
     assert not set(before) & set(children(program))
     assert await statuses(program) == {200}
 
@@ -83,10 +84,10 @@ async def test_a_reload_goes_on_when_redis_comes_back(start_workers: StartWorker
     program = await start_workers("--redis-url", redis.url)
     redis.stop()
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: lines(program, "the old worker serves on"), 20)
+    await eventually(lambda: lines(program, "the old worker serves on"))
     redis.start()
     put_key(redis)
-    await eventually(lambda: len(lines(program, "has left")) == 2, 30)
+    await eventually(lambda: len(lines(program, "has left")) == 2)
     assert await statuses(program) == {200}
 
 
@@ -97,11 +98,11 @@ async def test_workers_that_replace_dead_ones_do_not_wait_for_redis(
     victim, other = children(program)
     redis.stop()
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on"), 20)
+    await eventually(lambda: lines(program, "[worker 3]: the old worker serves on"))
     os.kill(victim, signal.SIGKILL)
     await eventually(lambda: lines(program, "worker 3 serves"))
     os.kill(other, signal.SIGKILL)  # its successor is starting
-    await eventually(lambda: lines(program, "worker 4 serves"), 20)
+    await eventually(lambda: lines(program, "worker 4 serves"))
     assert await statuses(program) == {503}
     redis.start()
     put_key(redis)
@@ -117,6 +118,6 @@ async def test_a_gateway_without_redis_starts_all_workers_and_stops_while_one_wa
     assert await statuses(program) == {503}
     assert (await call(program.port, request(path="/health", method="GET"))).status == 200
     program.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: lines(program, "the old worker serves on"), 20)
+    await eventually(lambda: lines(program, "the old worker serves on"))
     program.process.send_signal(signal.SIGTERM)
     assert await program.end() == 0

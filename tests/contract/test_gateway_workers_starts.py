@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import StartWorkers
+from tests.support.patience import PATIENCE_S
 
 
 def gateway(port: int, workers: int, *flags: str) -> list[str]:
@@ -28,7 +29,7 @@ def gateway(port: int, workers: int, *flags: str) -> list[str]:
 )
 def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
     command = gateway(0, 3, *flags)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
@@ -37,14 +38,16 @@ def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
 async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartWorkers) -> None:
     program = await start_workers()
     command = gateway(program.port, 2)
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 2
     assert "--port: cannot listen on" in done.stderr
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", NO_TEMPORARY, "--engine", "http://x", "--port", "0", "--workers", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert "TMPDIR" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -53,7 +56,7 @@ def test_a_temporary_directory_that_cannot_be_written_is_named(tmp_path: Path) -
 def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-c", FULL_DISK, "--engine", "http://x", "--port", "0", "--workers", "2"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
     assert done.returncode == 2
     assert f"cannot be written to {tmp_path}/specpilot-gateway-" in done.stderr
     assert "TMPDIR" in done.stderr
