@@ -13,6 +13,7 @@ from specpilot import cli
 from specpilot.policy.access import Role
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller, running_controller
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
 
@@ -26,7 +27,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def store(server: RedisServer) -> Iterator[RedisStore]:
-    found = RedisStore(server.url)
+    found = RedisStore(server.url, PATIENCE_S)
     yield found
     found.close()
 

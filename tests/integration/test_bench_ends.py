@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port, until
 
 TERMINATED = 128 + signal.SIGTERM
@@ -21,9 +22,9 @@ def test_a_terminated_measurement_leaves_nothing_behind() -> None:
     command = [sys.executable, "-m", "specpilot.cli", "bench", "gateway", "--port", str(port)]
     measurement = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(is_listening, 30.0)
+        until(is_listening)
         measurement.send_signal(signal.SIGTERM)
-        assert measurement.wait(30.0) == TERMINATED
+        assert measurement.wait(PATIENCE_S) == TERMINATED
         assert not is_listening()
     finally:
         measurement.kill()

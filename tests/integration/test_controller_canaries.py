@@ -1,13 +1,13 @@
 """Canaries of a real controller, over HTTP and on the command line: begun, refused, ended, promoted."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.controller_program import Controller, newest
+from tests.support.stack import until
 
 
 def test_a_canary_is_started_looked_at_promoted_and_aborted(controller: Controller) -> None:
@@ -50,12 +50,13 @@ def test_a_canary_that_would_lose_the_models_classes_is_refused(controller: Cont
 def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: Controller) -> None:
     assert controller.call("/admin/canaries/replaced", "PUT", {"policy": {"static_k": 5}})[0] == 201
     assert controller.call("/admin/policies/replaced", "PUT", {"static_k": 1})[0] == 201
-    deadline = time.monotonic() + 8
-    found = None
-    while found is None and time.monotonic() < deadline:
-        found = controller.call("/admin/canaries/replaced")[1]["outcome"]
-        time.sleep(0.05)
-    assert found == "policy_changed"
+
+    def outcome() -> str | None:
+        found: str | None = controller.call("/admin/canaries/replaced")[1]["outcome"]
+        return found
+
+    until(outcome)
+    assert outcome() == "policy_changed"
     assert controller.call("/admin/policies/replaced")[1]["version"] == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 
 
@@ -57,7 +58,7 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
 
 
 def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Path) -> None:
-    store = RedisStore(controller.redis.url)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     for engine_id, pool, k_max in (("one", "p", 7), ("two", "q", 20), ("plain", "p", 0)):
         url = f"http://127.0.0.1:9/{engine_id}"
         store.heartbeat(EngineRecord(engine_id, url, "reach", pool, k_max, 3, 8, "eagle3", "0", "0", 1.0, 1.0, 0), 60.0)
@@ -256,7 +257,7 @@ def test_a_freeze_from_the_command_line(controller: Controller) -> None:
 def test_without_the_right_token_a_command_names_the_flag_and_the_variable(controller: Controller) -> None:
     command = [sys.executable, "-m", "specpilot.cli", "freeze", "--list", "--admin-url", controller.url]
     for given in ((), ("--token", "amiss")):
-        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert "give it with --token or SPECPILOT_ADMIN_TOKEN" in done.stderr
         assert "amiss" not in done.stderr
@@ -284,9 +285,9 @@ def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path)
             env={**os.environ, "SPECPILOT_ADMIN_TOKEN": TOKEN},
         )
     try:
-        until(lambda: "watched" in out.read_text(), 15.0)
+        until(lambda: "watched" in out.read_text())
         assert controller.call("/admin/policies/watched", "PATCH", {"k_max": 500})[0] == 422
-        until(lambda: "refused patch_policy watched" in out.read_text(), 10.0)
+        until(lambda: "refused patch_policy watched" in out.read_text())
     finally:
         follower.terminate()
-        follower.wait(10)
+        follower.wait(PATIENCE_S)

@@ -7,8 +7,6 @@ from threading import Thread
 from typing import Any, Self
 from urllib.parse import quote
 
-import pytest
-
 from tests.support.controller_program import Controller, newest, running_controller
 from tests.support.stack import until
 
@@ -89,6 +87,7 @@ def test_two_operators_edit_at_once_and_the_second_is_told_what_changed(
 def test_the_audit_tells_who_did_what_from_where_with_before_and_after(
     controller: Controller, tokens: dict[str, str]
 ) -> None:
+    began = time.time()
     with Audited(controller) as audited:
         controller.call("/admin/policies/seen?comment=why%20not", "PUT", {"mode": "advise"}, tokens["operator"])
         controller.call("/admin/policies/seen", "PATCH", {"mode": "off"}, tokens["operator"])
@@ -99,7 +98,7 @@ def test_the_audit_tells_who_did_what_from_where_with_before_and_after(
     assert put["changes"] == [["mode", "act", "advise"]]
     assert patch["changes"] == [["mode", "advise", "off"]]
     assert (key["action"], key["changes"]) == ("add_key", [["requests_per_minute", None, 6]])
-    assert put["at"] == pytest.approx(time.time(), abs=10)
+    assert began <= put["at"] <= time.time()
 
 
 def test_every_entry_of_the_audit_is_one_line_of_json_on_standard_error(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_every_entry_of_the_audit_is_one_line_of_json_on_standard_error(tmp_path
         assert controller.call("/admin/policies/said", "PUT", {"k_mx": 5})[0] == 422
         assert controller.call("/admin/policies/said", "DELETE", token="nobody's")[0] == 401
         assert controller.call("/admin/freezes/said", "PUT", {"for_s": 0.1})[0] == 200
-        until(lambda: newest(controller)[0]["action"] == "end_freeze", 10.0)
+        until(lambda: newest(controller)[0]["action"] == "end_freeze")
         entries = newest(controller, 100)[::-1]
     lines = (tmp_path / "log").read_text().split("\n")
     told = [json.loads(line)["audit"] for line in lines if line.startswith('{"audit"')]

@@ -25,6 +25,7 @@ from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_engine import HttpEngine, own_k
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.schedules import largest_k
 
@@ -32,7 +33,7 @@ TICK_S = 0.2
 
 
 @asynccontextmanager
-async def running(url: str) -> AsyncIterator[ControlLoop]:
+async def running(url: str, interval_s: float = TICK_S) -> AsyncIterator[ControlLoop]:
     store = RedisStore(url)
     clock = SystemClock()
     async with aiohttp.ClientSession() as session:
@@ -43,7 +44,7 @@ async def running(url: str) -> AsyncIterator[ControlLoop]:
             law=ControlLaw(),
             metrics=ControllerMetrics(),
             clock=clock,
-            interval_s=TICK_S,
+            interval_s=interval_s,
         )
         task = asyncio.create_task(loop.run())
         try:
@@ -58,8 +59,8 @@ STARTS_SHALLOW = Policy(model=MODEL, static_k=1)
 """With a gain to be found: engines begin with this K, until their own law knows something."""
 
 
-async def until(condition: object, timeout_s: float = 8.0) -> None:
-    async with asyncio.timeout(timeout_s):
+async def until(condition: object) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # type: ignore[operator]  # noqa: ASYNC110 - watches a database
             await asyncio.sleep(0.05)
 
@@ -81,7 +82,7 @@ async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisSer
     store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url) as loop:
         engine.ignores_names = True
-        await until(lambda: is_settled(engine, store), 20.0)
+        await until(lambda: is_settled(engine, store))
         engine.sources = [Source("code_hot", 16)]
         await until(lambda: estimated_k(store, 0) == 0 and estimated_k(store, 2) == 0 and own_k(engine.page()) < 0.5)
         assert {largest_k(item) for item in engine.applied} == {1}
@@ -101,9 +102,9 @@ async def test_redis_killed_and_back_empty(server: RedisServer, store: RedisStor
         last = engine.applied[-1].version
         server.stop()
         ticks = loop.ticks
-        await until(lambda: loop.ticks >= ticks + 3, 10.0)
+        await until(lambda: loop.ticks >= ticks + 3)
         server.start()
-        await until(lambda: engine.applied[-1].version > last, 10.0)
+        await until(lambda: engine.applied[-1].version > last)
 
 
 async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store: RedisStore) -> None:
@@ -115,12 +116,10 @@ async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store
 
 
 async def test_a_wake_up_ticks_at_once(server: RedisServer, store: RedisStore) -> None:
-    async with running(server.url) as loop:
-        loop._interval_s = 5.0
-        await asyncio.sleep(0.5)
-        ticks = loop.ticks
+    async with running(server.url, interval_s=3600.0) as loop:
+        await until(lambda: loop.ticks == 1)
         loop.wake()
-        await until(lambda: loop.ticks > ticks, 0.5)
+        await until(lambda: loop.ticks == 2)
 
 
 async def test_slow_ticks_do_not_cost_the_lease(
@@ -136,7 +135,7 @@ async def test_slow_ticks_do_not_cost_the_lease(
 
         monkeypatch.setattr(ControlLaw, "decide", slow)
         async with running(server.url) as loop:
-            await until(lambda: len(engine.applied) >= 1, 15.0)
+            await until(lambda: len(engine.applied) >= 1)
             fence = loop._leadership.lease.fence if loop._leadership.lease else None
             assert fence is not None
             assert store.acquire_lease("b", 1.0) is None
@@ -155,7 +154,7 @@ async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, st
 def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, store: RedisStore) -> None:
     lease = store.acquire_lease("a", 30.0)
     assert lease is not None
-    own, other = (store.changes(0.3, (MODEL, pool)) for pool in (POOL, "another"))
+    own, other = (store.changes(poll_s, (MODEL, pool)) for pool, poll_s in ((POOL, PATIENCE_S), ("another", 0.3)))
     assert (next(own), next(other)) == (None, None)
     rows = {"default": (KRange(1, 4, 2),)}
     store.publish_schedule(Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.0, rows), lease)

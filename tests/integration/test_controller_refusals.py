@@ -12,6 +12,7 @@ from specpilot.policy.access import AdminToken, Role, sha256_of
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.controller_writes import WRITES, Watched, Write
+from tests.support.patience import PATIENCE_S
 
 EXPIRED = "spt_" + "a" * 12 + "_" + "b" * 43
 LARGE = b'{"surprise": "' + b"x" * (10 << 20) + b'"}'
@@ -35,7 +36,7 @@ class There:
 @pytest.fixture(scope="module")
 def there() -> Iterator[There]:
     with running_controller() as controller:
-        store = RedisStore(controller.redis.url)
+        store = RedisStore(controller.redis.url, PATIENCE_S)
         late = AdminToken("a" * 12, "late", Role.ADMIN, sha256_of(EXPIRED), 1.0, expires_at=time.time() - 1)
         assert store.put_admin_token(late, None)
 

@@ -10,12 +10,13 @@ import time
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specpilot.controller", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_every_line_is_json_where_that_is_asked_for(server: RedisServer) -> None
     process.send_signal(signal.SIGTERM)
     said = done.stderr + first + process.stderr.read()
     process.stderr.close()
-    process.wait(10)
+    process.wait(PATIENCE_S)
     lines = [json.loads(line) for line in said.splitlines()]
     assert any("admin API and console on" in line["message"] for line in lines)
     assert any(line["level"] == "warning" for line in lines)

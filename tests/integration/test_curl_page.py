@@ -14,6 +14,7 @@ from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import Controller, running_controller
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "curl.md"
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl
 def controller() -> Iterator[Controller]:
     """A controller that steers an engine, has a policy of the model and trusts its machine, as that of `make up`."""
     with running_controller(token=None) as found:
-        store, is_over = RedisStore(found.redis.url), threading.Event()
+        store, is_over = RedisStore(found.redis.url, PATIENCE_S), threading.Event()
 
         async def live() -> None:
             async with HttpEngine(store):
@@ -35,11 +36,11 @@ def controller() -> Iterator[Controller]:
         thread.start()
         try:
             assert found.call(f"/admin/policies/{MODEL}", "PUT", {"classes": {"code": {}}}, None)[0] == 201
-            until(lambda: bool(store.decisions(MODEL, POOL, 1)), 10.0)
+            until(lambda: bool(store.decisions(MODEL, POOL, 1)))
             yield found
         finally:
             is_over.set()
-            thread.join(10)
+            thread.join(PATIENCE_S)
             store.close()
 
 
@@ -52,7 +53,7 @@ def test_every_step_of_the_page(controller: Controller, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     said = done.stdout
     assert done.returncode == 0, said + done.stderr

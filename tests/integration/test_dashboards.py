@@ -36,6 +36,7 @@ from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import free_port, running_controller
 from tests.support.gateway_server import GatewayThread
 from tests.support.loop_rig import Rig
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import DONE, event, usage_event
 from tests.support.stack import until
 
@@ -147,7 +148,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready, is_over = threading.Event(), threading.Event()
     urls: list[str] = []
     with running_controller() as controller:
-        store = RedisStore(controller.redis.url)
+        store = RedisStore(controller.redis.url, PATIENCE_S)
         store._redis.config_set("maxmemory", "1gb")
         lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         for log_gain in (0.04, 0.05, 0.06, 0.05, 0.04):
@@ -161,7 +162,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         thread = threading.Thread(target=lambda: asyncio.run(live()))
         thread.start()
-        assert ready.wait(15)
+        assert ready.wait(PATIENCE_S)
         targets = [url.removeprefix("http://") for url in (controller.url, *urls)]
         config = folder / "prometheus.yml"
         scrape = {"job_name": "specpilot", "scrape_interval": "1s", "static_configs": [{"targets": targets}]}
@@ -179,16 +180,16 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:
-            until(lambda: bool(answer(url, "specpilot_gateway_policy_version == 0")), 30.0)
+            until(lambda: bool(answer(url, "specpilot_gateway_policy_version == 0")))
             tried(store)
             with suppress(AssertionError):  # which one is silent, the tests say
-                until(lambda: not silent(url), 40.0, every=0.5)
+                until(lambda: not silent(url), every=0.5)
             yield url
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE_S)
             is_over.set()
-            thread.join(15)
+            thread.join(PATIENCE_S)
             store.close()
 
 
@@ -200,7 +201,7 @@ def silent(url: str) -> list[str]:
 def answer(url: str, query: str) -> list[Any]:
     """What Prometheus answers; fails when it does not understand the query."""
     try:
-        with urlopen(f"{url}/api/v1/query?{urlencode({'query': query})}", timeout=10) as response:
+        with urlopen(f"{url}/api/v1/query?{urlencode({'query': query})}", timeout=PATIENCE_S) as response:
             found: list[Any] = json.loads(response.read())["data"]["result"]
             return found
     except HTTPError as error:
@@ -227,7 +228,7 @@ def test_every_query_of_the_dashboard_is_understood_and_answers(prometheus: str,
 
 def test_every_alert_is_evaluated_and_quiet_while_all_is_well(prometheus: str) -> None:
     def rules() -> list[dict[str, Any]]:
-        with urlopen(f"{prometheus}/api/v1/rules", timeout=10) as response:
+        with urlopen(f"{prometheus}/api/v1/rules", timeout=PATIENCE_S) as response:
             groups = json.loads(response.read())["data"]["groups"]
             return [rule for group in groups for rule in group["rules"]]
 

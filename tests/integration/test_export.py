@@ -12,6 +12,7 @@ from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port, wait_for
 
@@ -21,7 +22,7 @@ TOKEN = "let me in"
 @pytest.fixture(scope="module")
 def admin_url() -> Iterator[str]:
     redis, port = RedisServer(), free_port()
-    store = RedisStore(redis.url)
+    store = RedisStore(redis.url, PATIENCE_S)
     rows = {"default": (KRange(1, 8, 3),), "code": (KRange(1, 4, 7), KRange(5, 8, 1)), "chat": (KRange(1, 8, 0),)}
     lease = store.acquire_lease("test", 60.0)  # so the controller below leads nothing and the schedules stay
     assert lease is not None
@@ -32,7 +33,7 @@ def admin_url() -> Iterator[str]:
     store.append_decision(decision, is_lasting=True)
     command = [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--redis-url", redis.url]
     controller = subprocess.Popen([*command, "--admin-token", TOKEN, "--log-level", "error"])
-    wait_for(f"http://127.0.0.1:{port}/health", controller, 20.0)
+    wait_for(f"http://127.0.0.1:{port}/health", controller)
     yield f"http://127.0.0.1:{port}"
     controller.kill()
     controller.wait()
@@ -41,7 +42,7 @@ def admin_url() -> Iterator[str]:
 
 def export(admin_url: str, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specpilot.cli", "export", "--admin-url", admin_url, "--token", TOKEN]
-    return subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def test_the_table_is_the_mean_by_traffic_and_says_so(admin_url: str) -> None:

@@ -17,6 +17,7 @@ from tests.support.certificates import make_certificates
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.kubernetes_api import KubernetesApi, endpoint, endpoint_slice
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import DONE, Script, ScriptedEngine, Seen, completion, reply, stream
 from tests.support.stack import until
 
@@ -45,7 +46,7 @@ class Followed:
         self.seen.append((urls, draining))
 
     def until(self, urls: tuple[str, ...], draining: tuple[str, ...] = ()) -> None:
-        until(lambda: self.seen[-1:] == [(urls, frozenset(draining))], 5.0, every=0.01)
+        until(lambda: self.seen[-1:] == [(urls, frozenset(draining))], every=0.01)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def follow(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         item.watch.stop()
     api.close()
     for item in made:
-        item.watch._thread.join(5.0)
+        item.watch._thread.join(PATIENCE_S)
         assert not item.watch._thread.is_alive()
 
 
@@ -84,9 +85,8 @@ def test_engines_appear_drain_and_vanish_as_it_happens(api: KubernetesApi, follo
 
 
 def test_a_watch_that_ends_or_is_cut_goes_on_from_the_last_version(
-    api: KubernetesApi, follow: Callable[[], Followed], monkeypatch: pytest.MonkeyPatch
+    api: KubernetesApi, follow: Callable[[], Followed]
 ) -> None:
-    monkeypatch.setattr(kubernetes_watch, "WATCH_S", 1)
     followed = follow()
     followed.until(())
     api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
@@ -94,10 +94,12 @@ def test_a_watch_that_ends_or_is_cut_goes_on_from_the_last_version(
     for item in range(3):  # another service's: only bookmarks bring its versions
         api.put(endpoint_slice("x", [endpoint(f"10.0.0.{item}")], of="another"))
     api_version = api.version
-    until(lambda: len(api.watches) >= 2, 5.0)
+    until(lambda: api.bookmarked == api_version)
+    api.end()
+    until(lambda: len(api.watches) >= 2)
     assert int(api.watches[1]["resourceVersion"]) == api_version
     api.cut()
-    until(lambda: len(api.watches) >= 3, 5.0)
+    until(lambda: len(api.watches) >= 3)
     api.put(endpoint_slice("a", [endpoint("10.0.0.1"), endpoint("10.0.0.2")]))
     followed.until((A, B))
     assert len([query for query in api.requests if "watch" not in query]) == 1
@@ -127,7 +129,7 @@ def test_the_token_is_read_again_as_the_kubelet_replaces_it(api: KubernetesApi, 
     followed.until(())
     api.set_token("second")
     api.cut()
-    until(lambda: len(api.watches) == 2, 5.0)
+    until(lambda: len(api.watches) == 2)
     api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
     followed.until((A,))
     assert {api.tokens[0], api.tokens[-1]} == {"Bearer first", "Bearer second"}
@@ -151,11 +153,11 @@ def test_a_refusal_keeps_the_engines_and_is_said_once_with_the_remedy(
     api.put(endpoint_slice("a", [endpoint("10.0.0.1")]))
     followed = follow()
     followed.until((A,))
-    until(lambda: len(api.watches) == 1, 5.0)
+    until(lambda: len(api.watches) == 1)
     with caplog.at_level(logging.WARNING):
         api.refusal = refusal
         api.cut()
-        until(lambda: len(api.watches) >= 4, 5.0)
+        until(lambda: len(api.watches) >= 4)
         api.refusal = None
         api.put(endpoint_slice("a", [endpoint("10.0.0.2")]))
         followed.until((B,))
@@ -173,7 +175,7 @@ def test_an_api_server_that_is_gone_keeps_the_engines_and_is_found_again(
     followed.until((A,))
     with caplog.at_level(logging.WARNING):
         api.close()
-        until(lambda: any("cannot be followed" in item.message for item in caplog.records), 5.0)
+        until(lambda: any("cannot be followed" in item.message for item in caplog.records))
     assert followed.watch.list_once().urls == (A,)
     assert followed.seen == [((A,), frozenset())]
 
@@ -202,8 +204,8 @@ def test_a_closed_loop_ends_the_thread(api: KubernetesApi) -> None:
 
     watch = EndpointWatch("k8s+http://vllm:8000", Cluster(api.url, api.credentials), closed, Random(1))
     watch.start()
-    assert called.wait(5.0)
-    watch._thread.join(5.0)
+    assert called.wait(PATIENCE_S)
+    watch._thread.join(PATIENCE_S)
     assert not watch._thread.is_alive()
 
 
@@ -220,10 +222,12 @@ async def test_a_gateway_serves_by_the_watch_and_a_terminating_engine_ends_what_
     try:
         await gateway.started()
         assert (await call(gateway.port)).status == 200  # found before the port opened
-        first.script = [0.8, reply(completion("late"))]
+        is_late = asyncio.Event()
+        first.script = [is_late, reply(completion("late"))]
         async with await Client.connect(gateway.port) as slow:
             slow.send(request())
             await first.wait_seen(2)
+            first.script = [reply(completion())]
             ending = endpoint("127.0.0.1", ready=False, terminating=True)
             api.put(endpoint_slice("a", [ending, endpoint("127.0.0.2")], ports=(first.port,)))
             seen = len(first.seen)
@@ -236,6 +240,7 @@ async def test_a_gateway_serves_by_the_watch_and_a_terminating_engine_ends_what_
             seen = len(first.seen)
             assert [(await call(gateway.port)).status for _ in range(5)] == [200] * 5
             assert len(first.seen) == seen
+            is_late.set()
             late = await slow.answer()
             assert (late.status, "late" in late.body.decode()) == (200, True)
         api.put(endpoint_slice("a", [endpoint("127.0.0.2")], ports=(first.port,)))
@@ -274,13 +279,14 @@ async def call_until(ended: asyncio.Event, port: int, body: dict[str, Any] | Non
                 is_open = is_whole and answer.headers.get("connection") != "close"
 
 
-async def quiet(engine: ScriptedEngine) -> None:
-    """Wait until it has got nothing for a while, and has nothing left to answer."""
-    async with asyncio.timeout(5.0):
-        had = -1
-        while had != len(engine.seen):
-            had = len(engine.seen)
-            await asyncio.sleep(0.3)
+async def quiet(engine: ScriptedEngine, gateway: GatewayProgram) -> None:
+    """Wait until the gateway has heard that the engine terminates, and has nothing left there."""
+    asked = request(path="/admin/config", method="GET", headers="authorization: Bearer t\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            [known] = [one for one in (await call(gateway.port, asked)).json["engines"] if one["url"] == engine.url]
+            if known["is_draining"] and known["outstanding_requests"] == 0:
+                return
 
 
 async def test_a_rolling_update_of_pods_under_load_fails_and_loses_nothing(tmp_path: Path) -> None:
@@ -300,7 +306,7 @@ async def test_a_rolling_update_of_pods_under_load_fails_and_loses_nothing(tmp_p
 
     state(*(endpoint(pod.host) for pod in pods))
     flags = ["--kubernetes-api", api.url, "--kubernetes-credentials", str(api.credentials)]
-    gateway = GatewayProgram(["--engine", f"k8s+http://vllm.models:{engines[0].port}", *flags])
+    gateway = GatewayProgram(["--engine", f"k8s+http://vllm.models:{engines[0].port}", "--admin-token", "t", *flags])
     counts, ended, callers = Counter[str](), asyncio.Event(), list[asyncio.Task[None]]()
     try:
         await gateway.started()
@@ -313,7 +319,7 @@ async def test_a_rolling_update_of_pods_under_load_fails_and_loses_nothing(tmp_p
             state(endpoint(old.host), *(endpoint(pod.host) for pod in pods))
             await eventually(lambda new=new: len(new.seen) > 10)  # type: ignore[misc]
             state(endpoint(old.host, ready=False, terminating=True), *(endpoint(pod.host) for pod in pods))
-            await quiet(old)  # it serves on while the gateway hears of it
+            await quiet(old, gateway)  # it serves on while the gateway hears of it
             state(*(endpoint(pod.host) for pod in pods))
             await old.stop()
         had = counts["ok"]

@@ -18,6 +18,7 @@ from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.records import EngineRecord
 from tests.support.loop_rig import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port
 
 SERVER = shutil.which("prometheus", path="/usr/local/bin:/usr/bin")
@@ -91,7 +92,7 @@ def server(pages: list[Page], tmp_path: Path) -> Iterator[str]:
     )  # fmt: skip
     yield f"http://127.0.0.1:{port}"
     process.terminate()
-    process.wait(20)
+    process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -109,19 +110,18 @@ async def test_the_server_tells_what_the_engines_tell(
         replace(engine(pages[0], url), url=url) for url in ("http://fd00::5:8000", "http://h:80000", "h:${PORT}")
     ]
     source = PrometheusSource(session, SystemClock(), server)
-    found = []
-    for _ in range(100):
+    async with asyncio.timeout(PATIENCE_S):
         found = await source.scrape([*mistaken, *engines])
-        if len(found) == 2:
-            break
-        await asyncio.sleep(0.2)
+        while len(found) < 2:
+            await asyncio.sleep(0.2)
+            found = await source.scrape([*mistaken, *engines])
     direct = await Collector(session, SystemClock()).scrape(engines)
     assert [item.engine_id for item in found] == ["engine-0", "engine-1"]
     for mine, theirs in zip(found, direct, strict=True):
         assert mine.values.keys() == theirs.values.keys()
         differing = {series for series, value in mine.values.items() if value != theirs.values[series]}
         assert {series.metric for series in differing} <= {names.TRIALS}
-        assert 0 <= SystemClock().monotonic() - mine.at < 10
+        assert 0 <= SystemClock().monotonic() - mine.at < PATIENCE_S
 
 
 @needs_server
@@ -130,14 +130,12 @@ async def test_one_scrape_is_one_observation_and_the_next_is_newer(
 ) -> None:
     source = PrometheusSource(session, SystemClock(), server)
     seen: dict[float, float] = {}
-    for _ in range(150):
-        for item in await source.scrape([engine(pages[0], "engine-0")]):
-            trials = sum(value for series, value in item.values.items() if series.metric == names.TRIALS)
-            assert seen.setdefault(item.at, trials) == trials
-        if len(seen) >= 3:
-            break
-        await asyncio.sleep(0.1)
-    assert len(seen) >= 3
+    async with asyncio.timeout(PATIENCE_S):
+        while len(seen) < 3:
+            for item in await source.scrape([engine(pages[0], "engine-0")]):
+                trials = sum(value for series, value in item.values.items() if series.metric == names.TRIALS)
+                assert seen.setdefault(item.at, trials) == trials
+            await asyncio.sleep(0.1)
     assert list(seen.values()) == sorted(seen.values())
 
 

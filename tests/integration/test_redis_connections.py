@@ -48,7 +48,7 @@ def test_a_user_of_the_documented_acl_may_do_everything_that_is_needed_and_nothi
     node = Node(tmp_path, "--aclfile", str(acl))
     try:
         url = f"redis://specpilot:p%40ss@127.0.0.1:{node.port}"
-        until(lambda: is_answering(url), 10.0)
+        until(lambda: is_answering(url))
         store = RedisStore(url)
         use_everything(store)
         for command in (("set", "elsewhere", "1"), ("flushall",), ("config", "get", "dir")):

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.fleet.redis_servers import Node
+from specpilot.policy import redis_keys
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
@@ -19,6 +19,7 @@ from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_engine import HttpEngine
 from tests.support.gateway_client import Answer
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_load import Beating, ask_until
 from tests.support.redis_server import NEEDS_SYSTEM
 from tests.support.scripted_engine import ScriptedEngine, completion, reply
@@ -34,21 +35,21 @@ def test_a_full_server_keeps_engines_gateways_and_leader_and_says_that_it_is_ful
     try:
         node.until_said("PONG", "ping")
         store.put_policy(Policy("m"), None, 1.0)
-        store.heartbeat(RECORD, 0.5)
-        store.exchange_usage(GatewayUsage("g", {}), 0.5)
-        lease = store.acquire_lease("a", 0.5)
+        store.heartbeat(RECORD, 60.0)
+        store.exchange_usage(GatewayUsage("g", {}), 60.0)
+        lease = store.acquire_lease("a", 60.0)
         assert lease is not None
         node.ask("config", "set", "maxmemory", "1")
-        for _ in range(4):
-            time.sleep(0.2)
-            store.heartbeat(replace(RECORD, heartbeat_at=3.0), 0.5)
-            assert [item.gateway_id for item in store.exchange_usage(GatewayUsage("g", {"k": 1.0}), 0.5)] == ["g"]
-            assert store.acquire_lease("a", 0.5) == lease
+        store.heartbeat(replace(RECORD, heartbeat_at=3.0), 600.0)
+        assert [item.gateway_id for item in store.exchange_usage(GatewayUsage("g", {"k": 1.0}), 600.0)] == ["g"]
+        assert store.acquire_lease("a", 600.0) == lease
+        kept = (redis_keys.engine(RECORD.engine_id), redis_keys.gateway("g"), redis_keys.LEASE)
+        assert all(store._redis.ttl(key) > 60 for key in kept)
         assert store.engines() == [RECORD]
         assert [item.policy.model for item in store.policies()] == ["m"]
         refused: list[Callable[[], object]] = [
             lambda: store.put_policy(Policy("m"), None, 2.0),
-            lambda: store.heartbeat(replace(RECORD, engine_id="new"), 0.5),
+            lambda: store.heartbeat(replace(RECORD, engine_id="new"), 60.0),
             lambda: store.publish_schedule(
                 Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)}), lease
             ),
@@ -59,7 +60,7 @@ def test_a_full_server_keeps_engines_gateways_and_leader_and_says_that_it_is_ful
         store.remove_engine("e1")
         assert store.engines() == []
         node.ask("config", "set", "maxmemory", "0")
-        store.heartbeat(RECORD, 0.5)
+        store.heartbeat(RECORD, 60.0)
         assert store.engines() == [RECORD]
     finally:
         node.kill()
@@ -71,7 +72,7 @@ async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_contro
     node = Node(tmp_path, "--maxmemory-policy", "noeviction")
     url, log, port = f"redis://127.0.0.1:{node.port}", tmp_path / "controller.log", free_port()
     node.until_said("PONG", "ping")
-    store = RedisStore(url)
+    store = RedisStore(url, PATIENCE_S)
     engine = await ScriptedEngine().start()
     engine.script = [0.02, reply(completion())]  # so that requests are in flight at every moment
     replies: list[Answer] = []
@@ -86,24 +87,24 @@ async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_contro
     try:
         await gateway.started()
         async with HttpEngine(store) as steered:
-            await eventually(lambda: steered.applied, 20.0)
+            await eventually(lambda: steered.applied)
             loads += [asyncio.create_task(ask_until(beating.ended, gateway.port, replies)) for _ in range(4)]
             await eventually(lambda: len(replies) > 20)
             node.ask("config", "set", "maxmemory", "1")
-            await eventually(lambda: "schedules stay as they are: Redis is full (maxmemory)" in log.read_text(), 10.0)
+            await eventually(lambda: "schedules stay as they are: Redis is full (maxmemory)" in log.read_text())
             before = len(replies)
             await asyncio.sleep(2.0)  # some ticks more
             page = (await asyncio.to_thread(call, f"http://127.0.0.1:{port}/metrics"))[1]
-            assert len(replies) > before + 20
+            await eventually(lambda: len(replies) > before + 20)
             node.ask("config", "set", "maxmemory", "0")
-            await eventually(lambda: "Redis takes schedules and decisions again" in log.read_text(), 10.0)
+            await eventually(lambda: "Redis takes schedules and decisions again" in log.read_text())
     finally:
         await asyncio.to_thread(beating.end)
         await asyncio.gather(*loads)
         controller.terminate()
         gateway.close()
         await engine.stop()
-        status = controller.wait(15.0)
+        status = controller.wait(PATIENCE_S)
         store.close()
         node.kill()
     assert {item.status for item in replies} == {200}

@@ -21,6 +21,7 @@ from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
 
@@ -37,9 +38,9 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
     routes = {"chat": ModelRoute((Target("big", 9.0), Target("new")), ("small",))}
     with raw.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(redis_keys.CHANGES)
-        heard.get_message(timeout=1.0)
+        heard.get_message(timeout=PATIENCE_S)
         stored = store.put_model_routes(ModelRoutes(routes), 0, 5.0)
-        message = heard.get_message(timeout=1.0)
+        message = heard.get_message(timeout=PATIENCE_S)
         assert message is not None
         assert message["data"] == redis_keys.MODEL_ROUTES.encode()
     assert store.model_routes() == stored == VersionedModelRoutes(1, 5.0, routes)

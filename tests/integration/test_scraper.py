@@ -4,30 +4,31 @@ import asyncio
 from dataclasses import replace
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from specpilot.bench.fleet.simulated_engines import page
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.records import EngineRecord
-from tests.support.loop_rig import Clock
+from tests.support.gateway_server import eventually
+from tests.support.hand_clock import Clock
 
 RECORD = EngineRecord("e", "http://e", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
-ANSWER_S = 0.3
+TIMEOUT_S = 600.0
 
 
-async def test_an_engines_time_counts_from_when_it_is_asked() -> None:
+async def test_an_engines_time_counts_from_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six engines, two at once: the last ones are asked when the first have answered, and are not late for that."""
-    under_way: list[int] = []
-    asked = 0
+    waiting: list[asyncio.Event] = []
+    loop = asyncio.get_running_loop()
+    now, ahead_s = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: now() + ahead_s)
 
     async def metrics(request: web.Request) -> web.Response:
-        nonlocal asked
         del request
-        asked += 1
-        under_way.append(asked)
-        await asyncio.sleep(ANSWER_S)
-        asked -= 1
+        waiting.append(asyncio.Event())
+        await waiting[-1].wait()
         return web.Response(text=page("m", 60.0))
 
     app = web.Application()
@@ -39,10 +40,17 @@ async def test_an_engines_time_counts_from_when_it_is_asked() -> None:
     host, port = runner.addresses[0][:2]
     engines = [replace(RECORD, engine_id=f"e{number}", url=f"http://{host}:{port}") for number in range(6)]
     async with aiohttp.ClientSession() as session:
-        found = await Collector(session, SystemClock(), timeout_s=2 * ANSWER_S, at_once=2).scrape(engines)
+        collector = Collector(session, SystemClock(), timeout_s=TIMEOUT_S, at_once=2)
+        scraping = asyncio.create_task(collector.scrape(engines))
+        for asked in (2, 4, 6):
+            await eventually(lambda asked=asked: len(waiting) >= asked)
+            assert len(waiting) == asked
+            ahead_s += 0.8 * TIMEOUT_S
+            for event in waiting:
+                event.set()
+        found = await scraping
     await runner.cleanup()
     assert [item.engine_id for item in found] == [engine.engine_id for engine in engines]
-    assert max(under_way) == 2
 
 
 async def test_an_engine_that_was_never_read_has_an_age_from_when_it_is_known() -> None:

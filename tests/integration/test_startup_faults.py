@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from specpilot.cli import COMMANDS
+from tests.support.patience import PATIENCE_S
 
 NOWHERE = "redis://127.0.0.1:1"
 
 
 def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specpilot.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=folder)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, cwd=folder)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from specpilot.policy.schedule import Objective
 from specpilot.policy.settings import load
 from specpilot.supervisor import PartFailedError
 from specpilot.up_settings import UpSettings
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port
 
@@ -137,7 +138,9 @@ def test_without_redis_the_program_ends_with_a_status_that_is_restarted(tmp_path
     ports = [f"--{name}={free_port()}" for name in ("port", "admin-port", "engine-port")]
     flags = [*ports, "--unattended", "--redis-url", f"unix://{tmp_path}/none", "--ready-within-s", "0.1"]
     command = [sys.executable, "-P", "-m", "specpilot.cli", "up", *flags, "--state-dir", str(tmp_path / "state")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=dict(os.environ)
+    )
     assert done.returncode == 1
     assert "Redis does not answer" in done.stdout
     assert "Traceback" not in done.stderr

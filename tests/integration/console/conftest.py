@@ -10,12 +10,13 @@ from specpilot.policy.redis_store import RedisStore
 from tests.support.browser import Browser, running_browser
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import TOKEN, Controller
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
 def engine(controller: Controller) -> Iterator[None]:
     """An engine with traffic."""
-    store, is_over = RedisStore(controller.redis.url), threading.Event()
+    store, is_over = RedisStore(controller.redis.url, PATIENCE_S), threading.Event()
 
     async def live() -> None:
         async with HttpEngine(store):
@@ -25,7 +26,7 @@ def engine(controller: Controller) -> Iterator[None]:
     thread.start()
     yield
     is_over.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     store.close()
 
 

@@ -14,6 +14,7 @@ from tests.support import axe
 from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import PAGES, show
 from tests.support.controller_program import TOKEN, Controller, running_controller
+from tests.support.patience import PATIENCE_S
 
 pytestmark = NEEDS_BROWSER
 CONSOLE = Path(__file__).parents[3] / "controller" / "admin" / "console"
@@ -41,7 +42,7 @@ def filled(controller: Controller) -> None:
 
 
 def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller) -> None:
-    store = RedisStore(controller.redis.url)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
     rows = {
         f"{name}:{band}": (KRange(1, 4, band), KRange(5, 8, band // 2))
@@ -69,7 +70,7 @@ def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller)
 
 def test_many_pools_are_counted_and_found(browser: Browser) -> None:
     with running_controller() as many:
-        store = RedisStore(many.redis.url)
+        store = RedisStore(many.redis.url, PATIENCE_S)
         lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         rows = {"default": (KRange(1, 8, 3),)}
         for number in range(30):
