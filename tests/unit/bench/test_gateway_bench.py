@@ -2,7 +2,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -11,7 +11,8 @@ import pytest
 from specpilot.bench.gateway.figures import JSON, PACED, SCENARIOS, Sample, figures, markdown, summary
 from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
-from tests.support.controller_program import free_port
+from tests.support.patience import PATIENCE_S
+from tests.support.stack import free_port, until
 
 OURS = ("specpilot", "specpilot, 2 workers", "specpilot, not compiled")
 NAMES = ("direct", "uvloop + httptools", *OURS, "fastapi+httpx", "other")
@@ -68,9 +69,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        deadline = time.monotonic() + 30
-        while cpu_s_of(process.pid) <= 0.3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: cpu_s_of(process.pid) > 0.3)
         assert len(tree(process.pid)) == 2
         assert cpu_s_of(process.pid) > 0.3
         assert memory_of(process.pid) > 5_000_000
@@ -101,14 +100,15 @@ def test_the_floor_passes_bytes_both_ways() -> None:
 
 def _answer(client: httpx.Client, words: str) -> str:
     body = {"messages": [{"role": "user", "content": f"{words} x"}]}
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return client.post("/v1/chat/completions", json=body).text
-        except httpx.TransportError:  # one of the two does not listen yet
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    answers: list[str] = []
+
+    def is_answered() -> bool:
+        with suppress(httpx.TransportError):  # one of the two does not listen yet
+            answers.append(client.post("/v1/chat/completions", json=body, timeout=PATIENCE_S).text)
+        return bool(answers)
+
+    until(is_answered)
+    return answers[0]
 
 
 def test_open_files_are_counted() -> None:

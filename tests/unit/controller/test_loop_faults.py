@@ -21,6 +21,7 @@ from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.records import Lease
 from specpilot.policy.store import StoreMemory
 from tests.support.controller_store import MemoryStore
+from tests.support.gateway_server import eventually
 from tests.support.loop_rig import Rig, k_of, registered
 
 
@@ -171,11 +172,9 @@ async def test_the_lease_of_a_loop_that_hangs_runs_out(rig: Rig, monkeypatch: py
     monkeypatch.setattr(lease, "RENEW_S", 0.005)
     monkeypatch.setattr(rig.loop, "tick", hang)
     running = asyncio.create_task(rig.loop.run())
-    await asyncio.sleep(0.1)
-    assert rig.leadership.lease is not None
+    await eventually(lambda: rig.leadership.lease is not None)
     rig.clock.at += HANG_S + 5
-    await asyncio.sleep(0.1)
-    assert rig.leadership.lease is None
+    await eventually(lambda: rig.leadership.lease is None)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

@@ -1,9 +1,8 @@
 """Violated expectations of a rolling update, and the gateways that its clients choose."""
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from specpilot.bench.fleet import endpoint_calls
 from specpilot.bench.fleet.endpoint_calls import Callers
 from specpilot.bench.fleet.rolling import broken_promises, markdown
-from tests.support.stack import free_port
+from tests.support.stack import free_port, until
 
 
 class Backend(ThreadingHTTPServer):
@@ -53,13 +52,6 @@ def running() -> Iterator[Backend]:
         yield backend
         backend.shutdown()
         thread.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_connections_go_to_who_is_ready_and_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from specpilot.bench.gateway.call_mix import EVERYDAY, Mix
 from specpilot.bench.gateway.canned_engine import CannedConnection, CannedEngine
 from specpilot.bench.gateway.faults import FAULTS, Row, broken_promises, markdown
 from specpilot.bench.gateway.steady_calls import SteadyCalls
+from tests.support.patience import PATIENCE_S
 
 CALM = Row(
     says="nothing", sent=100, ok=100, disconnected=0, elsewhere=0, refused=0, broken=0, lost=0, lost_later=0, wrong=0,
@@ -85,7 +86,7 @@ async def test_calls_are_kept_in_flight_and_all_are_accounted_for() -> None:
     server = await asyncio.get_running_loop().create_server(lambda: CannedConnection(canned), "127.0.0.1", 0)
     calls = SteadyCalls([server.sockets[0].getsockname()[1]], Mix(EVERYDAY, 1, "token", 0.05), 8)
     counts = calls.counts
-    async with server, asyncio.timeout(30), calls.running():
+    async with server, asyncio.timeout(PATIENCE_S), calls.running():
         while counts.outcomes["ok"] < 8:  # noqa: ASYNC110 - they signal no event
             await asyncio.sleep(0.05)
         canned.mode = {"status": 503}

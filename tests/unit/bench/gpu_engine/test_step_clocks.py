@@ -9,41 +9,51 @@ from typing import Any
 import pytest
 import torch
 
-from specpilot.bench.gpu_engine import pace
+from specpilot.bench.gpu_engine import host_clock, pace
 from specpilot.bench.gpu_engine.alone import Quiet
 from specpilot.bench.gpu_engine.arrival_cost import Arrivals, excess
 from specpilot.bench.gpu_engine.device_time import Profiled, Spans, busy_ns
 from specpilot.bench.gpu_engine.host_clock import HostClock
+from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def passing(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the host, which the calls of a core move."""
+    found = Clock()
+    monkeypatch.setattr(host_clock, "time", SimpleNamespace(perf_counter=found.monotonic))
+    return found
 
 
 class Core:
     """An engine core whose calls take known times."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.scheduler = SimpleNamespace(schedule=self._take(0.02), update_from_output=self._take(0.01))
         self.model_executor = SimpleNamespace(execute_model=self._take(0.03), sample_tokens=self._take(0.02))
 
-    @staticmethod
-    def _take(seconds: float) -> Any:
-        return lambda *_, **__: time.sleep(seconds)
+    def _take(self, seconds: float) -> Any:
+        return lambda *_, **__: self._clock.sleep(seconds)
 
     def step_fn(self) -> str:
         self.scheduler.schedule()
         self.model_executor.execute_model("batch", non_block=True)
         self.model_executor.sample_tokens(None)
-        time.sleep(0.05)  # waits for the device
+        self._clock.sleep(0.05)  # waits for the device
         self.scheduler.update_from_output()
         return "outputs"
 
 
-def test_the_hosts_calls_are_told_from_waiting() -> None:
-    core = Core()
+def test_the_hosts_calls_are_told_from_waiting(passing: Clock) -> None:
+    core = Core(passing)
     clock = HostClock(core)
     assert core.step_fn() == "outputs"
     step = clock.take()
-    assert step.scheduler_s == pytest.approx(0.03, abs=0.015)
-    assert step.executor_s == pytest.approx(0.05, abs=0.015)
-    assert step.waiting_s == pytest.approx(0.05, abs=0.015)
+    assert step.scheduler_s == pytest.approx(0.03)
+    assert step.executor_s == pytest.approx(0.05)
+    assert step.waiting_s == pytest.approx(0.05)
     assert step.host_s == step.scheduler_s + step.executor_s
     assert clock.take().host_s == 0.0
 
@@ -74,21 +84,21 @@ class Events:
         return float(other.at - self.at)
 
 
-def test_a_steps_span_is_from_its_first_operation_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steps_span_is_from_its_first_operation_to_its_last(passing: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", Events)
-    core = Core()
+    core = Core(passing)
     spans = Spans(core)
     clock = HostClock(core)
     for _ in range(3):
         core.step_fn()
-    assert clock.take().executor_s == pytest.approx(0.15, abs=0.03)
+    assert clock.take().executor_s == pytest.approx(0.15)
     assert spans.median_ms(2) == pytest.approx((4**2 - 3**2 + 6**2 - 5**2) / 2)
     assert spans.median_ms(2) is None
 
 
-def test_without_a_device_its_time_is_unknown() -> None:
-    spans, profiled = Spans(Core()), Profiled(4)
+def test_without_a_device_its_time_is_unknown(passing: Clock) -> None:
+    spans, profiled = Spans(Core(passing)), Profiled(4)
     profiled.begin()
     assert spans.median_ms(4) is None
     assert profiled.end() == {"busy_ms": None, "kernels": None, "launches": None}
@@ -104,7 +114,7 @@ def test_a_third_slower_is_another_pace_and_a_few_per_cent_are_not() -> None:
 def hold(path: Path, said: Any) -> None:
     quiet = Quiet(path)
     said.put("started")
-    time.sleep(0.5)
+    time.sleep(0.1)  # in which the other would begin, if it did not wait
     said.put("ended")
     quiet.close()
 
@@ -116,9 +126,9 @@ def test_what_is_timed_waits_until_no_other_engine_starts(tmp_path: Path) -> Non
     quiet = Quiet(path)
     other = context.Process(target=hold, args=(path, said))
     other.start()
-    assert said.get(timeout=10) == "started"
+    assert said.get(timeout=PATIENCE_S) == "started"
     with quiet.alone():
-        assert said.get(timeout=1) == "ended"
+        assert said.get(timeout=PATIENCE_S) == "ended"
     other.join()
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -46,8 +45,6 @@ def test_of_a_class_that_does_not_run_no_k_is_told() -> None:
 
 def test_a_program_that_has_ended_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    began = time.monotonic()
     with pytest.raises(SystemExit):
-        wait_for("bench", "http://127.0.0.1:1/health", 300.0, process)
-    assert time.monotonic() - began < 60.0
+        wait_for("bench", "http://127.0.0.1:1/health", 3600.0, process)
     assert "has ended with status 3" in capsys.readouterr().err

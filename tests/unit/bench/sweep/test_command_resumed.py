@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sweep_endpoint import Endpoint, arguments, cells, sweep
 
@@ -25,7 +26,7 @@ async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_m
         sys.executable, "-m", "specpilot.bench", "sweep", *flags,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored by what a shell runs with `&`
     )  # fmt: skip
-    await asyncio.wait_for(engine.under_way.wait(), 60)
+    await asyncio.wait_for(engine.under_way.wait(), PATIENCE_S)
     running.send_signal(sent)
     assert await running.wait() == status
     assert engine.ks[0] == 3

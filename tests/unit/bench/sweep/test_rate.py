@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from specpilot.bench.sweep import measure, rate_command
 from specpilot.bench.sweep.plan import Arm, Cell, Load
 from specpilot.bench.sweep.rate_search import Bounds, Trial, bounds, next_rate
 from specpilot.bench.sweep.settings import SharedSettings
+from specpilot.bench.sweep.systems import RunningSystem
 from tests.support.scripted_engine import (
     DONE,
     LAST_CHUNK,
@@ -79,55 +81,55 @@ def test_a_lower_rate_that_broke_counts_more_than_a_higher_one_that_held() -> No
     assert bounds(trials) == Bounds(1.0, 2.0)
 
 
-PACE_S = 0.02
+BREAKS_AT = 50.0
+"""Conversations a second."""
 
 
 @pytest.fixture
-async def one_at_a_time() -> AsyncIterator[ScriptedEngine]:
-    """A server with one slot: each request takes 20 ms, so it keeps up with 50 a second."""
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedEngine]:
+    """A server that in a trial above `BREAKS_AT` refuses every second request, on a machine of any speed."""
     engine = ScriptedEngine()
-    slot = asyncio.Lock()
-    served: list[asyncio.Task[None]] = []
+    rates = [0.0]
+    play_trial = rate_command.measure
+
+    def measured(system: RunningSystem, cell: Cell, *how: Any) -> dict[str, Any]:
+        rates.append(cell.load.request_rate or 0.0)
+        try:
+            return play_trial(system, cell, *how)
+        finally:
+            rates.pop()
 
     def play(seen: Seen) -> Script:
         if seen.path != "/v1/chat/completions":
             return [reply(b"", "404 Not Found")]
-        turn = asyncio.Event()
+        if rates[-1] > BREAKS_AT and len(engine.seen) % 2:
+            return [reply(b"{}", "429 Too Many Requests")]
+        return [SSE_HEAD, chunk(event("hi")), chunk(usage_event(1)), chunk(DONE), LAST_CHUNK]
 
-        async def serve() -> None:
-            async with slot:
-                await asyncio.sleep(PACE_S)
-                turn.set()
-
-        served.append(asyncio.create_task(serve()))
-        return [turn, SSE_HEAD, chunk(event("hi")), chunk(usage_event(1)), chunk(DONE), LAST_CHUNK]
-
+    monkeypatch.setattr(rate_command, "measure", measured)
     engine.choose = play
     await engine.start()
     yield engine
     await engine.stop()
 
 
-async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(
-    one_at_a_time: ScriptedEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--endpoints", f"none={one_at_a_time.url}", "--out", str(tmp_path), "--data", "adversarial"]
-    flags += ["--goodput", "ttft:150", "--start-rate", "10", "--precision", "0.9", "--trial-s", "0.5"]
+async def test_the_rate_that_a_server_keeps_up_with_is_found_and_kept(server: ScriptedEngine, tmp_path: Path) -> None:
+    flags = ["--endpoints", f"none={server.url}", "--out", str(tmp_path), "--data", "adversarial"]
+    flags += ["--goodput", "ttft:60000", "--start-rate", "20", "--precision", "0.9", "--trial-s", "0.5"]
     await asyncio.to_thread(rate_command.main, flags)
     found = [json.loads(path.read_text()) for path in (tmp_path / "cells").iterdir()]
     holds_at, breaks_at = bounds([Trial(cell["request_rate"], rate_command.attained(cell) >= 0.95) for cell in found])
     assert holds_at is not None
     assert breaks_at is not None
-    assert 10 <= holds_at <= 60
-    assert breaks_at <= 120
+    assert 20 <= holds_at <= BREAKS_AT < breaks_at <= 2 * holds_at
     assert f"| adversarial | none | {holds_at:.2f} | {breaks_at:.2f} |" in (tmp_path / "report.md").read_text()
-    asked = len(one_at_a_time.seen)
+    asked = len(server.seen)
     await asyncio.to_thread(rate_command.main, flags)  # all trials are there: nothing is asked again
-    assert sum(item.path == "/v1/chat/completions" for item in one_at_a_time.seen[asked:]) == 0
+    assert sum(item.path == "/v1/chat/completions" for item in server.seen[asked:]) == 0
 
 
 async def test_a_trial_has_an_arrival_for_each_conversation_after_requests_that_do_not_count(
-    one_at_a_time: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
 
@@ -138,13 +140,13 @@ async def test_a_trial_has_an_arrival_for_each_conversation_after_requests_that_
     monkeypatch.setattr(measure, "arrival_times", arrivals)
     data = tmp_path / "two.jsonl"
     data.write_text('{"turns": ["One?", "Two?"]}\n')
-    flags = ["--endpoints", f"none={one_at_a_time.url}", "--out", str(tmp_path / "out"), "--data", str(data)]
-    flags += ["--goodput", "ttft:10000", "--start-rate", "48", "--highest-rate", "48", "--trial-s", "0.5"]
+    flags = ["--endpoints", f"none={server.url}", "--out", str(tmp_path / "out"), "--data", str(data)]
+    flags += ["--goodput", "ttft:60000", "--start-rate", "48", "--highest-rate", "48", "--trial-s", "0.5"]
     await asyncio.to_thread(rate_command.main, flags)
     assert drawn == [24]
     [cell] = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
     assert cell["num_prompts"] == 2 * 24
-    asked = [seen for seen in one_at_a_time.seen if seen.path == "/v1/chat/completions"]
+    asked = [seen for seen in server.seen if seen.path == "/v1/chat/completions"]
     assert len(asked) == 2 * (6 + 24)
     assert len({seen.json["cache_salt"] for seen in asked}) == 2
 

@@ -4,7 +4,6 @@ import http.server
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -88,20 +87,20 @@ def test_an_engine_that_cannot_be_measured_keeps_its_static_k_and_logs_the_reaso
 
 @pytest.mark.parametrize("url", ["http://no-such-engine.invalid:8000", "https://127.0.0.1:{port}"])
 def test_a_fault_that_waiting_cannot_repair_does_not_delay_the_engine(
-    url: str, scheduler: Any, caplog: pytest.LogCaptureFixture
+    url: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(calibration, "START_S", 3600.0)
     with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
-        began = time.monotonic()
         Calibration(scheduler, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
-    assert time.monotonic() - began < calibration.START_S / 4
     assert "cannot be reached from within the engine" in caplog.text
 
 
-def test_a_refusal_is_logged_at_once(scheduler: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_at_once(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calibration, "ANSWER_S", 3600.0)
     with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
-        began = time.monotonic()
-        Calibration(scheduler, url, 20.0).run(threading.Event())
-    assert time.monotonic() - began < calibration.ANSWER_S / 2
+        Calibration(scheduler, url, 3600.0).run(threading.Event())
     assert "its /v1/completions answered 401" in caplog.text
 
 
@@ -132,7 +131,7 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, 8)
     with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
-        Calibration(scheduler, url, 60.0).run(threading.Event())
+        Calibration(scheduler, url, 600.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
     assert scheduler.notes == []
     of_8 = [count for count in calls if count == 4]  # each call has half of the requests
@@ -164,7 +163,7 @@ def test_slow_steps_of_a_few_requests_are_reported_with_what_helps(
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, requests)
     with answering(Slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
-        Calibration(scheduler, url, 60.0).run(threading.Event())
+        Calibration(scheduler, url, 600.0).run(threading.Event())
     assert len(scheduler.notes) == notes
     for note in scheduler.notes:
         assert f"400 ms with {requests} running" in note
@@ -202,7 +201,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     runner = threading.Thread(target=run_steps)
     with serving(200, 200) as url:
         runner.start()
-        Calibration(scheduler, url, 20.0).run(threading.Event())
+        Calibration(scheduler, url, 600.0).run(threading.Event())
     assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
     assert scheduler.law.cost.steps >= 11 * calibration.STEPS
     assert scheduler.law.decode_s == 0

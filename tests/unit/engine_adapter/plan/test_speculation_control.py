@@ -11,6 +11,7 @@ from specpilot.engine_adapter.plan import speculation_control as apply
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
 from specpilot.policy.bands import BANDS
 from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
+from tests.support.patience import PATIENCE_S
 
 
 def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
@@ -192,7 +193,7 @@ def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytes
     def slowly(offered: Schedule, max_running: int) -> apply.KTable:
         if offered.version == 5:
             began.set()
-            assert may_go_on.wait(10.0)
+            assert may_go_on.wait(PATIENCE_S)
         return table_of(offered, max_running)
 
     monkeypatch.setattr(apply, "table_of", slowly)
@@ -201,10 +202,10 @@ def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytes
         for version in (5, 6)
     )
     older.start()
-    assert began.wait(10.0)
+    assert began.wait(PATIENCE_S)
     newer.start()
     newer.join(0.2)
     may_go_on.set()
     for thread in (older, newer):
-        thread.join(10.0)
+        thread.join(PATIENCE_S)
     assert (subject.version, subject.table(0.0).k("default", 4, 1)) == (6, 6)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from specpilot.gateway.engines.dns import Resolver, lookup
+from tests.support.patience import PATIENCE_S
 
 
 class Records:
@@ -79,6 +80,6 @@ def test_a_closed_loop_ends_the_thread() -> None:
 
     found = Resolver("dns+http://h:1", Records("10.0.0.1"), closed, 3600.0)
     found.start()
-    assert called.wait(5.0)
-    found._thread.join(5.0)
+    assert called.wait(PATIENCE_S)
+    found._thread.join(PATIENCE_S)
     assert not found._thread.is_alive()

@@ -13,6 +13,7 @@ from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.probe import fetch_models
 from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.wire.framing import Framer, ResponseHead
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, reply
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
@@ -74,7 +75,7 @@ async def test_release_closes_what_is_under_way(server: ScriptedEngine, pool: Po
     connection.send(ear, (REQUEST,))
     await server.wait_seen(1)
     connection.release(ear)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await server.seen[0].closed.wait()
     assert not ear.over.done()
 
@@ -101,7 +102,7 @@ async def test_bytes_nobody_asked_for_close_an_idle_connection(server: ScriptedE
     ear = Ear()
     connection.send(ear, (REQUEST,))
     assert await ear.over == "end"
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await server.seen[0].closed.wait()
     assert pool.acquire(0.0) is None
 
@@ -116,7 +117,7 @@ async def test_asking_and_sending_do_not_disturb_each_other(server: ScriptedEngi
             assert (await fetch_models(engine, 5.0))[0]["id"] == "tiny"
 
     task = asyncio.create_task(asks())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         for _ in range(500):
             ear = Ear()
             (pool.acquire(0.0) or await pool.connect()).send(ear, (REQUEST,))

@@ -10,6 +10,7 @@ import pytest
 from specpilot.gateway.process import certificates
 from specpilot.gateway.process.certificates import listener_certificates
 from tests.support.certificates import Authority
+from tests.support.patience import PATIENCE_S
 
 
 async def test_a_failure_to_take_new_certificates_into_use_is_tried_again(
@@ -35,7 +36,7 @@ async def test_a_failure_to_take_new_certificates_into_use_is_tried_again(
     following = asyncio.create_task(followed.follow(take))
     try:
         authority.issue("gateway")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await has_failed.wait()
             await is_taken.wait()
         assert taken[-1] is followed.context

