@@ -10,7 +10,7 @@ import pytest
 
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BAND_EDGES
-from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts
+from tests.support.stack import DEMO_MODEL, Engine, call, counters, prompts, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -89,8 +89,14 @@ def test_the_route_tells_where_requests_lie_and_where_new_ones_begin(engine: Eng
     assert {item["temperature"] for item in bands["begin"]} == {"greedy"}
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1000)
-        time.sleep(0.5)
-        (running,) = call(f"{engine.url}/speculation")[1]["bands"]["running"]
+        found: list[Any] = []
+
+        def runs() -> bool:
+            found[:] = call(f"{engine.url}/speculation")[1]["bands"]["running"]
+            return bool(found) or long.done()
+
+        until(runs, every=0.05)
+        (running,) = found
         long.result()
     assert set(running) == {"class", "band", "k", "requests"}
     assert (running["class"] in CLASSES, running["requests"]) == (True, 1)
@@ -163,7 +169,7 @@ def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -
     before = total(engine, names.STEPS, names.LABEL_KIND).get((names.CATCH_UP,), 0.0)
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1900)
-        time.sleep(0.5)
+        until(lambda: counters(engine.url, names.BACKLOG_TOKENS).get((), 0.0) > 20 or long.done(), every=0.05)
         set_k(engine, 5)
         assert not long.done()
         spent = long.result()["metrics"]["speculative_decoding"]
