@@ -1,8 +1,9 @@
 import json
 import os
+import socket
 import subprocess
 import sys
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -87,6 +88,8 @@ def test_the_floor_passes_bytes_both_ways() -> None:
         [sys.executable, "-m", "specpilot.bench.gateway.uvloop_relay", str(ports[1]), str(ports[0])]
     )
     try:
+        for port in ports:
+            until(partial(listens, port))
         with httpx.Client(base_url=f"http://127.0.0.1:{ports[1]}") as client:
             answers = [_answer(client, words) for words in ("json", "burst", "json")]
     finally:
@@ -98,17 +101,14 @@ def test_the_floor_passes_bytes_both_ways() -> None:
     assert answers[1].count("data: ") == EVENTS + 1
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _answer(client: httpx.Client, words: str) -> str:
     body = {"messages": [{"role": "user", "content": f"{words} x"}]}
-    answers: list[str] = []
-
-    def is_answered() -> bool:
-        with suppress(httpx.TransportError):  # one of the two does not listen yet
-            answers.append(client.post("/v1/chat/completions", json=body, timeout=PATIENCE_S).text)
-        return bool(answers)
-
-    until(is_answered)
-    return answers[0]
+    return client.post("/v1/chat/completions", json=body, timeout=PATIENCE_S).text
 
 
 def test_open_files_are_counted() -> None:

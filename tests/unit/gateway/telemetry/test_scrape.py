@@ -31,7 +31,7 @@ class Made:
 
 
 async def turns() -> None:
-    """Let all tasks go as far as they can."""
+    """Let all tasks go on up to what they wait for."""
     for _ in range(10):
         await asyncio.sleep(0)
 
