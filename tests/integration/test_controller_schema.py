@@ -76,6 +76,7 @@ def generated(examples: int) -> settings:
     )
 
 
+@pytest.mark.timeout(600)  # some 20 s on a quiet core
 def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> None:
     fill(controller)
     bearer = tokens(controller)

@@ -50,7 +50,10 @@ QUERIES = [
 ABSENT = re.compile(r'DCGM_|reason="static_better"')
 """What is not there: GPUs, and a law that loses."""
 
-pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (Debian: prometheus)")
+pytestmark = [
+    pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (Debian: prometheus)"),
+    pytest.mark.timeout(400),  # for the first one, which waits for all that it starts
+]
 
 
 def held_out() -> str:
