@@ -15,7 +15,7 @@ from tests.support.stack import until
 def test_health_ready_metrics_console_and_description_need_no_token(controller: Controller) -> None:
     for path in ("/health", "/ready", "/metrics", "/", "/openapi.json"):
         assert controller.call(path, token=None)[0] == 200, path
-    assert "specpilot_controller_lease_held 1.0" in controller.call("/metrics")[1]
+    until(lambda: "specpilot_controller_lease_held 1.0" in controller.call("/metrics")[1])
 
 
 def test_no_page_loads_scripts_from_elsewhere(controller: Controller) -> None:

@@ -12,9 +12,11 @@ from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from specpilot.policy import redis_keys
+from specpilot.policy.redis_store import RedisStore
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
-from tests.support.stack import free_port, wait_for
+from tests.support.stack import free_port, until, wait_for
 
 TOKEN = "let me in"
 
@@ -90,6 +92,9 @@ def running_controller(
     found = Controller(f"http://127.0.0.1:{port}", redis, process)
     try:
         wait_for(f"{found.url}/ready", process)
+        store = RedisStore(redis_url or redis.url, PATIENCE_S)
+        until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)  # it takes the lead by a thread of its own
+        store.close()
         yield found
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
