@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from specpilot.engine_adapter.presets import has_flag
-
 FLAG: Final = "--dtype"
 PLAIN: Final = "float32"
 AUTO: Final = "auto"
@@ -53,8 +51,8 @@ def flags(model: str, vllm_flags: Sequence[str]) -> list[str]:
 
     Quantised models keep vLLM's choice: their kernels take certain formats only.
     """
-    is_chosen = has_flag(vllm_flags, FLAG) or any(has_flag(vllm_flags, name) for name in ("--quantization", "-q"))
-    if is_chosen or _is_in_file(vllm_flags) or not _is_short(model):
+    named = {flag.partition("=")[0] for flag in vllm_flags}
+    if named & {FLAG, "--quantization", "-q"} or _is_in_file(vllm_flags) or not _is_short(model):
         return []
     return [FLAG, PLAIN] if lacks_bfloat16() else []
 

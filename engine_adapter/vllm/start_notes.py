@@ -11,10 +11,10 @@ logger = logging.getLogger("vllm.specpilot")
 
 def said_notes(vllm_config: Any) -> list[str]:
     """Log the notes on this engine, once at its start, and return them."""
-    found = number_format.notes(vllm_config) + notes(vllm_config)
-    for note in found:
+    every_note = number_format.notes(vllm_config) + notes(vllm_config)
+    for note in every_note:
         logger.warning("SpecPilot: %s", note)
-    return found
+    return every_note
 
 
 def notes(vllm_config: Any) -> list[str]:
