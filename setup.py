@@ -64,6 +64,7 @@ HOT_PATH = (
     "specpilot/gateway/wire/amendments.py",
     "specpilot/gateway/wire/body_fields.py",
     "specpilot/gateway/wire/json_members.py",
+    "specpilot/gateway/wire/lax_values.py",
     "specpilot/gateway/wire/request_facts.py",
     "specpilot/gateway/wire/outline.py",
     "specpilot/gateway/wire/form.py",

@@ -104,7 +104,8 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
     if classified.has_unknown:
         context.metrics.unknown_class += 1
-    asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE
+    # A client that asks itself, or whose options the engine will reject, gets what it sent.
+    asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE and facts.asks_usage is False
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
     named = None if requested_model is None or requested_model == model else model
@@ -135,7 +136,7 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     )
     prepared.key_id = None if key is None else key.key_id
     prepared.requested_model = requested_model
-    prepared.strips_usage = asks_usage and not facts.asks_usage
+    prepared.strips_usage = asks_usage
     longest = context.fleet.longest.get(model)
     if path in UNCHARGED:
         prepared.charged_tokens = 0

@@ -8,6 +8,8 @@ request.
 2. Into an object that is present the members are merged; they replace its own values of these members.
 3. When a body states a field twice, both are amended, so it does not matter which one the engine uses.
 4. A `vllm_xargs` that is neither object nor null is left for the engine to reject.
+5. Usage is requested only for a client that did not ask. Its `continuous_usage_stats` becomes false: vLLM ignores it
+   without `include_usage`, and with it would put usage into every event.
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ import orjson
 from specpilot.gateway.wire.body_fields import (
     CEILING_FIELD,
     CLASS_FIELD,
+    CONTINUOUS_USAGE,
     INCLUDE_USAGE,
     MODEL,
     PRIORITY,
@@ -37,6 +40,7 @@ COPY_LIMIT_BYTES: Final = 65_536
 """Bytes up to which a body is copied into one buffer with its new fields. A larger one is sent in slices."""
 
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
+_NOT_CONTINUOUS: Final = {CONTINUOUS_USAGE: b"false"}
 
 
 class Amendments:
@@ -128,13 +132,13 @@ def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tupl
 
 
 def _changes(text: bytes, opened: int, decisions: Amendments) -> list[tuple[int, int, bytes]]:
-    """Return the replacements within the object at `opened`, of members that it has (cases 2 to 4)."""
+    """Return the replacements within the object at `opened`, of members that it has (cases 2 to 5)."""
     changed: list[tuple[int, int, bytes]] = []
     for key, begin, end in members_of(text, opened):
         if key == XARGS and decisions.xargs:
             changed += _merged(text, begin, end, decisions.xargs)
         elif key == STREAM_OPTIONS and decisions.asks_usage:
-            changed += _merged(text, begin, end, _USAGE)
+            changed += _merged(text, begin, end, _USAGE, _NOT_CONTINUOUS)
         elif key == PRIORITY:
             changed.append((begin, end, decisions.priority))
         elif key == MODEL and decisions.model is not None:
@@ -147,14 +151,20 @@ def _text_of(members: dict[str, bytes]) -> bytes:
     return b",".join([b'"%s":%s' % (name.encode(), value) for name, value in members.items()])
 
 
-def _merged(body: bytes, start: int, end: int, fields: dict[str, bytes]) -> list[tuple[int, int, bytes]]:
-    """Return the edits that set `fields` in the object or null between `start` and `end`; none for other values."""
+def _merged(
+    body: bytes, start: int, end: int, fields: dict[str, bytes], present: dict[str, bytes] | None = None
+) -> list[tuple[int, int, bytes]]:
+    """Return the edits that set `fields` in the object or null between `start` and `end`; none for other values.
+
+    Those of `present` are set only if the object has them.
+    """
     if body[start:end] == b"null":
         return [(start, end, b"{" + _text_of(fields) + b"}")]
     if body[start : start + 1] != b"{":
         return []
     members = list(members_of(body, start))
-    replaced = [(begin, end, fields[key]) for key, begin, end in members if key in fields]
+    values = fields if present is None else {**fields, **present}
+    replaced = [(begin, end, values[key]) for key, begin, end in members if key in values]
     named = {key for key, _, _ in members}
     added = {name: value for name, value in fields.items() if name not in named}
     if not added:

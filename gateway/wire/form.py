@@ -50,8 +50,6 @@ _ENCODED: Final = re.compile(
 _ONCE: Final[tuple[bytes, ...]] = (b"model", b"stream", b"vllm_xargs")
 _UTF_8: Final[tuple[bytes, ...]] = (b"utf-8", b"utf8")
 _END: Final = b"--"
-_TRUE: Final[tuple[str, ...]] = ("true", "1", "yes", "on", "t", "y")
-_FALSE: Final[tuple[str, ...]] = ("false", "0", "no", "off", "f", "n")
 _LINE: Final = b"\r\n"
 
 
@@ -144,15 +142,11 @@ class FormOutline(BodyOutline):
         """Return the fields of the whole body as a JSON object. Raises `InvalidFormError` when its end is missing."""
         if not self._is_over:
             raise InvalidFormError("the form is not whole: its last boundary is missing; send it to its end")
-        fields: dict[str, str | bool] = {**self._fields}
-        stream = self._fields.get("stream", "").lower()
-        if stream in _TRUE or stream in _FALSE:
-            fields["stream"] = stream in _TRUE
         if CLASS_FIELD in _arguments(self._fields.get(XARGS)):
             raise InvalidFormError(
                 f"`{XARGS}` of a form may not name `{CLASS_FIELD}`: the gateway sets it; leave it out"
             )
-        return orjson.dumps(fields)
+        return orjson.dumps(self._fields)
 
     def _begin_part(self, head: bytes) -> None:
         self._parts += 1

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import orjson
 
-from specpilot.gateway.wire.body_fields import CLASS_FIELD, INCLUDE_USAGE, PREVIOUS, STREAM_OPTIONS
+from specpilot.gateway.wire.body_fields import CLASS_FIELD, CONTINUOUS_USAGE, INCLUDE_USAGE, PREVIOUS, STREAM_OPTIONS
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
-from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED
+from specpilot.gateway.wire.lax_values import read_bool, read_int
+from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED, STREAMED
 
 CHARS_PER_TOKEN: Final = 4
 """Bytes of text that count as one token. A rough measure: it ranks engines, and replaces unstated usage."""
@@ -81,10 +82,14 @@ class RequestFacts:
         return bool(self.body.get("response_format") or self.body.get("structured_outputs"))
 
     @property
-    def asks_usage(self) -> bool:
-        """Whether the client asked for the usage of its stream."""
+    def asks_usage(self) -> bool | None:
+        """Whether the client asked for the usage of its stream; `None` if its engine will reject the options."""
         options = self.body.get(STREAM_OPTIONS)
-        return isinstance(options, dict) and options.get(INCLUDE_USAGE) is True
+        if options is None:
+            return False
+        if type(options) is not dict or read_bool(options.get(CONTINUOUS_USAGE)) is None:
+            return None
+        return read_bool(options.get(INCLUDE_USAGE))
 
     @property
     def prompt_chars(self) -> int:
@@ -109,7 +114,7 @@ class RequestFacts:
     @property
     def is_endless(self) -> bool:
         """Whether the request states no limit and runs on after its answer, so that its usage is never reported."""
-        return self.path == RESPONSES and self.max_tokens is None and bool(self.body.get("background"))
+        return self.path == RESPONSES and self.max_tokens is None and read_bool(self.body.get("background")) is True
 
     @property
     def requested_class(self) -> str | None:
@@ -141,11 +146,11 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
     if type(model) is not str or not model:
         fault = "is missing" if model is None else "must be a non-empty string"
         raise InvalidFieldError(f"model {fault}; name one of those that GET /v1/models lists", param="model")
-    stream = document.get("stream")
-    if stream is not None and type(stream) is not bool:
+    stream = read_bool(document.get("stream")) if path in STREAMED else False
+    if stream is None:
         raise InvalidFieldError("stream must be true or false", param="stream")
     prompt_tokens = (len(body) if size is None else size) // CHARS_PER_TOKEN
-    return RequestFacts(path, model, document, prompt_tokens, _max_tokens(path, document), stream=stream is True)
+    return RequestFacts(path, model, document, prompt_tokens, _max_tokens(path, document), stream=stream)
 
 
 def in_utf_8(body: bytes) -> bytes | None:
@@ -169,8 +174,8 @@ def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
     if path == INVOCATIONS and ("messages" not in body or "prompt" in body or "prompt_embeds" in body):
         names = _USUAL_LIMIT_FIELDS  # vLLM may read it as a completion
     for name in names:
-        value = body.get(name)
-        if type(value) is int:
+        value = read_int(body.get(name))
+        if value is not None:
             return value
     return None
 

@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+from specpilot.gateway.wire.lax_values import read_bool
+
 RESPONSES: Final = "/v1/responses"
 INVOCATIONS: Final = "/invocations"
 RESPONSE: Final = "/v1/responses/{id}"
@@ -32,13 +34,16 @@ PROXIED: Final = MARKED | {
 }
 """Every relayed route. No other path reaches an engine."""
 
+STREAMED: Final = MARKED | FORMS | STORED
+"""The routes whose answer may be an event stream. On any other, vLLM ignores a field `stream`."""
+
 STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", INVOCATIONS))
 """The routes whose streams state their usage only if `stream_options.include_usage` requests it."""
 
 _STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
 _SLASHES: Final = re.compile(rb"//+")
 _ID: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
-_ASKS_STREAM: Final = re.compile(r"[?&]stream=(?:true|1)(?:&|$)")
+_STREAM: Final = re.compile(r"[?&]stream=([^&]*)")
 
 
 def tidied(target: bytes) -> bytes:
@@ -64,8 +69,9 @@ def response_id(target: str) -> str:
 
 
 def asks_stream(target: str) -> bool:
-    """Whether the query of `target` requests an event stream."""
-    return _ASKS_STREAM.search(target) is not None
+    """Whether the query of `target` requests an event stream. The last of several values counts, as in vLLM."""
+    stated = _STREAM.findall(target)
+    return bool(stated) and read_bool(stated[-1]) is True
 
 
 def method_of(path: str) -> str:

@@ -24,8 +24,8 @@ BAD_BODIES = [
     (b'{"model":7}', 400, "invalid_field", "model"),
     (b'{"model":""}', 400, "invalid_field", "model"),
     (b'{"model":["tiny"]}', 400, "invalid_field", "model"),
-    (b'{"model":"tiny","stream":"yes"}', 400, "invalid_field", "stream"),
-    (b'{"model":"tiny","stream":1}', 400, "invalid_field", "stream"),
+    (b'{"model":"tiny","stream":"maybe"}', 400, "invalid_field", "stream"),
+    (b'{"model":"tiny","stream":2}', 400, "invalid_field", "stream"),
     (b'{"model":"huge"}', 404, "model_not_found", "model"),
 ]
 

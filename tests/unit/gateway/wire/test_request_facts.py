@@ -14,11 +14,39 @@ def facts(**fields: Any) -> RequestFacts:
     return read_facts(PATH, json.dumps({"model": "m", **fields}).encode())
 
 
-@pytest.mark.parametrize("stream", ["yes", 1, [], {}])
-def test_a_wrong_type_of_stream_is_named(stream: object) -> None:
+@pytest.mark.parametrize("stream", ["maybe", "", 2, 0.5, [], {}])
+def test_a_stream_that_is_no_boolean_is_named(stream: object) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         facts(stream=stream)
     assert caught.value.param == "stream"
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"), [("true", True), ("Yes", True), (1, True), (1.0, True), ("false", False), (0, False)]
+)
+def test_booleans_are_those_of_vllm(value: object, meant: bool) -> None:
+    assert facts(stream=value).stream is meant
+    assert facts(stream=True, stream_options={"include_usage": value}).asks_usage is meant
+    body = json.dumps({"model": "m", "background": value}).encode()
+    assert read_facts("/v1/responses", body).is_endless is meant
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        (None, False),
+        ({}, False),
+        ({"include_usage": None}, False),
+        ({"continuous_usage_stats": True}, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, True),
+        ({"include_usage": "maybe"}, None),
+        ({"continuous_usage_stats": "maybe"}, None),
+        ("include_usage", None),
+        ([1], None),
+    ],
+)
+def test_whether_usage_is_asked_for(options: object, asks: bool | None) -> None:
+    assert facts(stream=True, stream_options=options).asks_usage is asks
 
 
 def test_facts() -> None:
@@ -45,7 +73,7 @@ def test_facts() -> None:
 
 
 def test_facts_that_are_not_there() -> None:
-    found = facts(stream=None, metadata=[], service_tier=3, max_tokens="9", prompt=["ab", "c"], tools=[])
+    found = facts(stream=None, metadata=[], service_tier=3, max_tokens="nine", prompt=["ab", "c"], tools=[])
     assert not found.stream
     assert not found.has_tools
     assert not found.has_response_format
@@ -93,6 +121,9 @@ def test_a_prompts_length_is_looked_for_once_and_token_ids_are_passed_over() -> 
         ("/v1/chat/completions", {"max_output_tokens": 1}, None),
         ("/v1/chat/completions", {"max_tokens": 1, "max_completion_tokens": 9}, 9),
         ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": None}, 9),
+        ("/v1/chat/completions", {"max_tokens": "9"}, 9),
+        ("/v1/chat/completions", {"max_tokens": 9.0}, 9),
+        ("/v1/audio/transcriptions", {"max_completion_tokens": "9"}, 9),
         ("/v1/completions", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
         ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
         ("/invocations", {"messages": [], "max_completion_tokens": 9, "max_tokens": 1}, 9),

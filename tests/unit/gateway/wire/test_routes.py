@@ -43,6 +43,10 @@ def test_methods_and_streams() -> None:
     assert [method_of(path) for path in (RESPONSE, RESPONSE_CANCEL, "/pooling")] == ["GET", "POST", "POST"]
     assert asks_stream("/v1/responses/a?starting_after=1&stream=true")
     assert not asks_stream("/v1/responses/a?stream=false")
+    assert not asks_stream("/v1/responses/a")
+    for value in ("True", "1", "on", "YES"):
+        assert asks_stream(f"/v1/responses/a?stream=0&stream={value}")
+        assert not asks_stream(f"/v1/responses/a?stream={value}&stream=no")
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from([None, "a", "b"]), st.integers(0, 2**RANDOM_BITS - 1))
