@@ -28,7 +28,6 @@ from specpilot.gateway.wire.errors import (
 )
 from specpilot.gateway.wire.origins import EXPOSED, MAX_AGE_S, METHODS
 from specpilot.gateway.wire.routes import PROXIED
-from specpilot.policy.api_key import ApiKey
 from specpilot.policy.codec import to_plain
 
 _METHOD_NOT_ALLOWED = 405
@@ -94,12 +93,12 @@ def create_routes(  # noqa: C901 - one small function a route
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """Every name that the API key may ask for: models of engines, as last listed, and names with a model route."""
-        return {"object": "list", "data": _cards(context, context.key_of(_bearer(request)))}
+        return {"object": "list", "data": context.cards(context.key_of(_bearer(request)))}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Any:
         """One model."""
-        for card in _cards(context, context.key_of(_bearer(request))):
+        for card in context.cards(context.key_of(_bearer(request))):
             if card["id"] == name:
                 return card
         raise ModelNotFoundError(f"the model `{name[:128]}` does not exist here; GET /v1/models lists those that do")
@@ -136,15 +135,6 @@ def create_routes(  # noqa: C901 - one small function a route
         if isinstance(route, APIRoute) and "GET" in route.methods:
             route.methods.add("HEAD")  # the server sends no body
     return app
-
-
-def _cards(context: GatewayContext, key: ApiKey | None) -> list[Mapping[str, Any]]:
-    """Return the entries of `/v1/models` for a client with `key`."""
-    cards = {str(card["id"]): card for card in context.fleet.cards()}
-    for name, route in context.snapshot.model_routes.items():
-        if route.models(name) & context.fleet.by_model.keys():
-            cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
-    return [cards[name] for name in sorted(cards) if key is None or key.may_use(name)]
 
 
 def _bearer(request: Request) -> bytes | None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
@@ -201,6 +201,14 @@ class GatewayContext:
             if model in self.fleet.by_model:
                 self._terms[model] = terms
         return terms
+
+    def cards(self, key: ApiKey | None) -> list[Mapping[str, Any]]:
+        """Return the entries of `/v1/models` for a client with `key`: every name that it may ask for."""
+        cards = {str(card["id"]): card for card in self.fleet.cards()}
+        for name, route in self.snapshot.model_routes.items():
+            if route.models(name) & self.fleet.by_model.keys():
+                cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+        return [cards[name] for name in sorted(cards) if key is None or key.may_use(name)]
 
     def key_of(self, secret: bytes | None) -> ApiKey | None:
         """Return the API key with `secret`; `None` when no key is needed and none matches.

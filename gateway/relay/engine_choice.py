@@ -70,7 +70,8 @@ def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
         return False
     text = None if source.outline is None else source.outline.finish()
     facts = facts_of(prepared.path, source.body, text)
-    requested_model, facts.model = facts.model, model
+    requested_model, facts.model = prepared.requested_model, model
+    assert requested_model is not None  # it has a route
     prepared.turn_to(for_model(context, facts, source.head, source.key, source.body, source.outline, requested_model))
     if later:
         source.fallback = later

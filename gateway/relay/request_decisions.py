@@ -12,12 +12,15 @@ from specpilot.gateway.relay.prepared_request import PreparedRequest, Source
 from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
+from specpilot.gateway.routing.default_model import meant
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.wire.amendments import amend, amendments
+from specpilot.gateway.wire.body_fields import MODEL
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
+    InvalidFieldError,
     InvalidFormError,
     InvalidJsonError,
     ModelNotAllowedError,
@@ -48,6 +51,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     elif path in FORMS and text is None:
         raise InvalidFormError("the form is empty; send it in the body")
     facts, body = _read(path, body, text)
+    facts.model = facts.model or _default_model(context, path, key)
     requested_model = facts.model
     if key is not None and (path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
@@ -108,7 +112,7 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE and facts.asks_usage is False
     is_marked = path in MARKED
     k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
-    named = None if requested_model is None or requested_model == model else model
+    named = None if facts.body.get(MODEL) == model else model
     if key is not None and key.allowed_models is not None and named is None:
         # An engine that uses the first of two `model` members could serve one that the key does not allow.
         named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
@@ -162,6 +166,16 @@ def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[Reque
         if again is None:
             raise
         return facts_of(path, (again,), None), (again,)
+
+
+def _default_model(context: GatewayContext, path: str, key: ApiKey | None) -> str:
+    """Return the model for a request that names none. Raises `InvalidFieldError` if it is not clear which."""
+    by_model = context.fleet.by_model
+    cards = [card for card in context.cards(key) if path not in FORMS or card["id"] in by_model]
+    model = meant(cards, context.snapshot.model_routes if path not in FORMS else {}, by_model.get)
+    if model is None:
+        raise InvalidFieldError("model is missing; name one of those that GET /v1/models lists", param=MODEL)
+    return model
 
 
 def _no_model(context: GatewayContext, model: str) -> GatewayError:

@@ -2,7 +2,7 @@
 
 The client's bytes reach the engine unchanged, except for insertions. `amend` inserts `vllm_xargs.traffic_class` and
 `vllm_xargs.k_max`, `priority`, for a stream `stream_options.include_usage`, and `model` if another model serves the
-request.
+request or it names none.
 
 1. A field that the body lacks becomes a first member of the body.
 2. Into an object that is present the members are merged; they replace its own values of these members.
@@ -30,6 +30,7 @@ from specpilot.gateway.wire.body_fields import (
     XARGS,
 )
 from specpilot.gateway.wire.errors import BodyTooComplexError
+from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.json_members import WALKED, WALKED_STRINGS, members_of
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts
@@ -39,6 +40,7 @@ from specpilot.policy.names import is_class_name
 COPY_LIMIT_BYTES: Final = 65_536
 """Bytes up to which a body is copied into one buffer with its new fields. A larger one is sent in slices."""
 
+_USUAL_BODY: Final = {MODEL: ""}
 _USAGE: Final = {INCLUDE_USAGE: b"true"}
 _NOT_CONTINUOUS: Final = {CONTINUOUS_USAGE: b"false"}
 
@@ -66,7 +68,7 @@ class Amendments:
         self.has_priority = priority is not None and priority != 0
         self.priority = b"%d" % (priority or 0)
         self.asks_usage = asks_usage
-        self.usual_members = self.first_members_of({})
+        self.usual_members = self.first_members_of(_USUAL_BODY)
 
     def first_members_of(self, body: dict[str, Any]) -> bytes:
         """Return the members to insert into a body that was parsed as `body`."""
@@ -77,7 +79,9 @@ class Amendments:
             text += b'"%s":%s,' % (PRIORITY.encode(), self.priority)
         if self.asks_usage and STREAM_OPTIONS not in body:
             text += b'"%s":{%s},' % (STREAM_OPTIONS.encode(), _text_of(_USAGE))
-        return text
+        if self.model is not None and MODEL not in body:
+            text += b'"%s":%s,' % (MODEL.encode(), self.model)
+        return text if body else text[:-1]
 
 
 @lru_cache(maxsize=1024)
@@ -95,18 +99,21 @@ def amendments(
 def amend(
     body: tuple[bytes, ...], facts: RequestFacts, decisions: Amendments, outline: BodyOutline | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Return `body` with the amendments `decisions`, as buffers to send one after another. Forms stay unchanged.
+    """Return `body` with the amendments `decisions`, as buffers to send one after another. A form gets the model only.
 
     `body` is in one part, or has an `outline`. `facts` must be the result of `read_facts` for it or its outline. Raises
     `BodyTooComplexError`.
     """
     if facts.path in FORMS or facts.path in STORED:
-        return body
+        if decisions.model is None or not isinstance(outline, FormOutline):
+            return body
+        return _spliced(body, [outline.model_edit(facts.model)])
     members = facts.body
     text = body[0] if outline is None else outline.finish()
     opened = 0 if text[:1] == b"{" else text.index(b"{")
     start = opened + 1 if outline is None else outline.place(opened + 1)
-    if XARGS not in members and PRIORITY not in members and STREAM_OPTIONS not in members and decisions.model is None:
+    is_usual = decisions.model is None and XARGS not in members and PRIORITY not in members
+    if is_usual and members and STREAM_OPTIONS not in members:
         return _spliced(body, [(start, start, decisions.usual_members)])  # only case 1, the most frequent one
     added = decisions.first_members_of(members)
     has_xargs = bool(decisions.xargs) and XARGS in members

@@ -57,15 +57,18 @@ class FormOutline(BodyOutline):
     """The state of a form that is being read: see the module."""
 
     __slots__ = (
+        "_begin",
         "_boundary",
         "_fields",
         "_is_head",
         "_is_kept",
         "_is_over",
+        "_model_at",
         "_name",
         "_parts",
         "_rest",
         "_search",
+        "_start",
         "_value",
     )
 
@@ -80,6 +83,9 @@ class FormOutline(BodyOutline):
         self._boundary: bytes = b"--" + boundary
         self._search: re.Pattern[bytes] = re.compile(re.escape(self._boundary))
         self._rest = _LINE  # replaces the line break before the first boundary, which may be missing
+        self._begin = -len(_LINE)  # the offset of `_rest` in the body
+        self._start = 0  # the offset of the first boundary
+        self._model_at: int | None = None  # the offset of the end of the field `model`
         self._is_head = False
         self._is_over = False
         self._is_kept = False
@@ -110,10 +116,11 @@ class FormOutline(BodyOutline):
             if end < at or not text.startswith(_LINE, end):
                 raise InvalidFormError("the form's boundary occurs within a line; choose another boundary")
             self._keep(text[at:end])
-            self._end_part()
+            self._end_part(self._begin + end)
             at = start + len(self._boundary)
             self._is_head = True
         self._rest = text[at:]
+        self._begin += at
         if self._is_over:
             if self._rest.strip():
                 raise InvalidFormError("the form goes on after its last boundary; end it there")
@@ -148,6 +155,13 @@ class FormOutline(BodyOutline):
             )
         return orjson.dumps(self._fields)
 
+    def model_edit(self, model: str) -> tuple[int, int, bytes]:
+        """Return the edit (start, end, new text) that names `model` in a form whose `model` is missing or empty."""
+        if self._model_at is not None:
+            return self._model_at, self._model_at, model.encode()
+        head = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+        return 0, self._start, self._boundary + head + model.encode() + _LINE
+
     def _begin_part(self, head: bytes) -> None:
         self._parts += 1
         if self._parts > PARTS_MAX:
@@ -174,7 +188,12 @@ class FormOutline(BodyOutline):
         if self._is_kept and len(self._value) < FIELD_BYTES:
             self._value += data[: FIELD_BYTES - len(self._value)]
 
-    def _end_part(self) -> None:
+    def _end_part(self, end: int) -> None:
+        """The part, or what is before the first one, ends at the offset `end`."""
+        if not self._parts:
+            self._start = end + len(_LINE)
+        if self._name == b"model":
+            self._model_at = end
         if self._is_kept:
             errors = "strict" if len(self._value) < FIELD_BYTES else "replace"  # the limit may cut a character
             try:

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import orjson
 
-from specpilot.gateway.wire.body_fields import CLASS_FIELD, CONTINUOUS_USAGE, INCLUDE_USAGE, PREVIOUS, STREAM_OPTIONS
+from specpilot.gateway.wire.body_fields import (
+    CLASS_FIELD,
+    CONTINUOUS_USAGE,
+    INCLUDE_USAGE,
+    MODEL,
+    PREVIOUS,
+    STREAM_OPTIONS,
+)
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.lax_values import read_bool, read_int
 from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED, STREAMED
@@ -46,6 +53,8 @@ vLLM's request models honour these. A field that an engine ignores limits nothin
 
 class RequestFacts:
     """The gateway's view of a request. `body` is the parsed JSON, for reading only.
+
+    `model` is empty until one is chosen for a request that names none: without the field, with null or with "".
 
     `work_tokens` estimates the work for an engine: prompt plus output, in tokens, each up to a bound above which it is
     no evidence about the work. `charged_tokens` is the same without the bounds, `prompt_tokens` its part for the
@@ -142,10 +151,11 @@ def read_facts(path: str, body: bytes, size: int | None = None) -> RequestFacts:
         raise InvalidJsonError(f"the request body is not valid JSON: {error}; send one JSON object") from error
     if type(document) is not dict:
         raise InvalidJsonError('the request body must be a JSON object, such as {"model": ...}')
-    model = document.get("model")
-    if type(model) is not str or not model:
-        fault = "is missing" if model is None else "must be a non-empty string"
-        raise InvalidFieldError(f"model {fault}; name one of those that GET /v1/models lists", param="model")
+    model = document.get(MODEL)
+    if model is None:
+        model = ""
+    elif type(model) is not str:
+        raise InvalidFieldError("model must be a string; name one of those that GET /v1/models lists", param=MODEL)
     stream = read_bool(document.get("stream")) if path in STREAMED else False
     if stream is None:
         raise InvalidFieldError("stream must be true or false", param="stream")

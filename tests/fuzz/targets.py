@@ -120,8 +120,8 @@ def bodies(data: bytes) -> None:
     except InvalidFieldError as error:
         assert error.param == "vllm_xargs.k_max"
     before = _members(data)
-    if not any(key == "vllm_xargs" for key, _ in before):
-        before = _Members([("vllm_xargs", None), *before])
+    named = {key for key, _ in before}
+    before = _Members([*((key, None) for key in ("vllm_xargs", "model") if key not in named), *before])
     change: dict[str, Callable[[Any], Any]] = {"vllm_xargs": _marked, "model": lambda _: SERVED}
     wanted = _Members((key, change[key](value) if key in change else value) for key, value in before)
     assert _members(marked) == wanted

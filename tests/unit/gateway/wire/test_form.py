@@ -91,6 +91,18 @@ def test_a_field_that_decides_is_stated_once(name: str) -> None:
     assert read([again + b"--xYz--"]) == {"timestamp_granularities[]": "segment"}
 
 
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("fields", [b"", part("model", b"")])
+def test_a_model_is_named_in_a_form_that_names_none(before: bytes, fields: bytes) -> None:
+    body = before + part("prompt", b"a") + fields + part("file", b"x" * 9, '; filename="model"') + b"--xYz--\r\n"
+    for cut in range(len(body)):
+        outline = FormOutline(LINES)
+        outline.feed(body[:cut])
+        outline.feed(body[cut:])
+        start, end, text = outline.model_edit("grüße")
+        assert read([body[:start] + text + body[end:]]) == {"model": "grüße", "prompt": "a"}
+
+
 HIDDEN = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n'
 
 

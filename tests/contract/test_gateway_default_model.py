@@ -1,0 +1,149 @@
+"""Requests that name no model."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpilot.gateway.engines.snapshot import Snapshot
+from specpilot.gateway.wire.routes import FORMS, PROXIED, STORED
+from specpilot.policy.model_routes import ModelRoute, Target
+from tests.contract.conftest import StartGateway
+from tests.support.gateway_client import call, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.scripted_engine import RESET, ScriptedEngine
+
+BODIES = sorted(PROXIED - STORED - FORMS)
+MISSING: list[dict[str, Any]] = [{}, {"model": None}, {"model": ""}]
+BOUNDARY = "xYz"
+
+
+@pytest.fixture
+async def two_names() -> AsyncIterator[ScriptedEngine]:
+    engine = await ScriptedEngine(models=("tiny", "other")).start()
+    yield engine
+    await engine.stop()
+
+
+def upload(path: str, parts: list[tuple[str, str]], before: str = "") -> bytes:
+    texts = [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in parts]
+    body = (before + "".join(texts) + f"--{BOUNDARY}--").encode()
+    form = f"multipart/form-data; boundary={BOUNDARY}".encode()
+    return request(body, path=path).replace(b"application/json", form)
+
+
+async def routed(gateway: GatewayThread, **routes: ModelRoute) -> None:
+    context = gateway.context
+    context._loop.call_soon_threadsafe(context.adopt, Snapshot(model_routes=routes))
+    await eventually(lambda: context.snapshot.model_routes == routes)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_only_model_is_meant_on_every_route(
+    engine: ScriptedEngine, gateway: GatewayThread, path: str
+) -> None:
+    for size in (1, 100_000):
+        for missing in MISSING:
+            body = {"input": "a" * size, "messages": [], **missing}
+            assert (await call(gateway.port, request(body, path=path))).status == 200
+            sent = json.loads(engine.seen[-1].body)
+            assert sent["model"] == "tiny"  # some engines need it: vLLM itself on Anthropic's routes
+            assert sent["input"] == body["input"]
+            assert engine.seen[-1].body.count(b'"model"') == 1
+
+
+@pytest.mark.parametrize("body", [b"{}", b" { } ", b'{"model":null}', b'{"model":"x","model":""}'])
+async def test_a_body_of_no_member_besides_stays_json(
+    engine: ScriptedEngine, gateway: GatewayThread, body: bytes
+) -> None:
+    for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/responses"):
+        assert (await call(gateway.port, request(body, path=path))).status == 200
+        assert engine.seen[-1].json["model"] == "tiny"
+
+
+@pytest.mark.parametrize("path", sorted(FORMS))
+@pytest.mark.parametrize("before", ["", "\r\n"])
+async def test_the_only_model_is_meant_in_a_form(
+    engine: ScriptedEngine, gateway: GatewayThread, path: str, before: str
+) -> None:
+    for fields in ([("prompt", "ü")], [("prompt", "ü"), ("model", "")]):
+        assert (await call(gateway.port, upload(path, fields, before))).status == 200
+        assert b'name="model"\r\n\r\ntiny\r\n--xYz' in engine.seen[-1].body
+        assert engine.seen[-1].body.count(b'name="model"') == 1
+        assert "ü".encode() in engine.seen[-1].body
+
+
+async def test_of_two_models_none_is_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(two_names)
+    for path in BODIES:
+        for missing in MISSING:
+            answer = await call(gateway.port, request({"input": "a", **missing}, path=path))
+            assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_field")
+            assert answer.json["error"]["param"] == "model"
+    for path in FORMS:
+        assert (await call(gateway.port, upload(path, [("prompt", "a")]))).status == 400
+    assert two_names.seen == []
+
+
+async def test_of_an_engine_with_adapters_its_base_model_is_meant(
+    two_names: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    two_names.models = ["tiny"]
+    gateway = await start_gateway(two_names)
+    [one] = gateway.context.fleet.engines.values()
+    await eventually(lambda: one.cards is not None)
+    adapter = {"id": "lora", "parent": "tiny"}
+    gateway.context._loop.call_soon_threadsafe(lambda: setattr(one, "cards", (*one.cards, adapter)))
+    gateway.context._loop.call_soon_threadsafe(gateway.context.fleet.index)
+    await eventually(lambda: "lora" in gateway.context.fleet.by_model)
+    assert (await call(gateway.port, request({"messages": []}))).status == 200
+    assert two_names.seen[-1].json["model"] == "tiny"
+
+
+async def test_what_a_key_may_not_use_cannot_be_meant(
+    two_names: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    plain = [{"key_id": "k", "key": "sk-1", "allowed_models": ["other"]}, {"key_id": "l", "key": "sk-2"}]
+    keys.write_text(json.dumps(plain))
+    gateway = await start_gateway(two_names, api_keys_file=str(keys))
+    own = {"headers": "authorization: Bearer sk-1\r\n"}
+    assert (await call(gateway.port, request({"messages": []}, **own))).status == 200
+    assert two_names.seen[-1].json["model"] == "other"
+    form = upload("/v1/audio/transcriptions", [("prompt", "a")])
+    form = form.replace(b"content-type", b"authorization: Bearer sk-1\r\ncontent-type", 1)
+    assert (await call(gateway.port, form)).status == 200
+    assert b'name="model"\r\n\r\nother\r\n' in two_names.seen[-1].body
+    answer = await call(gateway.port, request({"messages": []}, headers="authorization: Bearer sk-2\r\n"))
+    assert answer.status == 400
+
+
+async def test_the_only_route_is_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(two_names)
+    await routed(gateway, public=ModelRoute(split=(Target("tiny"), Target("other"))))
+    for path in BODIES:
+        answer = await call(gateway.port, request({"input": "a"}, path=path))
+        assert answer.status == 200
+        assert two_names.seen[-1].json["model"] == answer.headers["x-specpilot-model"]
+    assert {seen.json["model"] for seen in two_names.seen} == {"tiny", "other"}
+    assert gateway.context.metrics.model_routes.keys() == {"public"}
+    await routed(gateway, tiny=ModelRoute(fallback=("other",)))
+    assert (await call(gateway.port, request({"messages": []}))).status == 200
+    assert two_names.seen[-1].json["model"] == "tiny"
+    await routed(gateway, public=ModelRoute(split=(Target("tiny"),)))
+    assert (await call(gateway.port, request({"messages": []}))).status == 400
+
+
+async def test_a_request_without_a_model_falls_back_as_any(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    spare = await ScriptedEngine(models=("spare",)).start()
+    try:
+        gateway = await start_gateway(engine, spare)
+        await routed(gateway, tiny=ModelRoute(fallback=("spare",)))
+        engine.script = [RESET]
+        answer = await call(gateway.port, request({"messages": []}))
+        assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "spare")
+        assert (engine.seen[-1].json["model"], spare.seen[-1].json["model"]) == ("tiny", "spare")
+    finally:
+        await spare.stop()
