@@ -26,6 +26,7 @@ from specpilot.gateway.wire.errors import (
     RouteNotFoundError,
     body_of,
 )
+from specpilot.gateway.wire.heads import read_request_head
 from specpilot.gateway.wire.origins import EXPOSED, MAX_AGE_S, METHODS
 from specpilot.gateway.wire.routes import PROXIED
 from specpilot.policy.codec import to_plain
@@ -93,12 +94,12 @@ def create_routes(  # noqa: C901 - one small function a route
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         """Every name that the API key may ask for: models of engines, as last listed, and names with a model route."""
-        return {"object": "list", "data": context.cards(context.key_of(_bearer(request)))}
+        return {"object": "list", "data": context.cards(context.key_of(_api_key(request)))}
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Any:
         """One model."""
-        for card in context.cards(context.key_of(_bearer(request))):
+        for card in context.cards(context.key_of(_api_key(request))):
             if card["id"] == name:
                 return card
         raise ModelNotFoundError(f"the model `{name[:128]}` does not exist here; GET /v1/models lists those that do")
@@ -108,7 +109,7 @@ def create_routes(  # noqa: C901 - one small function a route
         """The configuration in force at this replica: settings, engines, policies and key ids, without secrets."""
         if admin_token is None:
             raise InvalidApiKeyError("this route is closed; start the gateway with --admin-token to open it")
-        token = _bearer(request)
+        token = _api_key(request)
         if token is None or not secrets.compare_digest(token, admin_token.encode()):
             raise InvalidApiKeyError("send `Authorization: Bearer <token>` with the token of --admin-token")
         return _config_of(context, shown_settings)
@@ -137,12 +138,9 @@ def create_routes(  # noqa: C901 - one small function a route
     return app
 
 
-def _bearer(request: Request) -> bytes | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip().encode("latin-1")
-    other = request.headers.get("x-api-key") or request.headers.get("api-key")
-    return None if other is None else other.encode("latin-1")
+def _api_key(request: Request) -> bytes | None:
+    """Return the secret in the headers of `request`, as for relayed routes."""
+    return read_request_head(request.scope["headers"]).api_key
 
 
 def _error_response(error: GatewayError) -> Response:

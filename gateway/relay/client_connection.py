@@ -279,7 +279,7 @@ class ClientConnection(HttpToolsProtocol):
         previous: RequestResponseCycle | None = self.cycle
         super().on_message_begin()
         self.url = self._target
-        self.headers.extend(self._fields)
+        self.headers.extend([(name, value.strip(b" \t")) for name, value in self._fields])  # httptools keeps blanks
         self.expect_100_continue = is_expecting
         if previous is None or previous.response_complete:
             self._state.write(connection_state.START)

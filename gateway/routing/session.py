@@ -7,8 +7,8 @@ sessions move whose home it becomes; when an engine leaves, only its own session
 in every gateway that sees the same load. The least busy engine is always within the bound, so there is always an
 answer.
 
-The name of a session is the header `x-session-id`, else, in the body, `prompt_cache_key`, `metadata.session_id`,
-`metadata.user_id` (Anthropic's), `user`: the most specific field first.
+The name of a session is the header `x-session-id` or that of an agent (`gateway.wire.heads`), else, in the body,
+`prompt_cache_key`, `metadata.session_id`, `metadata.user_id` (Anthropic's), `user`: the most specific field first.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,6 +32,22 @@ HEADERS_MAX: Final = 129
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
 """The ceiling on K: in a request the client's, in a response the one in force."""
 
+SESSION_HEADERS: Final = frozenset(
+    (
+        b"x-session-id",
+        b"x-claude-code-session-id",  # Claude Code
+        b"session-id",  # Codex
+        b"session_id",  # Codex before 0.131
+        b"x-session-affinity",  # opencode
+        b"x-opencode-session",  # opencode, for a provider of its own name
+    )
+)
+"""The headers that name a request's session: the gateway's own, and those of agents."""
+
+_OWN_SESSION_HEADER: Final = b"x-session-id"
+_BLANKS: Final = b" \t"
+"""White space that may surround a header's value and is no part of it (RFC 9110, 5.5). httptools keeps what follows."""
+
 _VERSIONS: Final[tuple[str, ...]] = ("1.1", "1.0")
 _READ: Final = frozenset(
     (
@@ -56,9 +72,9 @@ _READ: Final = frozenset(
         b"origin",
         b"x-request-id",
         b"x-traffic-class",
-        b"x-session-id",
         K_MAX_HEADER,
         b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM instead of the balancer
+        *SESSION_HEADERS,
     )
 )
 _GATEWAY_HEADERS: Final = frozenset(
@@ -130,57 +146,63 @@ class RequestHead:
         self.is_modern = is_modern
 
 
-def read_request_head(  # noqa: C901, PLR0912 - one branch a header
+def read_request_head(  # noqa: C901, PLR0912, PLR0915 - one branch a header
     headers: Iterable[tuple[bytes, bytes]], *, is_modern: bool = True
 ) -> RequestHead:
     """Return the parsed `headers` (names in lower case); `is_modern`: they are of HTTP/1.1.
 
-    The HTTP parser has checked the characters and that there is one length. Raises `BadHeadError` for headers that the
+    The HTTP parser has checked the characters and that there is one length. The first API key in an `Authorization`
+    counts, else the first in another header; empty ones do not. Raises `BadHeadError` for headers that the
     parser accepts and another server might read differently: a coding besides chunked, chunks in HTTP/1.0, two hosts.
     """
     head = RequestHead(is_modern=is_modern)
     parts: list[bytes] = []
     dropped: set[bytes] | None = None
     has_host = False
+    other_key = b""
     for name, value in headers:
         if name not in _READ:
             parts += (name, b": ", value, b"\r\n")
         elif name == b"authorization":
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":
-                head.api_key = secret.strip()
+                head.api_key = head.api_key or secret.strip(_BLANKS)
         elif name == b"host":
             if has_host:
                 raise BadHeadError("there are two Host headers; send one")
             has_host = True
         elif name == b"content-length":
-            head.length = decimal(value.rstrip(b" \t"))  # httptools keeps the blanks after a value
+            head.length = decimal(value.rstrip(_BLANKS))
             if head.length < 0:
                 raise BadHeadError(f"content-length is not one number of at most {LENGTH_DIGITS} digits")
         elif name == b"x-request-id":
-            head.request_id = value if _REQUEST_ID.fullmatch(value) else None
+            identifier = value.strip(_BLANKS)
+            head.request_id = identifier if _REQUEST_ID.fullmatch(identifier) else None
         elif name == b"x-traffic-class":
-            head.traffic_class = value.decode("latin-1").strip() or None
-        elif name == b"x-session-id":
-            head.session = value.decode("latin-1") or None
+            head.traffic_class = value.strip(_BLANKS).decode("latin-1") or None
+        elif name in SESSION_HEADERS:
+            session = value.strip(_BLANKS).decode("latin-1")
+            if session and (head.session is None or name == _OWN_SESSION_HEADER):
+                head.session = session
             parts += (name, b": ", value, b"\r\n")
         elif name == K_MAX_HEADER:
-            head.k_max = value.strip()
+            head.k_max = value.strip(_BLANKS)
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
             dropped = (dropped or set()) | tokens
         elif name in (b"x-api-key", b"api-key"):
-            head.api_key = head.api_key or value
+            other_key = other_key or value.strip(_BLANKS)
         elif name == b"transfer-encoding":
-            if not is_modern or head.is_chunked or value.rstrip(b" \t").lower() != b"chunked":
+            if not is_modern or head.is_chunked or value.rstrip(_BLANKS).lower() != b"chunked":
                 raise BadHeadError("transfer-encoding may only be chunked, once, and in HTTP/1.1")
             head.is_chunked = True
         elif name == b"content-encoding":
             head.coding = f"{head.coding},{value.decode('latin-1')}" if head.coding else value.decode("latin-1")
         elif name == b"origin":
-            head.origin = value
+            head.origin = value.strip(_BLANKS)
         elif name == b"expect":
-            head.is_expecting = value.lower() == b"100-continue"
+            head.is_expecting = value.strip(_BLANKS).lower() == b"100-continue"
+    head.api_key = head.api_key or other_key or None
     if dropped:
         parts = [part for at in range(0, len(parts), 4) if parts[at] not in dropped for part in parts[at : at + 4]]
     head.forwarded = b"".join(parts)

@@ -43,6 +43,12 @@ async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
         started.close()
 
 
+@pytest.mark.parametrize("lines", ["x-api-key: t \r\n", "authorization: Bearer \r\napi-key: t\r\n"])
+async def test_its_credentials_are_read_as_on_the_other_port(program: GatewayProgram, lines: str) -> None:
+    sent = request(path="/admin/config", method="GET", headers=lines)
+    assert (await call(admin_ports(program)[0], sent)).status == 200
+
+
 async def at_many_workers(port: int, asked: bytes) -> list[Answer]:
     """Ask on many connections; that all reach one of two workers happens once in 2,048 times."""
     return await asyncio.gather(*(call(port, asked) for _ in range(12)))

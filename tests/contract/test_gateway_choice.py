@@ -62,6 +62,43 @@ async def test_a_session_has_one_home_in_every_gateway(
     assert any(seen.headers.get("x-session-id") == "s0" for engine in engines for seen in engine.seen)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Claude-Code-Session-Id",
+        "session-id",
+        "session_id",
+        "x-session-affinity",
+        "x-opencode-session",
+        "X-Session-Id",
+    ],
+)
+async def test_an_agent_names_its_session_in_a_header_of_its_own(
+    engines: list[ScriptedEngine], start_gateway: StartGateway, header: str
+) -> None:
+    gateway = await start_gateway(*engines)
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        for session in (f"s{at}" for at in range(6)):
+            home = await answered_by(gateway, session=session)
+            for blank in ("", " \t"):
+                sent = request({"model": "tiny", "user": "u"}, path=path, headers=f"{header}: {session}{blank}\r\n")
+                assert (await call(gateway.port, sent)).headers["x-specpilot-engine"] == home
+    assert rules(gateway) == {"session": 54}
+    assert sum(seen.headers.get(header.lower()) == "s0" for engine in engines for seen in engine.seen) >= 6
+
+
+async def test_the_gateways_own_session_header_comes_before_those_of_agents(
+    engines: list[ScriptedEngine], start_gateway: StartGateway
+) -> None:
+    gateway = await start_gateway(*engines)
+    for session in (f"s{at}" for at in range(12)):
+        home = await answered_by(gateway, session=session)
+        lines = [f"x-session-id: {session}\r\n", "session-id: other\r\n", "x-session-affinity: \r\n"]
+        for ordered in (lines, lines[::-1]):
+            answer = await call(gateway.port, request({"model": "tiny"}, headers="".join(ordered)))
+            assert answer.headers["x-specpilot-engine"] == home
+
+
 async def test_a_session_whose_home_dies_moves_and_the_others_stay(
     engines: list[ScriptedEngine], start_gateway: StartGateway
 ) -> None:

@@ -8,6 +8,7 @@ from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
 from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import GatewayError
+from specpilot.gateway.wire.heads import SESSION_HEADERS
 from specpilot.gateway.wire.routes import PROXIED, method_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,8 +65,8 @@ def test_headers() -> None:
     source = "".join(
         source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
     )
-    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-session-id|x-ratelimit-[a-z]+-(?:requests|tokens)"
-    named = set(re.findall(known, source))
+    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-ratelimit-[a-z]+-(?:requests|tokens)"
+    named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS)}
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
 
