@@ -302,7 +302,10 @@ class Relay:
             return
         self._context.metrics.count_upstream_error(reason.partition(":")[0])
         if self.delivery is not None and self.delivery.has_begun:
-            self._attempts.fail_stream(now)
+            if self.delivery.has_ended:
+                self._attempts.complete(self.delivery, now)
+            else:
+                self._attempts.fail_stream(now)
             self._reset_response(StreamBrokenError(f"the engine broke the response off ({reason})"))
             return
         self.delivery = None
@@ -320,10 +323,14 @@ class Relay:
         self._owner.finish()
 
     def _reset_response(self, error: GatewayError) -> None:
-        """End a response that has begun, with an error event if one can be added."""
-        assert self.delivery is not None
-        self.error = error.code
-        tail = self.delivery.reset(event_of(error, self._path))
+        """End a response that has begun, with an error event if one can be added and the stream lacks its end."""
+        delivery = self.delivery
+        assert delivery is not None
+        if not delivery.has_ended:
+            self.error = error.code
+        elif delivery.has_error:
+            self.error = "error_event"
+        tail = delivery.reset(event_of(error, self._path))
         if tail is not None:
             self._write(tail)
         self._owner.finish(is_reset=tail is None)

@@ -16,10 +16,8 @@ from typing import Final
 
 KEEP_ALIVE_NAMES: Final = rb"ping|keep-?alive|heartbeat"
 _NAMED: Final = re.compile(rb"^event: ?(?:" + KEEP_ALIVE_NAMES + rb")$", re.MULTILINE)
-_SAYS_NOTHING: Final = re.compile(
-    rb'data:?\s*(?:$|\{\s*"type"\s*:\s*"(?:' + KEEP_ALIVE_NAMES + rb')"[^{\[\r\n]*\}\s*$)'
-)
-_DATA: Final = re.compile(rb"^data(?::|$)", re.MULTILINE)
+_SAYS_NOTHING: Final = re.compile(rb'\s*(?:$|\{\s*"type"\s*:\s*"(?:' + KEEP_ALIVE_NAMES + rb')"[^{\[\r\n]*\}\s*$)')
+_DATA: Final = re.compile(rb"^data(?:: ?(.*))?$", re.MULTILINE)
 _BREAK: Final = re.compile(rb"\r?\n\r?\n")
 _LINE: Final = re.compile(rb"(?::[^\n]*)?\r?\n")
 _BLANK: Final = re.compile(rb"(?:\r?\n)+")
@@ -29,18 +27,30 @@ _LINE_OF_RETURNS: Final = re.compile(rb"(?::[^\r\n]*)?(?:\r\n?|\n)")
 _BLANK_OF_RETURNS: Final = re.compile(rb"[\r\n]+")
 
 
-def says_nothing(frame: bytes) -> bool:
-    """Whether `frame`, which begins with its data line, has no data, or only that of a keep-alive."""
-    return _SAYS_NOTHING.match(frame) is not None
+def data_of(frame: bytes) -> bytes | None:
+    """Return the data of a frame, its lines joined; `None` if it has none. Lines must end in LF alone.
+
+    Other fields may stand before the data, after it and between its lines.
+    """
+    lines = _DATA.findall(frame)
+    return b"\n".join(lines) if lines else None
+
+
+def says_nothing(data: bytes | None) -> bool:
+    """Whether a frame with `data` has none, or only that of a keep-alive."""
+    return data is None or _SAYS_NOTHING.match(data) is not None
 
 
 def keeps_alive(frame: bytes) -> bool:
     """Whether the whole frame is a keep-alive and nothing else."""
-    frame = frame.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    data = _DATA.search(frame)
-    if data is None:
-        return True
-    return _NAMED.search(frame, 0, data.start()) is not None or says_nothing(frame[data.start() :])
+    frame = with_line_feeds(frame)
+    data = data_of(frame)
+    return data is None or _NAMED.search(frame) is not None or says_nothing(data)
+
+
+def with_line_feeds(text: bytes) -> bytes:
+    """Return `text` with each line ended by LF alone."""
+    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 class KeepAlives:

@@ -21,7 +21,8 @@ Does no I/O and reads no clock: `now` is monotonic seconds.
   answers may use another framing than the one that began. An answer that is not an event stream can then only be sent
   as an error event.
 - When an engine's stream breaks, `reset` returns the bytes that can still be added: an error event, if this is an event
-  stream between two chunks. Otherwise it returns `None`: then the closed connection is the only sign for the client.
+  stream between two chunks; only the end, if the stream stated its end before. Otherwise it returns `None`: then the
+  closed connection is the only sign for the client.
 """
 
 from typing import Final
@@ -151,8 +152,15 @@ class Delivery:
         """Whether a body that has ended may count as complete: it is framed, or a stream with its end marker."""
         if not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap):
             return True
+        return self.has_ended or self._held is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a stream, of which no more will be read, stated its end: by its marker, last event or an error."""
+        if not isinstance(self._tap, SseTap):
+            return False
         self._tap.end()
-        return self._held is not None or self._tap.is_done
+        return self._tap.is_done or self._tap.has_error
 
     def feed(self, raw: bytes, payload: list[bytes], now: float) -> bytes:
         """Process a part of the body; return the bytes for the client."""
@@ -287,16 +295,16 @@ class Delivery:
         self._tap.finish(self.usage)
         if not isinstance(self._tap, SseTap) or (isinstance(self._framer, LengthFramer) and not self.is_committed):
             return None
-        if not self._tap.is_between_events:
+        if self.has_ended:  # an event behind the last one would be an error of a good answer, or a second error
+            event = b"" if self._filter is None else self._filter.rest()
+        elif not self._tap.is_between_events:
             event = b"\n\n" + event
         if self.is_committed:
             return self._last(event)
-        if not self._head.is_chunked:
-            return event
-        if not self._is_raw:
+        if not self._head.is_chunked or not self._is_raw:
             return event
         can_add = self._framer.is_between_chunks or (self._filter is not None and self._filter.is_reframing)
-        return b"%x\r\n%s\r\n%s" % (len(event), event, _LAST_CHUNK) if can_add else None
+        return self._last(event) if can_add else None
 
     def _client_bytes(self, raw: bytes, payload: list[bytes]) -> bytes:
         return raw if self._is_raw else b"".join(payload)

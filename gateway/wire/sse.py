@@ -20,7 +20,7 @@ more, and if its last `usage` is before that, `USAGE_BYTES` from there.
 import re
 from typing import Final
 
-from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, says_nothing
+from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, data_of, says_nothing, with_line_feeds
 from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
 from specpilot.gateway.wire.usage import USAGE, Usage, is_engines_fault, is_error, last_usage
 
@@ -34,14 +34,18 @@ FRAME_BYTES: Final = 65_536
 """Bytes of one event that are searched whole. Of a longer one only the end is kept."""
 
 _USUAL_DATA: Final = b'data: {"id"'
+_FAILED_NAMES: Final = rb"(error|response\.failed)"
+_OPENING_NAMES: Final = rb"response\.(?:created|queued|in_progress)|message_start"
+_LAST_NAMES: Final = rb"(message_stop|response\.(?:completed|incomplete)|transcript\.text\.done)"
 _NAME: Final = re.compile(
-    rb"^event: ?(?:(error|response\.failed)|(response\.(?:created|queued|in_progress)|message_start|"
-    + KEEP_ALIVE_NAMES
-    + rb")"
-    rb"|(message_stop|response\.(?:completed|incomplete)))$",
-    re.MULTILINE,
+    rb"^event: ?(?:%b|(%b|%b)|%b)$" % (_FAILED_NAMES, _OPENING_NAMES, KEEP_ALIVE_NAMES, _LAST_NAMES), re.MULTILINE
 )
-"""The names of events whose name matters: of OpenAI's Responses and of Anthropic's API."""
+"""The names of events whose name matters: of OpenAI's Responses and transcriptions, and of Anthropic's API."""
+
+_TYPE: Final = re.compile(
+    rb'data:[ \t]*\{[ \t]*"type"[ \t]*:[ \t]*"(?:%b|(%b)|%b)"' % (_FAILED_NAMES, _OPENING_NAMES, _LAST_NAMES)
+)
+"""The same names in the data of an event without one: its first member, as these APIs send it."""
 
 _RETURN: Final = ord("\r")
 """An octet, for `in`. For bytes, `in` first raises and clears a `TypeError`: 2,000 instructions for each event."""
@@ -49,6 +53,8 @@ _FAILED: Final = 1
 _OPENING: Final = 2
 _END: Final = 3
 _NAME_BYTES: Final = 64
+"""Bytes of a frame's name, and of the beginning of its data, that are kept of a long frame."""
+
 _UNKNOWN_BYTES: Final = 1 << 60
 
 
@@ -129,25 +135,34 @@ class SseTap:
         if self._ends_in_return and data.startswith(b"\n"):
             data = data[1:]  # of the line that has ended already
         self._ends_in_return = data.endswith(b"\r")
-        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return with_line_feeds(data)
 
-    def _frame(self, frame: bytes) -> None:  # noqa: C901 - one branch a kind of frame
+    def _frame(self, frame: bytes) -> None:  # noqa: C901, PLR0912 - one branch a kind of frame
         is_failed, is_text = False, True
-        if not frame.startswith(b"data:"):
-            # A blank line, a comment or another field is first: search for a line of data.
-            at = frame.find(b"\ndata:") + 1
-            if at == 0:
-                return
-            name = _NAME.search(frame, 0, at)
-            is_text = frame.find(b"event:", 0, at) < 0 or frame.find(b"delta", 0, at) >= 0
+        if not frame.startswith(_USUAL_DATA):  # no event of an API with names begins like this
+            at = 0
+            if not frame.startswith(b"data:"):
+                # A blank line, a comment or another field is first: search for a line of data.
+                at = frame.find(b"\ndata:") + 1
+                if at == 0:
+                    return
+            if frame.find(b"event:", 0, at) >= 0:
+                name = _NAME.search(frame, 0, at)
+                is_text = frame.find(b"delta", 0, at) >= 0
+            elif (behind := frame.find(b"\nevent:", at) + 1) > 0:
+                name = _NAME.search(frame, behind)
+                is_text = frame.find(b"delta", behind) >= 0
+            else:
+                name = _TYPE.match(frame, at)
             is_failed = name is not None and self._is_error(name.lastindex)
             frame = frame[at:]
-        mark = frame[5:12]
-        if mark == b" [DONE]" or mark.startswith(b"[DONE]"):
-            self.is_done = True
-            return
-        if self.deltas == self.openings and says_nothing(frame):
-            return
+            mark = frame[5:12]
+            if mark == b" [DONE]" or mark.startswith(b"[DONE]"):
+                self.is_done = True
+                return
+            if self.deltas == self.openings and says_nothing(data_of(frame)):
+                return
+            is_failed = is_failed or is_error(frame.partition(b"\n")[0])
         self.deltas += 1
         if is_text:
             size = len(frame)
@@ -159,7 +174,7 @@ class SseTap:
             self.usage_frames += 1
             if USAGE.search(frame) is not None:
                 self._usage_frame = frame
-        if is_failed or (not frame.startswith(_USUAL_DATA) and is_error(frame.partition(b"\n")[0])):
+        if is_failed:
             self.has_error = True
             if is_engines_fault(frame):
                 self.has_failed = True
@@ -183,14 +198,14 @@ class SseTap:
         """The stream has ended: put its own numbers into `usage`."""
         self.end()
         frame = self._usage_frame
-        if frame and not usage.read_document(frame[5:].split(b"\n", 1)[0]):
+        if frame and not usage.read_document(data_of(frame) or b""):
             usage.read(frame[max(0, last_usage(frame)) :])  # echoed text is before it
 
 
 def _shortened(frame: bytes) -> bytes:
     """Return a frame's name, the beginning of its data, and its end, joined so that no frame border arises."""
     at = 0 if frame.startswith(b"data:") else frame.find(b"\ndata:") + 1
-    start = frame[at if at > _NAME_BYTES else 0 : at + 16] + b" "
+    start = frame[at if at > _NAME_BYTES else 0 : at + _NAME_BYTES] + b" "
     return start + frame[len(start) - FRAME_BYTES :]
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import orjson
 
 from specpilot.gateway.wire.framing import Framer
+from specpilot.gateway.wire.keep_alive import data_of, with_line_feeds
 
 HELD_BYTES: Final = 65_536
 """Bytes of an incomplete event that are held back. A longer one is no usage event."""
@@ -83,10 +84,10 @@ def _without_usage(text: bytes) -> bytes:
 
 
 def _is_usage(frame: bytes) -> bool:
-    if frame.find(_WORD) < 0 or not frame.startswith(b"data:"):
+    if frame.find(_WORD) < 0:
         return False
     try:
-        document = orjson.loads(frame[5:])
+        document = orjson.loads(data_of(with_line_feeds(frame)) or b"")
     except orjson.JSONDecodeError:
         return False
     return type(document) is dict and not document.get("choices", True) and type(document.get("usage")) is dict

@@ -5,9 +5,21 @@ from itertools import product
 
 import pytest
 
+from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, call, request
 from tests.support.gateway_server import GatewayThread, eventually
-from tests.support.scripted_engine import CLOSE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, usage_event
+from tests.support.scripted_engine import (
+    CLOSE,
+    HANG,
+    LAST_CHUNK,
+    RESET,
+    SSE_HEAD,
+    Act,
+    ScriptedEngine,
+    chunk,
+    event,
+    usage_event,
+)
 from tests.support.stream_events import OPEN_HEAD
 
 ENDS = [
@@ -16,6 +28,18 @@ ENDS = [
     ("/v1/chat/completions", b": comment\ndata: [DONE]"),
     ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}'),
     ("/v1/responses", b'event: response.completed\ndata: {"type":"response.completed","response":{}}'),
+    ("/v1/responses", b'event: response.incomplete\ndata: {"type":"response.incomplete","response":{}}'),
+    ("/v1/responses", b'data: {"type":"response.completed","response":{}}\nevent: response.completed'),
+    ("/v1/responses", b'data: {"type":"response.completed","response":{}}'),
+]
+FAILED = [
+    ("/v1/responses", b'event: response.failed\ndata: {"response":{"error":{}},"type":"response.failed"}'),
+    ("/v1/responses", b'data: {"type":"response.failed","response":{"error":{}}}'),
+    ("/v1/responses", b'event: error\ndata: {"type":"error","message":"x"}'),
+    ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}'),
+    ("/v1/messages", b'data: {"type":"error","error":{"type":"api_error","message":"x"}}\nevent: error'),
+    ("/v1/chat/completions", b'data: {"error":{"message":"x"}}'),
+    ("/v1/completions", b'id: 1\ndata: {"error":{"message":"x"}}'),
 ]
 LINES = [b"", b"\n", b"\n\n", b"\r\n", b"\r\n\r\n", b"\n\n\n"]
 
@@ -25,6 +49,8 @@ async def test_a_stream_that_said_its_end_is_whole(
 ) -> None:
     [one] = gateway.context.fleet.engines.values()
     for (path, last), line, body in product(ENDS, LINES, (STREAM, ASKING)):
+        if not line and not last.endswith((b"}", b"]")):
+            continue  # its last line is not whole
         with subtests.test(path=path, last=last + line, asks=body is ASKING):
             first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
             engine.script = [OPEN_HEAD, first, last + line, CLOSE]
@@ -32,6 +58,40 @@ async def test_a_stream_that_said_its_end_is_whole(
             assert answer.body == first + last + line
             assert gateway.context.metrics.upstream_errors == {}
             assert one.outlier_detection.stream_failures == 0
+
+
+async def test_a_stream_that_said_that_it_failed_gets_no_second_error(
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
+) -> None:
+    for (path, last), line, body in product(FAILED, LINES, (STREAM, ASKING)):
+        if not line and not last.endswith((b"}", b"]")):
+            continue  # its last line is not whole
+        with subtests.test(path=path, last=last + line, asks=body is ASKING):
+            first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
+            engine.script = [OPEN_HEAD, first, last + line, CLOSE]
+            before = dict(gateway.context.metrics.upstream_errors)
+            answer = await call(gateway.port, request(body, path=path))
+            assert answer.body == first + last + line
+            count = before.get("error_event", 0) + 1
+            assert gateway.context.metrics.upstream_errors == {"error_event": count}
+
+
+@pytest.mark.parametrize("end", [CLOSE, RESET, HANG])
+async def test_a_stream_that_said_its_end_is_whole_however_its_connection_ends(
+    engine: ScriptedEngine, start_gateway: StartGateway, subtests: pytest.Subtests, end: Act
+) -> None:
+    gateway = await start_gateway(engine, idle_timeout_s=0.3)
+    [one] = gateway.context.fleet.engines.values()
+    for (path, last), is_chunked, body in product(ENDS + FAILED, (True, False), (STREAM, ASKING)):
+        with subtests.test(path=path, last=last, is_chunked=is_chunked, asks=body is ASKING):
+            frames = [event("a"), last + b"\n\n"]
+            sent = [SSE_HEAD, *map(chunk, frames)] if is_chunked else [OPEN_HEAD, *frames]
+            engine.script = [*sent, 0.05, end]
+            answer = await call(gateway.port, request(body, path=path))
+            assert (answer.body, answer.is_whole) == (b"".join(frames), True)
+            assert one.outlier_detection.stream_failures == 0 or (path, last) in FAILED
+            found = (gateway.log_lines() or [{}])[-1]
+            assert found.get("error") in (None, "error_event")
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,16 @@ ALIVE = [
     b"data:\n\n",
     b"data\n\n",
     b"dataset: 1\n\n",  # a field of another name is none
+    b"data: {}\nevent: ping\n\n",
+    b'data: {"type":"ping"}\nid: 7\n\n',
+    b"data:\nid: 7\nretry: 1\n\n",
 ]
 OPENING = [
     b'event: message_start\ndata: {"type":"message_start"}\n\n',
     b'event: response.created\ndata: {"type":"response.created","response":{"id":"ping"}}\n\n',
     b'id: 1\nevent: response.queued\ndata: {"type":"response.queued"}\n\n',
     b'data: {"type":"ping","content":{"a":1}}\n\n',
+    b"data:\nid: 7\ndata: a\n\n",
 ]
 
 

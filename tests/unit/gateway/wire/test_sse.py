@@ -262,6 +262,59 @@ def test_streams_without_a_marker_end_by_an_event(name: str) -> None:
     assert tap.deltas == 2
 
 
+LASTS = {
+    b"response.completed": False,
+    b"response.incomplete": False,
+    b"message_stop": False,
+    b"transcript.text.done": False,
+    b"response.failed": True,
+    b"error": True,
+}
+
+
+@pytest.mark.parametrize("name", LASTS)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'event: %s\ndata: {"type":"%s","x":{}}\n\n',
+        b'data: {"x":{}}\nevent: %s\n: %s\n\n',
+        b'id: 1\ndata: {"id":1}\nretry: 1\nevent: %s\n: %s\n\n',
+        b'id: 1\ndata: {"type":"%s","x":"%s"}\n\n',
+        b'data:{ "type" : "%s","x":"%s"}\nid: 1\n\n',
+    ],
+)
+def test_the_last_event_of_any_api_is_known_by_its_name_or_type(frame: bytes, name: bytes) -> None:
+    for end in (b"\n", b"\r\n", b"\r"):
+        tap = SseTap()
+        tap.feed((event("a") + frame % (name, name)).replace(b"\n", end))
+        assert (tap.is_done or tap.has_error, tap.has_error) == (True, LASTS[name])
+        assert tap.deltas == 2
+
+
+def test_a_long_last_event_without_a_name_is_known_by_its_type() -> None:
+    frame = b'data: {"type":"response.completed","response":{"output":"%s"}}\n\n' % (b"x" * 3 * FRAME_BYTES)
+    tap = SseTap()
+    read(tap, event("a"), *pieces(frame, list(range(0, 3 * FRAME_BYTES, 16_000))))
+    assert tap.is_done
+
+
+def test_text_in_data_names_no_event() -> None:
+    tap = SseTap()
+    for frame in (
+        b'data: {"x":"event: error"}\n\n',
+        b'data: {"x":{"type":"error"}}\n\n',
+        b": event: error\ndata: {}\n\n",
+    ):
+        tap.feed(frame)
+    assert (tap.has_error, tap.is_done, tap.deltas) == (False, False, 3)
+
+
+def test_what_opens_a_stream_is_known_by_its_type_too() -> None:
+    tap = SseTap()
+    tap.feed(b'data: {"type":"response.created","response":{}}\n\ndata: {}\nevent: message_start\n\n')
+    assert tap.deltas == tap.openings == 2
+
+
 json_values = st.recursive(
     st.one_of(st.none(), st.integers(-9, 99), st.text(max_size=8), st.just("usage"), st.just('"usage":{')),
     lambda inner: st.one_of(

@@ -53,6 +53,37 @@ def test_usage_is_taken_out_beside_a_comment_with_other_line_ends(is_first: bool
     assert dechunked(filtered(stream, [])[0]) == event("a") + b": ping\r\n\r\n" + DONE
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"id: 7\n%s",
+        b"%s\nid: 7",
+        b"event: message\nretry: 5\n%s\n: comment",
+        b"\n: comment\n%s",
+        b"%s\ndata",
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("data", [b"data: ", b"data:"])
+def test_usage_is_taken_out_whatever_the_order_of_the_fields(frame: bytes, end: bytes, data: bytes) -> None:
+    usage = usage_event(7).rstrip(b"\n").replace(b"data: ", data)
+    for line in (usage, usage.replace(b',"usage"', b",\n" + data + b'"usage"')):
+        whole = (event("a") + frame % line + b"\n\n" + DONE).replace(b"\n", end)
+        for cut in range(len(whole)):
+            stream = chunk(whole[:cut]) + chunk(whole[cut:]) if cut else chunk(whole)
+            wanted = (event("a") + DONE).replace(b"\n", end)
+            assert dechunked(filtered(stream + LAST_CHUNK, [])[0]).replace(end * 3, end * 2) == wanted
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b'data: {"choices":[{}],"usage":{}}\nid: 7\n\n', b'id: 7\ndata: {"x":"\\"usage\\""}\n\n', b': "usage"\n\n'],
+)
+def test_no_other_event_is_taken_out(frame: bytes) -> None:
+    stream = chunk(event("a") + frame + DONE) + LAST_CHUNK
+    assert dechunked(filtered(stream, [])[0]) == event("a") + frame + DONE
+
+
 def test_what_has_no_usage_goes_on_as_it_came_at_once() -> None:
     stream = b"".join(map(chunk, EVENTS[:1] + EVENTS[2:])) + LAST_CHUNK
     assert filtered(stream, [])[0] == stream
