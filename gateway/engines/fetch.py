@@ -4,6 +4,7 @@ import asyncio
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
+from specpilot.gateway.wire.content_coding import plain_of
 from specpilot.gateway.wire.framing import Framer, ResponseHead
 
 _OK = 200
@@ -20,13 +21,14 @@ class _Answer:
         self.whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._limit_bytes = limit_bytes
         self._status = 0
+        self._coding = ""
         self._parts: list[bytes] = []
         self._size = 0
 
     def head(self, head: ResponseHead, framer: Framer) -> None:
-        """Keep the status."""
+        """Keep the status and the coding, which some proxies add unasked."""
         del framer
-        self._status = head.status
+        self._status, self._coding = head.status, head.coding
 
     def body(self, raw: bytes, payload: list[bytes]) -> None:
         """Keep part of the answer, up to the limit."""
@@ -42,7 +44,11 @@ class _Answer:
         if self._status != _OK:
             self._fail(f"status {self._status}")
         elif not self.whole.done():
-            self.whole.set_result(b"".join(self._parts))
+            plain = plain_of(b"".join(self._parts), self._coding, self._limit_bytes)
+            if plain is None:
+                self._fail(f"its Content-Encoding, {self._coding[:64]!r}, cannot be decoded")
+            else:
+                self.whole.set_result(plain)
 
     def reset(self, reason: str, *, is_stale: bool) -> None:
         """There will be no answer."""

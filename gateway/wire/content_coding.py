@@ -1,4 +1,4 @@
-"""Compressed request bodies (`Content-Encoding`): decoded piece by piece, within the limits on size. Pure.
+"""Compressed bodies (`Content-Encoding`): decoded piece by piece, within the limits on size. Pure.
 
 A body of some kilobytes may decode to gigabytes, to members without content, or to another bomb. So each step decodes
 at most `PIECE_BYTES` and yields, with or without content. The caller can stop at any step, count the bytes and serve
@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from specpilot.gateway.wire.errors import BodyTooLargeError, InvalidCodingError, UnsupportedCodingError
+from specpilot.gateway.wire.errors import BodyTooLargeError, GatewayError, InvalidCodingError, UnsupportedCodingError
 
 PIECE_BYTES: Final = 65_536
 """The largest number of bytes that one step decodes: 0.1 to 0.3 ms."""
@@ -61,6 +61,19 @@ def decoded(parts: Iterable[bytes], codings: tuple[str, ...], limit_bytes: int) 
         stage = _unzstd(parts) if name == "zstd" else _inflate(parts, is_gzip=name == "gzip")
         parts = _bounded(stage, name, limit_bytes)
     yield from parts
+
+
+def plain_of(body: bytes, coding: str, limit_bytes: int) -> bytes | None:
+    """Return a whole small `body` decoded, where `coding` is its header's value, empty if there is none.
+
+    `None` if it cannot be decoded, or not within `limit_bytes`.
+    """
+    if not coding or not body:
+        return body
+    try:
+        return b"".join(decoded((body,), codings_of(coding), limit_bytes))
+    except GatewayError:
+        return None
 
 
 def _bounded(pieces: Iterator[bytes], name: str, limit_bytes: int) -> Iterator[bytes]:

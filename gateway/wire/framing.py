@@ -27,6 +27,7 @@ LENGTH_DIGITS: Final = 15
 _ZERO: Final = ord("0")
 _NINE: Final = ord("9")
 
+_READ: Final = frozenset((b"content-length", b"transfer-encoding", b"connection", b"content-type", b"content-encoding"))
 _known: dict[bytes, tuple[bytes, bytes]] = {}
 """Parsed header lines, by their bytes."""
 _KNOWN_MAX: Final = 512
@@ -99,9 +100,10 @@ class ResponseHead:
     """Status and end-to-end headers (names in lower case) of a response, and the delimitation of its body.
 
     `length` is `None` when the body is chunked or ends with the connection. `headers` lacks the two length headers.
+    `coding` is the value of `Content-Encoding`, empty if the body is not coded.
     """
 
-    __slots__ = ("content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
+    __slots__ = ("coding", "content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
 
     def __init__(  # noqa: PLR0913 - independent properties of a head
         self,
@@ -112,7 +114,9 @@ class ResponseHead:
         is_chunked: bool,
         is_kept_alive: bool,
         content_type: bytes,
+        coding: str = "",
     ) -> None:
+        self.coding = coding
         self.status = status
         self.headers = headers
         self.length = length
@@ -129,7 +133,7 @@ class ResponseHead:
         return OpenFramer()
 
 
-def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
+def parse_head(text: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one branch a header
     """Return the parsed head; `text` runs from the status line to the last header's CRLF.
 
     Raises `FramingError` for anything that HTTP/1.1 does not allow, for both length headers at once and for a coding
@@ -143,6 +147,7 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
     stated: bytes | None = None
     is_chunked = False
     content_type = b""
+    coding = ""
     dropped: frozenset[bytes] = _PER_HOP
     headers: list[tuple[bytes, bytes]] = []
     for field in lines[1:]:
@@ -150,7 +155,9 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         if header is None:
             header = _read_field(field)
         name, value = header
-        if name == b"content-length":
+        if name not in _READ:  # one search, instead of a comparison with each
+            headers.append(header)
+        elif name == b"content-length":
             if stated is not None and stated != value:
                 raise FramingError("content-length is not one number")
             stated = value
@@ -165,8 +172,12 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         else:
             if name == b"content-type":
                 content_type = value.lower()
+            elif value.lower() != b"identity":
+                coding = f"{coding},{value.decode('latin-1')}" if coding else value.decode("latin-1")
             headers.append(header)
-    length = None if stated is None else _length(stated)
+    length = None if stated is None else decimal(stated)
+    if length is not None and length < 0:
+        raise FramingError("content-length is not one number")
     if is_chunked and length is not None:
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:
@@ -179,14 +190,8 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901 - one branch a header
         is_chunked=is_chunked,
         is_kept_alive=is_kept_alive,
         content_type=content_type,
+        coding=coding,
     )
-
-
-def _length(stated: bytes) -> int:
-    length = decimal(stated)
-    if length < 0:
-        raise FramingError("content-length is not one number")
-    return length
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:

@@ -14,8 +14,8 @@ Does no I/O and reads no clock: `now` is monotonic seconds.
 - Bytes of a body are passed on unchanged, chunk framing included. There are three exceptions: a client of HTTP/1.0 gets
   them without chunks, the usage event that the gateway requested is removed (`gateway.wire.usage_filter`), and a
   committed stream is framed anew.
-- Held errors are sent in the envelope of the route, unless they are in one already. An error that is too long to hold
-  is passed on.
+- Held errors are decoded and sent in the envelope of the route, unless they are in one already. An error that is too
+  long to hold, or cannot be decoded, is passed on. So is a compressed stream: its events cannot be read.
 - A keep-alive before the first content (`gateway.wire.keep_alive`) is sent at once. It commits the client to status 200
   and an event stream; another engine may still answer. From then on the body is framed anew, because the engine that
   answers may use another framing than the one that began. An answer that is not an event stream can then only be sent
@@ -27,6 +27,7 @@ Does no I/O and reads no clock: `now` is monotonic seconds.
 
 from typing import Final
 
+from specpilot.gateway.wire.content_coding import plain_of
 from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import Framer, LengthFramer, OpenFramer, ResponseHead
 from specpilot.gateway.wire.heads import client_head
@@ -91,7 +92,8 @@ class Delivery:
         self._header_lines = header_lines
         self._is_raw = is_modern or not head.is_chunked
         self._held: list[tuple[bytes, list[bytes]]] | None = [] if head.status >= _ERROR_BORDER else None
-        self._tap: SseTap | JsonTap = SseTap() if head.content_type.startswith(b"text/event-stream") else JsonTap()
+        is_stream = head.content_type.startswith(b"text/event-stream") and not head.coding
+        self._tap: SseTap | JsonTap = SseTap() if is_stream else JsonTap()
         self._filter: UsageFilter | None = None
         self._usage_frames = 0
         has_room = head.length is None or is_committed  # with a stated length no byte can be removed
@@ -150,9 +152,8 @@ class Delivery:
     @property
     def is_whole(self) -> bool:
         """Whether a body that has ended may count as complete: it is framed, or a stream with its end marker."""
-        if not isinstance(self._framer, OpenFramer) or not isinstance(self._tap, SseTap):
-            return True
-        return self.has_ended or self._held is not None
+        is_framed = not isinstance(self._framer, OpenFramer)
+        return is_framed or self._held is not None or not self.is_stream or self.has_ended
 
     @property
     def has_ended(self) -> bool:
@@ -281,7 +282,8 @@ class Delivery:
         if self._held is not None:
             body = b"".join(part for _, payload in self._held for part in payload)
             self.has_begun, self.first_at = True, now
-            return event_of_answer(self._head.status, body, self._path)
+            plain = plain_of(body, self._head.coding, ERROR_BODY_BYTES)
+            return event_of_answer(self._head.status, plain or b"", self._path)
         rest = b""
         if not self.has_begun and self._alive is not None:
             rest = self._filtered(self._alive.rest())
@@ -312,8 +314,7 @@ class Delivery:
     def _begin_response(self, now: float) -> bytes:
         self.has_begun = True
         self.first_at = now
-        head = self._head
-        lines = self._lines(is_chunked=head.is_chunked and self._is_raw, length=head.length)
+        lines = self._lines(is_chunked=self._head.is_chunked and self._is_raw, length=self._head.length)
         if not self._first:
             return lines
         first = b"".join(self._first)
@@ -338,12 +339,12 @@ class Delivery:
         header_lines = self._header_lines
         if head.status in _WANT_RETRY_AFTER and not any(name == b"retry-after" for name, _ in head.headers):
             header_lines += b"retry-after: 1\r\n"
-        wrapped = enveloped(head.status, body, self._path)
-        if wrapped is not None:
-            body = wrapped
-            headers = tuple(item for item in head.headers if item[0] not in (b"content-type", b"content-encoding"))
-            head = ResponseHead(
-                head.status, headers, length=None, is_chunked=False, is_kept_alive=True, content_type=b""
-            )
-            header_lines += b"content-type: application/json\r\n"
+        plain = plain_of(body, head.coding, ERROR_BODY_BYTES)
+        if plain is not None:  # else the client gets what it may be able to decode
+            wrapped = enveloped(head.status, plain, self._path)
+            body = plain if wrapped is None else wrapped
+            dropped = (b"content-encoding", b"" if wrapped is None else b"content-type")
+            head.headers = tuple(item for item in head.headers if item[0] not in dropped)
+            if wrapped is not None:
+                header_lines += b"content-type: application/json\r\n"
         return client_head(head, header_lines, is_chunked=False, length=len(body), keep_alive=self.keep_alive) + body

@@ -6,6 +6,7 @@ without `CLOSE` or `RESET`.
 """
 
 import asyncio
+import gzip
 import json
 import socket
 import ssl
@@ -132,6 +133,7 @@ class ScriptedEngine:
         self.connections = 0
         self.open: set[_Connection] = set()
         self.model_calls = 0
+        self.model_coding = ""  # the coding of its list of models: none, gzip, or another one by name only
         self.metrics: bytes | None = b""  # the page; `None`: a request for it is played as any other
         self.metrics_calls = 0
         self.port = 0
@@ -238,7 +240,9 @@ class _Connection(asyncio.Protocol):
                 {"id": name, "object": "model", "created": 1, "owned_by": "test", **self._engine.card}
                 for name in self._engine.models
             ]
-            self._transport.write(reply(json.dumps({"object": "list", "data": cards}).encode()))
+            body, coding = json.dumps({"object": "list", "data": cards}).encode(), self._engine.model_coding
+            extra = f"content-encoding: {coding}\r\n" if coding else ""
+            self._transport.write(reply(gzip.compress(body) if coding == "gzip" else body, extra=extra))
             self._next()
             return
         if line.startswith(b"GET /metrics ") and self._engine.metrics is not None:
