@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from specpilot.gateway.engines import dns, endpoint_slices
+from specpilot.gateway.engines import dns, endpoint_slices, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
@@ -86,6 +86,7 @@ def create_app(
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
         tls_context if towards_engines is None else lambda: towards_engines.context,
+        settings.tcp_keep_alive_s,
     )
     context = GatewayContext(
         fleet=fleet,
@@ -149,6 +150,7 @@ def create_app(
     if settings.admin_port is not None:
         bind = listen if worker is None else listen_together
         admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
+        tcp_keep_alive.probe(admin_listener, settings.tcp_keep_alive_s)
         certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, None)
         admin = AdminListener(create_routes(*pages), admin_listener, certificates)
         app.router.lifespan_context = partial(serving_with, admin, lifespan)
@@ -184,7 +186,9 @@ def create_server(
     )
     certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
     server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
-    return server, listen(settings.host, settings.port) if worker is None else worker.listener
+    listener = listen(settings.host, settings.port) if worker is None else worker.listener
+    tcp_keep_alive.probe(listener, settings.tcp_keep_alive_s)
+    return server, listener
 
 
 def run(settings: GatewaySettings, worker: Worker | None = None) -> None:

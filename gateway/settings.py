@@ -135,6 +135,13 @@ class GatewaySettings(ProgramSettings):
     engine_keep_alive_s: float = Field(
         4.0, ge=0, le=86_400, description="seconds an idle engine connection is kept; below the engine's own (vLLM: 5)"
     )
+    tcp_keep_alive_s: int = Field(
+        60,
+        ge=0,
+        le=32_767,
+        description="seconds of silence after which TCP asks clients and engines whether they are still there, and "
+        "between two such probes; 3 without an answer end the connection; 0: never",
+    )
     engine_counters_s: float = Field(
         0.2, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
     )

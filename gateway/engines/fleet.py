@@ -83,17 +83,19 @@ class Engine:
 class Fleet:
     """Every engine, and the engines of each model."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the properties of all connections to engines
         self,
         urls: Iterable[str],
         chooser: Chooser,
         engine_keep_alive_s: float,
         api_key: str | None,
         tls: Callable[[], ssl.SSLContext] = tls_context,
+        tcp_keep_alive_s: int = 0,
     ) -> None:
         """`urls` is the static list. `tls` returns the context of new connections to `https://` engines."""
         self._tls = tls
         self._keep_alive_s = engine_keep_alive_s
+        self._tcp_keep_alive_s = tcp_keep_alive_s
         self._api_key = api_key
         self._static = tuple(urls)
         self._resolved: dict[str, tuple[str, ...]] = {}
@@ -148,7 +150,8 @@ class Fleet:
                         line = "engine %s is left out, its URL %r cannot be used: let it register as http://HOST:PORT"
                         _log.error(line, engine_id, without_secrets(url))
                     continue
-                engine = Engine(engine_id, url, Pool(address, self._keep_alive_s), address, self._api_key)
+                pool = Pool(address, self._keep_alive_s, self._tcp_keep_alive_s)
+                engine = Engine(engine_id, url, pool, address, self._api_key)
                 self.engines[engine_id] = engine
             engine.is_draining = url in draining or (registration is not None and registration.draining)
             engine.is_stalled = registration is not None and registration.stalled

@@ -30,6 +30,7 @@ from functools import lru_cache
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
+from specpilot.gateway.engines import tcp_keep_alive
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.wire.framing import Framer, FramingError, OpenFramer, ResponseHead, parse_head
 
@@ -246,8 +247,9 @@ class EngineConnection:
 class Pool:
     """The idle connections to one engine."""
 
-    def __init__(self, address: Address, keep_alive_s: float) -> None:
+    def __init__(self, address: Address, keep_alive_s: float, tcp_keep_alive_s: int = 0) -> None:
         self._address = address
+        self._tcp_keep_alive_s = tcp_keep_alive_s
         self._keep_alive_s = keep_alive_s
         self._idle: list[EngineConnection] = []
         self._is_closed = False
@@ -259,7 +261,7 @@ class Pool:
         address = self._address
         connection = EngineConnection(self, self._epoch)
         try:
-            await asyncio.get_running_loop().create_connection(
+            transport, _ = await asyncio.get_running_loop().create_connection(
                 lambda: cast("asyncio.Protocol", connection),
                 address.host,
                 address.port,
@@ -272,6 +274,8 @@ class Pool:
             if error.errno in _OUT_OF_FILES:
                 raise OutOfFilesError(error.errno, error.strerror) from error
             raise
+        if not transport.is_closing():
+            tcp_keep_alive.probe(transport.get_extra_info("socket"), self._tcp_keep_alive_s)
         return connection
 
     def acquire(self, now: float) -> EngineConnection | None:
