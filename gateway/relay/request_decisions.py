@@ -169,10 +169,15 @@ def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[Reque
 
 
 def _default_model(context: GatewayContext, path: str, key: ApiKey | None) -> str:
-    """Return the model for a request that names none. Raises `InvalidFieldError` if it is not clear which."""
+    """Return the model for a request that names none.
+
+    Raises `InvalidFieldError` if it is not clear which, `EngineUnavailableError` while no engine is known.
+    """
     by_model = context.fleet.by_model
     cards = [card for card in context.cards(key) if path not in FORMS or card["id"] in by_model]
     model = meant(cards, context.snapshot.model_routes if path not in FORMS else {}, by_model.get)
+    if not by_model:
+        raise _no_model(context, "")
     if model is None:
         raise InvalidFieldError("model is missing; name one of those that GET /v1/models lists", param=MODEL)
     return model
