@@ -80,8 +80,8 @@ class SpeculationEndpoint:
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         if self._token:
-            authorization = request.headers.get("authorization", "")
-            if hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token.encode()):
                 return None
             return _error(401, "invalid_token", "send the engine's control token as 'Authorization: Bearer ...'")
         why = "this machine is not trusted either (SPECPILOT_ENGINE_TRUST_THIS_MACHINE)"

@@ -56,7 +56,10 @@ async def send(
     [
         ("secret", "10.0.0.7", "Bearer secret", 200),
         ("secret", "127.0.0.1", "Bearer secret", 200),
+        ("secret", "127.0.0.1", "bearer  secret\t ", 200),
         ("secret", "127.0.0.1", "Bearer wrong", 401),
+        ("secret", "127.0.0.1", "Bearer ", 401),
+        ("secret", "127.0.0.1", "Basic secret", 401),
         ("secret", "127.0.0.1", "secret", 401),
         ("secret", "127.0.0.1", None, 401),
         (None, "127.0.0.1", None, 200),
