@@ -163,6 +163,8 @@ def read_request_head(  # noqa: C901, PLR0912, PLR0915 - one branch a header
     for name, value in headers:
         if name not in _READ:
             parts += (name, b": ", value, b"\r\n")
+        elif name == b"accept-encoding":  # in nearly every request, and dropped: it need not pass all other branches
+            continue
         elif name == b"authorization":
             scheme, _, secret = value.partition(b" ")
             if scheme.lower() == b"bearer":

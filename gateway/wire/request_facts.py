@@ -184,9 +184,11 @@ def _max_tokens(path: str, body: dict[str, Any]) -> int | None:
     if path == INVOCATIONS and ("messages" not in body or "prompt" in body or "prompt_embeds" in body):
         names = _USUAL_LIMIT_FIELDS  # vLLM may read it as a completion
     for name in names:
-        value = read_int(body.get(name))
+        value = body.get(name)
         if value is not None:
-            return value
+            number = read_int(value)
+            if number is not None:
+                return number
     return None
 
 
