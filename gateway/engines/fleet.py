@@ -92,7 +92,10 @@ class Fleet:
         tls: Callable[[], ssl.SSLContext] = tls_context,
         tcp_keep_alive_s: int = 0,
     ) -> None:
-        """`urls` is the static list. `tls` returns the context of new connections to `https://` engines."""
+        """`urls` is the static list. `tls` returns the context of new connections to `https://` engines.
+
+        `tcp_keep_alive_s` is for `gateway.engines.tcp_keep_alive`.
+        """
         self._tls = tls
         self._keep_alive_s = engine_keep_alive_s
         self._tcp_keep_alive_s = tcp_keep_alive_s

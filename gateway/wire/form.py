@@ -1,8 +1,9 @@
 """A `multipart/form-data` body as it arrives: short fields are kept, files are skipped. Pure.
 
-The gateway needs only the fields; the bytes go to the engine unchanged. In a file only the end of its part is searched;
-the file is not stored a second time. `FormOutline.finish` returns the fields as a JSON object, so that a form is read
-by the same rules as any other body (`gateway.wire.request_facts.read_facts`).
+The gateway needs only the fields; the bytes go to the engine unchanged, except that a form without a model gets one
+(`FormOutline.model_edit`). In a file only the end of its part is searched; the file is not stored a second time.
+`FormOutline.finish` returns the fields as a JSON object, so that a form is read by the same rules as any other body
+(`gateway.wire.request_facts.read_facts`).
 
 | state | `_is_head` | `_is_over` | expects | next state |
 |---|---|---|---|---|
