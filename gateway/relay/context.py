@@ -206,7 +206,7 @@ class GatewayContext:
         """Return the entries of `/v1/models` for a client with `key`: every name that it may ask for."""
         cards = {str(card["id"]): card for card in self.fleet.cards()}
         for name, route in self.snapshot.model_routes.items():
-            if route.models(name) & self.fleet.by_model.keys():
+            if not route.models(name).isdisjoint(self.fleet.by_model):
                 cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
         return [cards[name] for name in sorted(cards) if key is None or key.may_use(name)]
 
