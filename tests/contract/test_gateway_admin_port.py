@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.gateway_workers import lines
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -37,7 +38,7 @@ async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
     started = GatewayProgram([*flags, "--engine-counters-s", "0.001"])
     try:
         await started.started()
-        await eventually(lambda: len(admin_ports(started)) == 2)
+        await eventually(lambda: len(admin_ports(started)) == 2 and len(lines(started, "serves")) == 2)
         yield started
     finally:
         started.close()
