@@ -23,10 +23,11 @@ drafts in any case, so its slots are not part of the cost of its first position.
 
 All widths and prefixes are evaluated together in about twenty numpy operations. Without latency bounds and lower bounds
 on K this number does not grow with the number of groups. The order of the positions depends on the total number of
-decodes, not on their distribution over the groups, so `Chooser` caches it.
+decodes, not on their distribution over the groups, so `Chooser` caches it. A thread beside that of the engine's steps
+evaluates a few widths at a time, and lets the other thread run in between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,10 @@ takes half the time of one that compares all seven widths."""
 MOST_POSITIONS = 100_000
 """Most positions in the orders that a chooser caches, 8 bytes each. An order of 24 groups and K_max 7 has 340 to
 1,200."""
+
+POSITIONS_AT_ONCE = 1_000
+"""Largest number of positions that are evaluated together by a thread beside that of the engine's steps: some tenths of
+a millisecond."""
 
 
 class Group(NamedTuple):
@@ -104,17 +109,37 @@ class Chooser:
         self._adds: Vector = adds.reshape(3, -1)
         self._orders: dict[tuple[int, int, int], Ints] = {}
 
-    def choose(self, decodes: Sequence[int], near_width: int | None = None) -> list[int]:
+    def choose(
+        self, decodes: Sequence[int], near_width: int | None = None, between: Callable[[], None] | None = None
+    ) -> list[int]:
         """Return K of each group; `decodes` are not all 0.
 
         With `near_width`, the candidates are the widths within `NEAR_WIDTHS` of it, and the smallest K for each group.
+        With `between`, some widths are evaluated at a time, and it is called between them.
         """
         if self._is_fixed:
             return list(self._low_k)
-        prices, n = self._prices, sum(decodes)
         count = np.array(decodes, dtype=np.float64)
-        lowest = self._lowest(n, count, decodes)
+        lowest = self._lowest(sum(decodes), count, decodes)
         narrow, wide = self._range(near_width, count)
+        best, drafted = lowest.score(self._objective), None
+        at_once = wide if between is None else max(1, POSITIONS_AT_ONCE // self._group_of.size)
+        for first in range(narrow, wide + 1, at_once):
+            score, groups = self._best(decodes, count, lowest, first, min(first + at_once - 1, wide))
+            if score > best:
+                best, drafted = score, groups
+            if between is not None:
+                between()
+        if drafted is None:
+            return list(self._low_k)
+        ks: list[int] = (self._low + np.bincount(drafted, minlength=len(count))).tolist()
+        return ks
+
+    def _best(
+        self, decodes: Sequence[int], count: Vector, lowest: "_Outcome", narrow: int, wide: int
+    ) -> tuple[float, Ints]:
+        """Return the best score of these widths, and the group of each position that it takes."""
+        prices, n = self._prices, sum(decodes)
         order = self._orders.get((n, narrow, wide))
         if order is None:
             if sum([cached.size for cached in self._orders.values()]) > MOST_POSITIONS:
@@ -139,12 +164,8 @@ class Chooser:
             score = np.where(seconds <= limits_s, score, -seconds / limits_s)
         score += self._penalty[chosen]
         at = int(score.argmax())
-        if score.flat[at] <= lowest.score(self._objective):
-            return list(self._low_k)
         row, last_taken = divmod(at, score.shape[1])
-        added = np.bincount(self._group_of[order[row, : last_taken + 1]], minlength=len(count))
-        ks: list[int] = (self._low + added).tolist()
-        return ks
+        return float(score.flat[at]), self._group_of[order[row, : last_taken + 1]]
 
     def _order(self, n: int, narrow: int, wide: int) -> Ints:
         """Return the positions of these widths by worth over cost, in a step of `n` decodes.

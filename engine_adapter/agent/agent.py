@@ -8,6 +8,7 @@
 import logging
 import os
 import threading
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +16,7 @@ from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import Learning
 from specpilot.engine_adapter.agent.link import EngineLink
+from specpilot.engine_adapter.agent.short_holds import ShortHolds
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy.bands import band_of
@@ -44,6 +46,7 @@ class Agent:
         calibration: Calibration | None,
         clock: Clock,
         learning: Learning,
+        between: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._exporter = exporter
@@ -51,6 +54,7 @@ class Agent:
         self._calibration = calibration
         self._clock = clock
         self._learning = learning
+        self._between = between
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -89,11 +93,12 @@ class Agent:
 
     def _export_once(self) -> None:
         """Export the counts and the running decodes, and pass the counts to the law."""
-        scheduler = self._scheduler
-        evidence = scheduler.meter.take_evidence()
-        self._exporter.add(evidence)
+        scheduler, between = self._scheduler, self._between
+        evidence = scheduler.meter.take_evidence(between)
+        self._exporter.add(evidence, between)
         now = self._clock.monotonic()
         self._learning.learn(evidence, now)
+        between()
         table = scheduler.control.table(now)
         running = scheduler.running_decodes
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
@@ -101,6 +106,7 @@ class Agent:
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
+        between()
         priors = scheduler.steps.priors
         self._exporter.show(
             running=decodes,
@@ -113,6 +119,7 @@ class Agent:
             age_s=scheduler.control.age_s(now),
         )
         self._exporter.show_law(scheduler.law.price_list, scheduler.law.decode_s)
+        between()
         self._exporter.write()
 
 
@@ -154,7 +161,14 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     # With data parallelism the requests of a calibration would reach other engines too.
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1
     calibration = Calibration(scheduler, settings.url, settings.calibrate_s) if is_alone else None
-    learning = Learning(scheduler, adapts=settings.adapt, probe_ratio=settings.probe_ratio, least_k=settings.least_k)
-    agent = Agent(scheduler, exporter, link, calibration, clock, learning)
+    between = ShortHolds()
+    learning = Learning(
+        scheduler,
+        adapts=settings.adapt,
+        probe_ratio=settings.probe_ratio,
+        least_k=settings.least_k,
+        between=between,
+    )
+    agent = Agent(scheduler, exporter, link, calibration, clock, learning, between)
     agent.start()
     return agent

@@ -9,6 +9,7 @@ is possible again. Then only the evidence is late.
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
@@ -84,13 +85,14 @@ class MetricsExporter:
             self._gauge(names.CONTEXT_TOKENS, "Mean length of a running request's sequence"),
         )
 
-    def add(self, evidence: Evidence) -> None:
-        """Add the counts of `evidence` to the counters."""
+    def add(self, evidence: Evidence, between: Callable[[], None] = lambda: None) -> None:
+        """Add the counts of `evidence` to the counters; `between` is called between two parts of the computation."""
         model = self._model
         with self._lock:
             for name, counter in self._counts.items():
                 for labels, count in getattr(evidence, name).items():
                     counter.add(count, model, *map(str, labels))
+                    between()
             for traffic_class, count in evidence.probes.items():
                 self._probes.add(count, model, traffic_class)
             for kind, sums in evidence.steps.items():

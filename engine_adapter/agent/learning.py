@@ -9,6 +9,7 @@ the engine's own flags. A change of requirements reaches the law with the next c
 next refresh.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Evidence
@@ -25,28 +26,41 @@ class Learning:
     """Passes evidence and requirements to the law of the engine of `scheduler`.
 
     With `adapts` the law also chooses K while no schedule is valid: at least `least_k`, with `probe_ratio` as the share
-    of time for probes.
+    of time for probes. `between` is called between two parts of a computation.
     """
 
-    def __init__(self, scheduler: Any, *, adapts: bool, probe_ratio: float, least_k: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        adapts: bool,
+        probe_ratio: float,
+        least_k: int = 0,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
         self._scheduler = scheduler
+        self._between = between
         self._adapts = adapts and scheduler.control.k_max > 0
         self._by_flags = Guidance(Objective.THROUGHPUT, {DEFAULT_CLASS: ClassGuidance(k_min=least_k)}, probe_ratio)
         self._guidance: Guidance | None = None
         self._fleet: FleetAcceptance | None = None
         self._refreshed_at = float("-inf")
+        self._refreshed_with: tuple[int, FleetAcceptance | None] = -1, None  # steps and fleet of the latest refresh
         scheduler.law.follow(self._by_flags)
 
     def learn(self, evidence: Evidence, now: float) -> None:
         """Learn from the counts since the last call; `now` is monotonic, in seconds."""
         scheduler, law = self._scheduler, self._scheduler.law
-        law.learn(scheduler.meter.take_steps(), evidence)
+        law.learn(scheduler.meter.take_steps(), evidence, self._between)
         if self._follow(now):
             self._replace_tables()  # at once: the table in force has the bounds of the former guidance
         if now - self._refreshed_at >= REFRESH_S:
             self._refreshed_at = now
-            law.refresh()
-            scheduler.planner.prices = law.probe_prices
+            known = law.cost.steps, self._fleet
+            if known != self._refreshed_with:
+                self._refreshed_with = known
+                law.refresh(self._between)
+                scheduler.planner.prices = law.probe_prices
             self._replace_tables()
 
     def _follow(self, now: float) -> bool:

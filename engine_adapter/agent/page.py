@@ -23,6 +23,7 @@ class Family:
         self._series: dict[tuple[str, ...], str] = {}
         self._values: dict[tuple[str, ...], float] = {}
         self._lines: dict[tuple[str, ...], str] = {}
+        self._text: str | None = ""  # of these lines, if they have not changed since
 
     def add(self, amount: float, *values: str) -> None:
         """Add `amount` to the series of these label values; a series that was never above 0 is not shown."""
@@ -35,17 +36,22 @@ class Family:
         if series is None:
             named = ",".join(f'{label}="{_escaped(text)}"' for label, text in zip(self._labels, values, strict=True))
             series = self._series[values] = f"{self._name}{{{named}}}"
+        if self._values.get(values) != value:
+            self._lines[values] = f"{series} {float(value)!r}\n"
+            self._text = None
         self._values[values] = value
-        self._lines[values] = f"{series} {float(value)!r}\n"
 
     def clear(self) -> None:
         """Remove all series: a gauge without a current value is not shown."""
         self._values.clear()
         self._lines.clear()
+        self._text = None
 
     def text(self) -> str:
         """Return the family's part of the page; empty without series."""
-        return self._head + "".join(self._lines.values()) if self._lines else ""
+        if self._text is None:
+            self._text = self._head + "".join(self._lines.values()) if self._lines else ""
+        return self._text
 
 
 def _escaped(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A step is counted as a whole (`commit`), under a lock that the exporting thread shares, so no reader sees half a step.
 Between two steps the processor's caches hold the model, so code that runs between steps waits for memory. `commit`
-therefore only notes a step, and some dozens are counted at once. `take_evidence` counts the rest first.
+therefore only notes a step, and some dozens are counted at once. `take_evidence` counts the rest, without the lock.
 
 Trials and accepts: a draft of K tokens, the first j of them accepted, is a trial at positions 1..min(j + 1, K) and an
 accept at 1..j. Positions past K or past the first rejection are censored and not counted, which makes the product-limit
@@ -15,6 +15,7 @@ every grammar would be overestimated.
 """
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
@@ -197,24 +198,32 @@ class Meter:
                 return
             self._noted.append(_Run(shape, outcome, seconds, context))
             if len(self._noted) >= _COUNTED_TOGETHER:
-                self._count()
+                _count(self._noted, self._evidence)
+                self._noted = []
 
-    def take_evidence(self) -> Evidence:
-        """Return the counts since the last call, and start from zero."""
+    def take_evidence(self, between: Callable[[], None] = lambda: None) -> Evidence:
+        """Return the counts since the last call, and start from zero.
+
+        `between` is called between two parts of the computation.
+        """
         with self._lock:
-            self._count()
             evidence, self._evidence = self._evidence, Evidence()
+            noted, self._noted = self._noted, []
+        _count(noted, evidence, between)
         return evidence
 
     def take_steps(self) -> list[tuple[StepShape, float, int]]:
         """Return the latest steps since the last call, one by one: shape, seconds, length of the sequences."""
         return [self._steps.popleft() for _ in range(len(self._steps))]
 
-    def _count(self) -> None:
-        drafts: Counter[Draft] = Counter()
-        for run in self._noted:
-            self._evidence.add(run)
-            drafts.update(run.outcome.drafts * run.steps)
-        for draft, count in drafts.items():
-            self._evidence.add_drafts(draft, count)
-        self._noted.clear()
+
+def _count(noted: Sequence[_Run], evidence: Evidence, between: Callable[[], None] = lambda: None) -> None:
+    """Add the steps and the drafts of the `noted` runs to `evidence`."""
+    drafts: Counter[Draft] = Counter()
+    for run in noted:
+        evidence.add(run)
+        drafts.update(run.outcome.drafts * run.steps)
+        between()
+    for draft, count in drafts.items():
+        evidence.add_drafts(draft, count)
+        between()

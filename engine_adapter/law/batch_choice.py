@@ -20,7 +20,7 @@ If one of these K is above 0, the step drafts. In such a step the other unprobed
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,14 +115,21 @@ class Choice(NamedTuple):
 
 
 def chosen(
-    estimates: Estimates, requirements: Requirements, counts: Counter[int], near_width: int | None = None
+    estimates: Estimates,
+    requirements: Requirements,
+    counts: Counter[int],
+    near_width: int | None = None,
+    between: Callable[[], None] | None = None,
 ) -> Choice:
-    """Choose K for each band of each requirement in `counts`; `near_width`: only near it, which takes less time."""
+    """Choose K for each band of each requirement in `counts`; `near_width`: only near it, which takes less time.
+
+    `between` is called between two parts of the computation.
+    """
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
     if unprobed > UNPROBED_RATIO * counts.total():
-        k_of = _k_of_each_alone(estimates, requirements, counts, near_width)
+        k_of = _k_of_each_alone(estimates, requirements, counts, near_width, between)
     else:
-        k_of = _k_of_batch(estimates, requirements, counts, near_width)
+        k_of = _k_of_batch(estimates, requirements, counts, near_width, between)
     if near_width is not None and not any(k_of[code] for code in counts):  # a smaller width may be worth its cost
         return chosen(estimates, requirements, counts)
     return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
@@ -180,24 +187,38 @@ def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
 
 
 def _k_of_batch(
-    estimates: Estimates, requirements: Requirements, counts: Counter[int], near_width: int | None
+    estimates: Estimates,
+    requirements: Requirements,
+    counts: Counter[int],
+    near_width: int | None,
+    between: Callable[[], None] | None,
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
     codes = _codes_of(counts)
     decodes = [counts[code] + counts[code | UNPROBED] for code in codes]
-    ks = estimates.chooser(requirements, codes).choose(decodes, near_width)
+    chooser = estimates.chooser(requirements, codes)
+    if between is not None:
+        between()
+    ks = chooser.choose(decodes, near_width, between)
     return {code | flag: k for flag in (0, UNPROBED) for code, k in zip(codes, ks, strict=True)}
 
 
 def _k_of_each_alone(
-    estimates: Estimates, requirements: Requirements, counts: Counter[int], near_width: int | None
+    estimates: Estimates,
+    requirements: Requirements,
+    counts: Counter[int],
+    near_width: int | None,
+    between: Callable[[], None] | None,
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
     codes = _codes_of(counts)
-    ks = estimates.chooser(requirements, codes).choose([counts[code | UNPROBED] for code in codes], near_width)
+    chooser = estimates.chooser(requirements, codes)
+    if between is not None:
+        between()
+    ks = chooser.choose([counts[code | UNPROBED] for code in codes], near_width, between)
     k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
     for code in counts.keys() - k_of.keys():
-        [k_of[code]] = estimates.chooser(requirements, (code,)).choose([counts.total()])
+        [k_of[code]] = estimates.chooser(requirements, (code,)).choose([counts.total()], None, between)
     return k_of
 
 

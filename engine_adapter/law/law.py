@@ -41,7 +41,7 @@ are enough. Until then a schedule's rows are in force, and the static K without 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -179,10 +179,13 @@ class EngineLaw:
 
     # The exporter's thread
 
-    def learn(self, steps: Iterable[Step], evidence: Evidence | None = None) -> None:
+    def learn(
+        self, steps: Iterable[Step], evidence: Evidence | None = None, between: Callable[[], None] = lambda: None
+    ) -> None:
         """Learn from steps that have ended, and from the counts of their drafts.
 
-        `evidence` is `None` for calibration steps, whose drafts are not traffic.
+        `evidence` is `None` for calibration steps, whose drafts are not traffic. `between` is called between two parts
+        of the computation.
         """
         ratio, tokens, context = self._extras
         for shape, seconds, length in steps:
@@ -196,6 +199,7 @@ class EngineLaw:
                 self._decodes += RECENT_SHARE * (shape.decodes - self._decodes)
                 if not shape.prefill:
                     context += RECENT_SHARE * (length / shape.decodes - context)
+            between()
         self._extras = StepExtras(ratio, tokens, context)
         if evidence is not None:
             self._has_traffic |= bool(evidence.drafts)
@@ -211,21 +215,26 @@ class EngineLaw:
         whole, without = (step_s(price_list.coefficients, features_of(each, 0, self._graphs)) for each in both)
         return max(0.0, whole - without) * price_list.slowdown
 
-    def refresh(self) -> None:
-        """Compute prices and acceptance from the evidence so far. Takes some milliseconds."""
+    def refresh(self, between: Callable[[], None] = lambda: None) -> None:
+        """Compute prices and acceptance from the evidence so far, and choose K anew, in about a millisecond.
+
+        `between` is called between two parts of the computation.
+        """
         if self.cost.steps < LEAST_STEPS:
             return
-        coefficients = self.cost.fit()
+        coefficients = self.cost.fit(between)
         if coefficients is None:
             return
         left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0
         self.price_list = price_list = PriceList(coefficients, self._extras, left_out_s, self.cost.slowdown)
+        between()
         prices = price_list.prices(self._most, self._graphs)
         self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)))
+        between()
         if self._has_traffic or self.acceptance.has_prior:
             estimates, latest = Estimates(self.acceptance.lengths(), prices, price_list.slowdown), self._latest
             if latest is not None and latest.groups and latest.requirements is self.requirements:
-                self._choice = chosen(estimates, latest.requirements, Counter(latest.groups))
+                self._choice = chosen(estimates, latest.requirements, Counter(latest.groups), None, between)
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:

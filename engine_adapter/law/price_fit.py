@@ -14,7 +14,9 @@ not chosen.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,8 @@ KNOWN_STEPS = 30
 """Steps that a cell must have before its steps change the slowdown factor."""
 
 CELLS = 400
-"""Largest number of cells. It bounds the time of a fit: some milliseconds, once a second, on the exporter's thread."""
+"""Largest number of cells, a multiple of `_BLOCK`. It bounds the time of a fit: 0.4 ms, once a second, on the
+exporter's thread."""
 
 SLOWDOWN_SHARE = 0.05
 """Share of a step's deviation that is added to the logarithm of the slowdown factor: a memory of 20 steps."""
@@ -53,6 +56,7 @@ these steps contain a pause, which is no cost of the step."""
 _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number
 of cells per doubling."""
+_CONTEXT = PARTS.index("context")
 _GRAPHS = PARTS.index("piecewise")
 """Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
@@ -67,14 +71,25 @@ _RIDGE_WEIGHT = {
 """The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
 _RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
 
+_BLOCK = 40
+"""Rows of the table that are multiplied at once. OpenBLAS uses threads of its own for products of more than 65,536
+multiplications, and for every product of a matrix with itself: in an engine's process these would spin on cores that
+others use."""
+_WIDTHS, _SPANS = np.diff(EDGES), [*pairwise(EDGES.tolist())]
+_TOKENS, _PRICES = len(PARTS), len(PARTS) + len(KNOTS)
+_EACH, _SLOPE = np.arange(_PRICES), np.arange(len(PARTS), _PRICES - 1)
+
 
 class _Cell:
-    """The mean step of a cell: its `features` (`features_of`), and `seconds` without the slowdown."""
+    """The mean step of a cell: its `features` (`features_of`), and `seconds` without the slowdown.
 
-    __slots__ = ("features", "seconds", "steps")
+    `place` is its row in the table of the fit.
+    """
 
-    def __init__(self, features: Sequence[float], seconds: float) -> None:
-        self.features, self.seconds, self.steps = list(features), seconds, 1
+    __slots__ = ("features", "place", "seconds", "steps")
+
+    def __init__(self, features: Sequence[float], seconds: float, place: int) -> None:
+        self.features, self.seconds, self.steps, self.place = list(features), seconds, 1, place
 
     def add(self, features: Sequence[float], seconds: float) -> None:
         """Add one step to the mean."""
@@ -90,6 +105,14 @@ class StepCost:
     def __init__(self, graphs: Graphs | None = None) -> None:
         self._graphs = graphs
         self._cells: dict[tuple[float, ...], _Cell] = {}
+        self._changed: dict[int, _Cell] = {}  # cells with steps since the last fit, by place
+        # Of each cell its amounts of the prices, its seconds, its steps and its tokens; a row without steps is unused
+        self._table = np.zeros((CELLS, _PRICES + 3))
+        self._table[:, _PRICES] = 1.0
+        self._prices = np.zeros(_PRICES)  # of the last fit
+        # Of the latest step; often the next one has the same
+        self._shape: StepShape | None = None
+        self._key, self._features = tuple[float, ...](), tuple[float, ...]()
         self._log_slowdown = 0.0
         self.steps = 0
 
@@ -100,10 +123,10 @@ class StepCost:
 
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
         """Add one step: its seconds, and its context, the total length of its requests' sequences."""
-        features = features_of(shape, context, self._graphs)
-        tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
-        n, slots, prefill, read = shape.decodes, shape.slots, shape.prefill, shape.read
-        key = (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
+        if shape != self._shape:
+            self._shape, self._features = shape, features_of(shape, 0, self._graphs)
+            self._key = _key(shape, self._features)
+        key, features = self._key, (*self._features[:_CONTEXT], context, *self._features[_CONTEXT + 1 :])
         seconds = max(seconds, 1e-6)
         self.steps += 1
         self._log_slowdown *= SLOWDOWN_DECAY
@@ -115,30 +138,52 @@ class StepCost:
                 self._cells[key] = cell
                 return
         seconds /= self.slowdown
-        if cell is None:
-            cell = _Cell(features, seconds)
-        else:
+        if cell is not None:
             cell.add(features, seconds)
+        elif len(self._cells) < CELLS:
+            cell = _Cell(features, seconds, len(self._cells))
+        else:
+            cell = _Cell(features, seconds, self._cells.pop(next(iter(self._cells))).place)
         self._cells[key] = cell  # at the end: the cell not visited for longest is dropped first
-        if len(self._cells) > CELLS:
-            del self._cells[next(iter(self._cells))]
+        self._changed[cell.place] = cell
 
-    def fit(self) -> Coefficients | None:
-        """Return the coefficients that fit the times of the cells best; `None` before the first step."""
+    def fit(self, between: Callable[[], None] = lambda: None) -> Coefficients | None:
+        """Return the coefficients that fit the times of the cells best; `None` before the first step.
+
+        `between` is called between two parts of the computation.
+        """
         if not self._cells:
             return None
-        cells = list(self._cells.values())
-        features = np.array([cell.features for cell in cells])
-        seconds, steps = np.array([(cell.seconds, cell.steps) for cell in cells]).T
-        tokens = features[:, -1:]
-        columns = np.hstack([features[:, :-1], np.clip(tokens - KNOTS, 0.0, np.diff(EDGES))])
-        size = np.sqrt(steps / (steps + _HALF_WEIGHT))
-        penalties = _penalties(columns, float(tokens.max()), float(np.average(seconds, weights=size)))
-        rows = np.vstack([columns * (size / seconds)[:, None], penalties])
-        target = np.concatenate([size, np.zeros(len(penalties))])
-        scale = np.linalg.norm(rows, axis=0)  # columns of one size: the solver's tolerance then suits each
-        prices = (nnls.solve(rows / scale, target) / scale).tolist()
+        if self._changed:
+            self._update_table()
+            between()
+            gram, projected = self._normal_equations()
+            scale = np.sqrt(gram.diagonal())  # columns of one size: the solver's tolerance then suits each
+            gram /= scale[:, None] * scale
+            self._prices = nnls.solve(gram, projected / scale, self._prices * scale, between) / scale
+        prices = self._prices.tolist()
         return Coefficients(tuple(prices[: len(PARTS)]), tuple(prices[len(PARTS) :]))
+
+    def _update_table(self) -> None:
+        """Write the cells that have changed since the last call to their rows of the table."""
+        changed, self._changed = self._changed, {}
+        rows = np.array([(*cell.features, cell.seconds, cell.steps) for cell in changed.values()])
+        parts, tokens = rows[:, :_TOKENS], rows[:, _TOKENS : _TOKENS + 1]
+        self._table[list(changed)] = np.hstack([
+            parts, np.clip(tokens - KNOTS, 0.0, _WIDTHS), rows[:, _TOKENS + 1 :], tokens
+        ])  # fmt: skip
+
+    def _normal_equations(self) -> tuple[Vector, Vector]:
+        """Return the matrix and the right side of the equations that the prices solve, penalties included."""
+        columns, (seconds, steps, tokens) = self._table[:, :_PRICES], self._table[:, _PRICES:].T
+        weight = steps / (steps + _HALF_WEIGHT)
+        blocks = (columns * (weight / seconds**2)[:, None]).reshape(-1, _BLOCK, _PRICES)
+        both = self._table[:, : _PRICES + 1].reshape(-1, _BLOCK, _PRICES + 1)  # a view
+        sums = (blocks.transpose(0, 2, 1) @ both).sum(axis=0)
+        gram, projected = sums[:, :-1].copy(), sums[:, -1]
+        size = np.sqrt(weight)
+        _add_penalties(gram, columns.max(axis=0), float(tokens.max()), float(seconds @ size / size.sum()))
+        return gram, projected
 
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
@@ -154,19 +199,34 @@ def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[
 
 def step_s(coefficients: Coefficients, features: Sequence[float]) -> float:
     """Return the seconds of a step with these features (`features_of`), prefill and catching up included."""
-    slopes = np.array(coefficients.slopes)
-    pass_s = np.clip(features[-1] - KNOTS, 0.0, np.diff(EDGES))
-    return float(np.dot(coefficients.parts, features[:-1]) + slopes @ pass_s)
+    seconds: float = sum(map(mul, coefficients.parts, features))
+    tokens = features[-1]
+    for slope, (begin, end) in zip(coefficients.slopes, _SPANS, strict=True):
+        if tokens <= begin:
+            break
+        seconds += slope * (min(tokens, end) - begin)
+    return seconds
 
 
-def _penalties(columns: Vector, most: float, typical_s: float) -> Vector:
-    """Return the rows of the penalties: differences of neighbouring slopes of g up to `most` tokens, then a ridge."""
-    at = np.arange(len(KNOTS) - 1)
-    widths = math.sqrt(_SMOOTHNESS) * np.minimum(np.diff(EDGES), most + 1.0)[:-1] / typical_s
-    smooth = np.zeros((len(at), columns.shape[1]))
-    smooth[at, len(PARTS) + at], smooth[at, len(PARTS) + at + 1] = widths, -widths
-    ridge = np.diag(math.sqrt(_RIDGE) * np.maximum(columns.max(axis=0), 1e-12) / typical_s * _RIDGE_WEIGHTS)
-    return np.vstack([smooth, ridge])
+def _add_penalties(gram: Vector, largest: Vector, most: float, typical_s: float) -> None:
+    """Add the penalties: differences of neighbouring slopes of g up to `most` tokens, and a ridge.
+
+    `largest` is the largest amount of each price in a step.
+    """
+    smooth = _SMOOTHNESS * (np.minimum(_WIDTHS[:-1], most + 1.0) / typical_s) ** 2
+    ridge = _RIDGE * (np.maximum(largest, 1e-12) / typical_s * _RIDGE_WEIGHTS) ** 2
+    gram[_EACH, _EACH] += ridge
+    gram[_SLOPE, _SLOPE] += smooth
+    gram[_SLOPE + 1, _SLOPE + 1] += smooth
+    gram[_SLOPE, _SLOPE + 1] -= smooth
+    gram[_SLOPE + 1, _SLOPE] -= smooth
+
+
+def _key(shape: StepShape, features: Sequence[float]) -> tuple[float, ...]:
+    """Return the cell of a step with these features."""
+    n, _, slots, prefill, read, _ = shape
+    tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
+    return (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
 
 
 def _octave(count: int) -> int:

@@ -145,14 +145,32 @@ def test_new_guidance_and_its_probes_come_into_force_together(monkeypatch: pytes
     found: list[tuple[Any, Any]] = []
     refresh = engine.law.refresh
 
-    def refreshing() -> None:
+    def refreshing(between: Any) -> None:
         found.append((engine.law.requirements.probe_depth, engine.control.table(4.0).probed))
-        refresh()
+        refresh(between)
 
     monkeypatch.setattr(engine.law, "refresh", refreshing)
     pinned = {"default": ClassGuidance(1.0, 0, 0)}
     rows = {"default": (KRange(1, 8, 2),)}
     guidance = Guidance(Objective.THROUGHPUT, pinned, 0.02)
     engine.control.offer(Schedule("m", "p", 2, 0.0, 10.0, 0.0, rows, guidance=guidance), 3.5)
+    engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
     learning.learn(engine.meter.take_evidence(), 4.0)
     assert found == [({"default": 0}, {})]
+
+
+def test_without_a_step_or_new_counts_of_the_fleet_nothing_is_computed_anew() -> None:
+    engine = scheduler()
+    learning = Learning(engine, adapts=True, probe_ratio=0.01)
+    run(engine, learning, 3.0)
+    priced = engine.law.price_list
+    learning.learn(engine.meter.take_evidence(), 10.0)
+    assert engine.law.price_list is priced
+    trials, accepts = ((200.0, 190.0),) * 8, ((190.0, 180.0),) * 8
+    engine.control.offer(replace(guided(1, 20.0), fleet=FleetAcceptance(trials, accepts)), 11.0)
+    learning.learn(engine.meter.take_evidence(), 12.0)
+    assert engine.law.price_list is not priced
+    priced = engine.law.price_list
+    engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
+    learning.learn(engine.meter.take_evidence(), 14.0)
+    assert engine.law.price_list is not priced
