@@ -18,6 +18,7 @@ little faster or slower than the next for its whole life; the report has the med
 - `lossless_mismatches`: replies that differ from those without speculation while K changes at random.
 
 With `--law-steps` it measures only what the law adds to a step of vLLM's scheduler (`bench.adapter.law_steps`).
+With `--law-share` it measures only what the law adds to the CPU time of a token (`bench.adapter.law_share`).
 """
 
 import json
@@ -33,7 +34,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.adapter import law_steps
+from specpilot.bench.adapter import law_share, law_steps
 from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
 from specpilot.bench.report.output import say
@@ -59,6 +60,9 @@ class AdapterBenchSettings(ProgramSettings):
     replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     law_steps: int = Field(
         default=0, ge=0, description="measure only the law's extra work, in so many steps of vLLM's scheduler, no model"
+    )
+    law_share: int = Field(
+        default=0, ge=0, description="measure only the law's share of the CPU time of a token, in so many rounds"
     )
 
 
@@ -116,6 +120,9 @@ def main(arguments: Sequence[str]) -> None:
     }
     plain: dict[str, Any] = {"model": str(settings.model)}
     adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
+    if settings.law_share:
+        law_share.measure(adapter, base, prompt_texts(settings.prompts, max(law_share.RUNNING)), settings.law_share)
+        return
     engines = {
         "no speculation": (plain, base),
         "no speculation, synchronous": (plain | {"async_scheduling": False}, base),

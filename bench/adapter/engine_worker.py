@@ -115,10 +115,12 @@ def main(options: dict[str, Any]) -> None:
     """The worker's end."""
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
 
+    from specpilot.bench.adapter import law_share  # noqa: PLC0415 - it has the parent's end too
+
     llm = LLM(
         dtype=options.pop("dtype", None) or number_format.fitting(),
         enforce_eager=True,
-        max_num_seqs=MAX_RUNNING,
+        max_num_seqs=options.pop("max_num_seqs", MAX_RUNNING),
         max_model_len=2 * LONGEST_REPLY,
         enable_prefix_caching=False,
         disable_log_stats=False,
@@ -141,6 +143,9 @@ def main(options: dict[str, Any]) -> None:
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
+        if job.get("law_share"):
+            _say(law_share.played(llm, job["prompts"], job["law_share"]))
+            continue
         if job.get("in_pieces"):
             _generate_in_pieces(llm, job["prompts"], sampling)
             continue

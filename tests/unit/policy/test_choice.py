@@ -91,6 +91,21 @@ def test_a_chooser_that_is_kept_chooses_as_a_new_one(objective: Objective) -> No
             assert found == choose(now, al, priced, objective, near)
 
 
+@pytest.mark.parametrize("positions", [1, 20, 1000])
+def test_a_choice_of_some_widths_at_a_time_is_the_same(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpilot.policy.choice.POSITIONS_AT_ONCE", positions)
+    draw = random.Random(5)
+    for _ in range(100):
+        groups, al, priced = drawn(draw, draw.choice((None, graphs(FULL))))
+        groups = [group._replace(itl_slo_s=draw.choice((0.0, 0.0, 8e-3))) for group in groups]
+        decodes, near = [group.decodes for group in groups], draw.choice((None, 1, K))
+        objective, parts = draw.choice([*Objective]), list[int]()
+        chooser = Chooser(groups, al, priced, objective)
+        found = chooser.choose(decodes, near, lambda parts=parts: parts.append(1))
+        assert found == choose(groups, al, priced, objective, near)
+        assert parts or all(group.low == group.high for group in groups)
+
+
 @pytest.mark.parametrize(
     "in_force", [None, graphs(lengths=(1, 2, 3, 5)), graphs(FULL)], ids=["none", "piecewise", "full"]
 )

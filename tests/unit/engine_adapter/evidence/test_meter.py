@@ -171,3 +171,19 @@ def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:
     assert evidence.trials == {(5, 1): 3, (5, 2): 3, (5, 3): 1}
     assert evidence.first_trials == {(5, 1): 2, (5, 2): 2}
     assert evidence.first_accepts == {(5, 1): 2, (5, 2): 1}
+
+
+def test_a_step_that_ends_while_the_evidence_is_taken_does_not_wait_and_counts_later() -> None:
+    meter, shape = Meter(), StepShape(1, 1, 7)
+    first, later = Draft("code", 2, 7, 3), Draft("code", 2, 5, 5)
+    meter.commit(shape, 0.01, 5, Outcome([first]))
+    parts: list[int] = []
+
+    def between() -> None:
+        if not parts:
+            meter.commit(shape, 0.01, 5, Outcome([later]))
+        parts.append(1)
+
+    taken = meter.take_evidence(between)
+    assert taken.drafts == {("code", 2, 7): 1}
+    assert meter.take_evidence().drafts == {("code", 2, 5): 1}

@@ -1,6 +1,10 @@
 """What the engine's law learns of step times."""
 
 import json
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +15,9 @@ from hypothesis import strategies as st
 from specpilot.bench.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from specpilot.bench.simulation.plant import Work
 from specpilot.engine_adapter.evidence.meter import StepShape
+from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
-from specpilot.policy.prices import Prices, StepExtras
+from specpilot.policy.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
 UPDATES, DEVICE = 6, 7
@@ -117,3 +122,88 @@ def test_the_grid_of_cells_rounds_down_by_less_than_a_fifth(count: int) -> None:
 
 def test_the_grid_bounds_the_number_of_cells() -> None:
     assert len({_rounded(count) for count in range(1, 4097)}) <= 45
+
+
+def drawn_steps(draw: random.Random, count: int) -> list[tuple[StepShape, float, int]]:
+    """Steps of an engine whose load changes, with noise."""
+    steps = []
+    for _ in range(count):
+        n, k = draw.choice((1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 120, 256)), draw.choice((0, 0, 1, 2, 3, 5, 7))
+        prefill, read = draw.choice((0, 0, 90, 500)), draw.choice((0, 0, 40, 300))
+        seconds = 4e-3 + 3e-5 * (n * (1 + k) + prefill) + (k > 0) * (2e-3 + 1e-5 * n * k) + 1e-6 * read
+        steps.append((StepShape(n, n * (1 + k), n * k, prefill, read), seconds * draw.uniform(0.9, 1.1), 300 * n))
+    return steps
+
+
+def equations(cost: StepCost) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and the target of the least squares that the module describes, from all cells of `cost`."""
+    cells = list(cost._cells.values())
+    parts, tokens = np.split(np.array([cell.features for cell in cells]), [len(PARTS)], axis=1)
+    columns = np.hstack([parts, np.clip(tokens - KNOTS, 0.0, np.diff(EDGES))])
+    seconds, steps = np.array([(cell.seconds, cell.steps) for cell in cells]).T
+    size = np.sqrt(steps / (steps + price_fit._HALF_WEIGHT))
+    typical_s = float(np.average(seconds, weights=size))
+    widths = np.sqrt(price_fit._SMOOTHNESS) * np.minimum(np.diff(EDGES), tokens.max() + 1.0) / typical_s
+    smooth = [
+        [width * ((at == slope) - (at == slope + 1)) for at in range(columns.shape[1])]
+        for slope, width in enumerate(widths[:-1], start=len(PARTS))
+    ]
+    largest = np.maximum(columns.max(axis=0), 1e-12) / typical_s
+    ridge = np.diag(np.sqrt(price_fit._RIDGE) * largest * price_fit._RIDGE_WEIGHTS)
+    rows = np.vstack([columns * (size / seconds)[:, None], smooth, ridge])
+    return rows, np.concatenate([size, np.zeros(len(rows) - len(size))])
+
+
+@pytest.mark.parametrize("most_cells", [40, price_fit.CELLS])
+def test_a_fit_is_the_least_squares_of_all_cells_however_many_fits_came_before(
+    most_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where new cells take the places of those that were dropped."""
+    monkeypatch.setattr(price_fit, "CELLS", most_cells)
+    draw, cost, at_once = random.Random(2), StepCost(), StepCost()
+    for _ in range(30):
+        for step in drawn_steps(draw, draw.choice((0, 3, 80))):
+            cost.note(*step)
+            at_once.note(*step)
+        cost.fit()
+    assert len(cost._cells) == 40 if most_cells == 40 else len(cost._cells) > 60
+    found, other = cost.fit(), at_once.fit()
+    assert found is not None
+    assert other is not None
+    rows, target = equations(cost)
+    scale = np.linalg.norm(rows, axis=0)
+    prices = np.array(found.parts + found.slopes) * scale
+    gradient = (rows / scale).T @ ((rows / scale) @ prices - target)
+    assert (prices >= 0).all()
+    assert (gradient >= -1e-6).all()
+    np.testing.assert_allclose(gradient[prices > 0], 0, atol=1e-6)
+    np.testing.assert_allclose(prices, np.array(other.parts + other.slopes) * scale, atol=1e-6)
+
+
+FITS = """
+import random, time
+from specpilot.engine_adapter.law.price_fit import CELLS, StepCost
+from tests.unit.engine_adapter.law.test_price_fit import drawn_steps
+
+draw, cost = random.Random(2), StepCost()
+own = others = 0.0
+for step in drawn_steps(draw, 6000):
+    cost.note(*step)
+for _ in range(60):
+    for step in drawn_steps(draw, 80):
+        cost.note(*step)
+    process, thread = time.process_time(), time.thread_time()
+    cost.fit()
+    thread = time.thread_time() - thread
+    own += thread
+    others += time.process_time() - process - thread
+assert len(cost._cells) == CELLS
+print(others / own)
+"""
+
+
+def test_a_fit_uses_no_threads_of_blas() -> None:
+    """They would spin on all cores of the engine's process. The time is that of the processor."""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "16"}
+    ran = subprocess.run([sys.executable, "-c", FITS], capture_output=True, text=True, env=environment, check=True)
+    assert float(ran.stdout) < 0.1
