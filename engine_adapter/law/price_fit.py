@@ -72,9 +72,8 @@ _RIDGE_WEIGHT = {
 _RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
 
 _BLOCK = 40
-"""Rows of the table that are multiplied at once. OpenBLAS uses threads of its own for products of more than 65,536
-multiplications, and for every product of a matrix with itself: in an engine's process these would spin on cores that
-others use."""
+"""Rows of the table that are multiplied at once. OpenBLAS multiplies larger matrices in threads of its own, which spin
+on cores that others use. With 400 cells it did (OpenBLAS 0.3.30, two cores): 26 ms of CPU time a fit instead of 0.4."""
 _WIDTHS, _SPANS = np.diff(EDGES), [*pairwise(EDGES.tolist())]
 _TOKENS, _PRICES = len(PARTS), len(PARTS) + len(KNOTS)
 _EACH, _SLOPE = np.arange(_PRICES), np.arange(len(PARTS), _PRICES - 1)
