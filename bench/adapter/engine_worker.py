@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specpilot.bench.adapter import law_pieces
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
 from specpilot.engine_adapter import number_format
 
@@ -115,8 +116,6 @@ def main(options: dict[str, Any]) -> None:
     """The worker's end."""
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
 
-    from specpilot.bench.adapter import law_share  # noqa: PLC0415 - it has the parent's end too
-
     llm = LLM(
         dtype=options.pop("dtype", None) or number_format.fitting(),
         enforce_eager=True,
@@ -144,7 +143,7 @@ def main(options: dict[str, Any]) -> None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
         if job.get("law_share"):
-            _say(law_share.played(llm, job["prompts"], job["law_share"]))
+            _say(law_pieces.played(llm, job["prompts"], job["law_share"]))
             continue
         if job.get("in_pieces"):
             _generate_in_pieces(llm, job["prompts"], sampling)

@@ -1,37 +1,18 @@
 """`specpilot bench adapter --law-share N`: what the engine's law adds to the CPU time of a token at K = 0.
 
-One real engine with the adapter on one core. In `N` rounds a piece of `PIECE_S` CPU seconds runs with K chosen by the
-law, and one with K set by a table, as in mode `off`, in random order; a figure is the ratio of the two. K is 0 in both,
-without probes, so only the law's own work differs. The law knows the steps of a calibration, with made-up times, and
-its drafts are never accepted. An engine in mode `off` learns and exports too, so the second figure is the share of the
-adapter's thread in the CPU time of the pieces in which the law chooses.
-
-The exports and the fits of this thread follow the process's CPU time instead of the clock. Otherwise an engine that
-shares its cores would seem to spend more on them. Each piece has four exports and one fit.
+The engine's end, and what is measured, is `bench.adapter.law_pieces`.
 """
 
 import json
-import random
 import statistics
 import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specpilot.bench.adapter.engine_worker import EngineWorker
 from specpilot.bench.report.output import say
-from specpilot.engine_adapter.agent.agent import EXPORT_S
-from specpilot.engine_adapter.agent.calibration import STEPS, loads, settings
-from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.plan.speculation_control import static_table
-from specpilot.policy.bands import BANDS
-from specpilot.policy.schedule import FleetAcceptance
 
 RUNNING = (1, 8, 32, 256)
-PIECE_S = 1.0
-REPLY_TOKENS = (100, 500)
-"""Shortest and longest reply; another one takes its place."""
 
 
 def measure(options: Mapping[str, Any], environment: Mapping[str, str], texts: Sequence[str], rounds: int) -> None:
@@ -48,140 +29,15 @@ def measure(options: Mapping[str, Any], environment: Mapping[str, str], texts: S
         worker = EngineWorker("adapter", {**options, "max_num_seqs": max(RUNNING)}, {**environment, **adapting})
         try:
             for running in RUNNING:
-                taken = worker.run(texts[:running], 1, law_share=rounds)
-                ratios = [mine / its for mine, its in zip(taken["adapting"], taken["off"], strict=True)]
+                series = worker.run(texts[:running], 1, law_share=rounds)
+                ratios = [by_law / by_table for by_law, by_table in zip(series["adapting"], series["off"], strict=True)]
                 low, median, high = statistics.quantiles(ratios, method="inclusive")
-                share = statistics.median(taken["thread"])
+                share = statistics.median(series["thread"])
                 say(
                     f"{running:3d} running, CPU of a token, adapting over off: median {median:.3f}   half {low:.3f} to "
-                    f"{high:.3f}   {1e6 * statistics.median(taken['off']):.0f} us; the adapter's thread {share:.2%}"
+                    f"{high:.3f}   {1e6 * statistics.median(series['off']):.0f} us; the adapter's thread {share:.2%}"
                 )
                 figures |= {f"adapting_over_off_{running}": round(median, 3), f"thread_{running}": round(share, 4)}
         finally:
             worker.close()
     say(json.dumps(figures))
-
-
-def played(llm: Any, texts: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """The worker's end, with `len(texts)` requests at all times.
-
-    Returns by round the CPU seconds of a token, `adapting` and `off`, and the share of the adapter's `thread`.
-    """
-    scheduler, rng = llm.llm_engine.engine_core.engine_core.scheduler, random.Random(0)  # noqa: S311 - reproducible
-    taken: dict[str, list[float]] = {"adapting": [], "off": [], "thread": []}
-    traffic, exporter = _Traffic(llm.llm_engine, texts, rng), _Exporter(scheduler)
-    _know_steps(scheduler)
-    for number in range(rounds + 1):
-        for arm in rng.sample(("adapting", "off"), 2):
-            exporter.begin(adapts=arm == "adapting")
-            tokens, began = 0, time.process_time()
-            while (passed := time.process_time() - began) < PIECE_S:
-                tokens += traffic.step()
-                exporter.tick()
-            if number:  # the first round warms up
-                taken[arm].append(passed / tokens)
-                if arm == "adapting":
-                    taken["thread"].append(exporter.thread_s / passed)
-    if any(state.k for state in scheduler.steps.decoding) or not scheduler.law.steps:
-        raise RuntimeError("the law did not choose K = 0")
-    exporter.close()
-    traffic.end()
-    return taken
-
-
-class _Traffic:
-    """Requests of `texts`, each replaced when it ends."""
-
-    def __init__(self, engine: Any, texts: Sequence[str], rng: random.Random) -> None:
-        self._engine, self._texts, self._rng = engine, texts, rng
-        self._begun = 0
-        self._tokens: dict[str, int] = {}  # delivered so far, by request
-        for _ in texts:
-            self._begin()
-
-    def _begin(self) -> None:
-        from vllm import SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
-
-        name, text = f"share-{self._begun}", self._texts[self._begun % len(self._texts)]
-        sampling = SamplingParams(temperature=0.0, max_tokens=self._rng.randint(*REPLY_TOKENS), ignore_eos=True)
-        self._engine.add_request(name, text, sampling)
-        self._tokens[name], self._begun = 0, self._begun + 1
-
-    def step(self) -> int:
-        """Run a step; return the tokens that it delivered."""
-        delivered = 0
-        for output in self._engine.step():
-            tokens = len(output.outputs[0].token_ids)
-            delivered += tokens - self._tokens[output.request_id]
-            self._tokens[output.request_id] = tokens
-            if output.finished:
-                del self._tokens[output.request_id]
-                self._begin()
-        return delivered
-
-    def end(self) -> None:
-        """End all requests."""
-        self._engine.abort_request([*self._tokens])
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-
-
-def _know_steps(scheduler: Any) -> None:
-    """Let the law learn the steps of a calibration, with made-up times, and that no draft is accepted."""
-    k_max, law = scheduler.control.k_max, scheduler.law
-    for n in loads(scheduler.control.max_running):
-        for k, others in settings(n, k_max):
-            drafted = (n - n // 2) * k + n // 2 * others
-            shape = StepShape(n, n + drafted, n * max(k, others), is_uniform=k == others)
-            seconds = 0.004 + 3e-5 * shape.verified + (0.002 + 1e-5 * shape.slots) * (shape.slots > 0)
-            law.learn([(shape, seconds, 100 * n)] * STEPS)
-    law.acceptance.begin_with(FleetAcceptance(((200.0,) * k_max,) * BANDS, ((0.0,) * k_max,) * BANDS))
-
-
-class _Exporter:
-    """Runs the exports of the agent of `scheduler` in a thread, once in `EXPORT_S` seconds of CPU time."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._agent = scheduler._agent  # noqa: SLF001 - its thread is replaced
-        self._agent.stop()
-        self._began_at = time.monotonic()
-        self._agent._clock = self  # noqa: SLF001
-        self._due = threading.Semaphore(0)
-        self._next_at = time.process_time()
-        self._is_closed = False
-        self.thread_s = 0.0  # of the thread's CPU time since `begin`
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def monotonic(self) -> float:
-        """Return the time of the exports: from the start on the CPU time has passed."""
-        return self._began_at + time.process_time()
-
-    def begin(self, *, adapts: bool) -> None:
-        """Begin a piece in which the law chooses K, or a table has it."""
-        control = self._scheduler.control
-        control.__dict__.pop("table", None)
-        if not adapts:
-            table = static_table(0)
-            control.table = lambda _: table
-        self._agent._learning._refreshed_at = float("-inf")  # noqa: SLF001 - the first export of each piece refreshes
-        self.thread_s, self._next_at = 0.0, time.process_time() + EXPORT_S / 2
-
-    def tick(self) -> None:
-        """Let the thread export if it is due."""
-        if time.process_time() >= self._next_at:
-            self._next_at += EXPORT_S
-            self._due.release()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._is_closed = True
-        self._due.release()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self._due.acquire() and not self._is_closed:
-            began = time.thread_time()
-            self._agent._export_once()  # noqa: SLF001
-            self.thread_s += time.thread_time() - began
