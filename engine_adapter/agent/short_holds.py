@@ -9,7 +9,7 @@ import time
 
 HOLD_S = 0.0001
 """Seconds of computation after which the next call sleeps. A hold is longer by the part that ends it: up to 0.4 ms, in
-the choice of K. With 0.0002 the longest holds are 0.1 ms longer."""
+the choice of K."""
 
 SLEEP_S = 0.0002
 """Seconds in which a thread that waits for the lock can take it. A thread wakes within 0.1 ms on an idle core."""
