@@ -58,8 +58,9 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
-# Two processes, each with whole files, or groups of files that share one system. The longest come first.
-PYTEST = $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+# Three processes for two cores, as many tests wait for others. Each has whole files, or groups of files that share one
+# system; the longest come first.
+PYTEST = $(BIN)/pytest -q -n 3 --dist loadgroup --no-loadscope-reorder
 LONGEST_FIRST = tests/e2e tests/closed_loop tests/integration tests/contract tests/unit tests/fuzz
 
 test: lint  ## Lint, and the tests that find nearly all faults: 15 minutes on two cores
