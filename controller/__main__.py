@@ -31,9 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         logging.basicConfig(level=settings.log_level.upper(), format=line, stream=sys.stderr)
     _log_audit()
+    log = logging.getLogger("controller")
     try:
         store = RedisStore(settings.redis_url)
         store.ping()
+        if (lacking := store.missing_rights()) is not None:
+            log.warning("--redis-url: %s", lacking)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
     except PolicyError as error:
@@ -50,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except OSError as error:
             fail(PROGRAM, f"--record: {settings.record} cannot be written: {error.strerror}")
     listener = _listen(settings.host, settings.port)
-    log = logging.getLogger("controller")
     host, port = listener.getsockname()[:2]
     log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)
     if settings.admin_token is None and settings.trust_this_machine:

@@ -231,6 +231,8 @@ def _check_redis(url: str | None) -> None:
         fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
     try:
         store.ping()
+        if (lacking := store.missing_rights()) is not None:
+            sys.stderr.write(f"{PROGRAM}: warning: --redis-url: {lacking}\n")
     except StoreUnavailableError as error:
         sys.stderr.write(
             f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "

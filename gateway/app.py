@@ -285,6 +285,9 @@ def _watcher(
 
     def read() -> None:
         store.ping()
+        lacking = store.missing_rights() if worker is None or worker.number == 0 else None
+        if lacking is not None:
+            _log.warning("--redis-url: %s", lacking)
         context.adopt(watcher.read())
         shares = watcher.exchange()
         if shares is not None:

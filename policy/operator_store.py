@@ -18,6 +18,12 @@ from specpilot.policy.records import Lease
 class OperatorStore(Protocol):
     """The shared state of operators."""
 
+    def unannounced(self) -> str | None:
+        """Return why the latest write could not be announced; `None` when it was.
+
+        A write counts although it is not announced: other parts see it when they poll.
+        """
+
     def policy_versions(self, model: str, limit: int, before: int | None = None) -> Sequence[PolicyVersion]:
         """Return the latest `limit` versions of a policy, newest first; with `before`, those below that version."""
 

@@ -1,6 +1,7 @@
-"""Clients of Redis, and the translation of their failures. Only this module and `redis_dials` import `redis`.
+"""Clients of Redis, and the translation of their failures.
 
-The client has the same methods for one server, behind Sentinel and as a cluster.
+Only this module, `redis_dials` and `redis_rights` import `redis`. The client has the same methods for one server,
+behind Sentinel and as a cluster.
 """
 
 import threading
@@ -12,15 +13,18 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException
+from redis.exceptions import NoPermissionError, RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from specpilot.policy import redis_dials
 from specpilot.policy.errors import StoreFullError, StoreUnavailableError
+from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
+_SCRIPT_LACKS_RIGHT = "The user executing the script can't"
+"""Such an error of a script has no code of its own."""
 _NODE: Any = ClusterNode
 _SENTINEL: Any = Sentinel  # both are untyped
 
@@ -38,7 +42,9 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
         # A loading or read-only server refuses commands. For every caller this equals no answer.
-        raise StoreUnavailableError(f"Redis refused a command: {error}") from error
+        lacks_right = isinstance(error, NoPermissionError) or _SCRIPT_LACKS_RIGHT in str(error)
+        remedy = f"; its user needs {RIGHTS}" if lacks_right else ""
+        raise StoreUnavailableError(f"Redis refused a command: {error}{remedy}") from error
 
 
 def guarded(method: F) -> F:
@@ -88,6 +94,13 @@ def memory_of_each(client: Any) -> list[Mapping[str, Any]]:
     if isinstance(client, _LazyCluster):
         return [client.info("memory", target_nodes=node) for node in client.get_primaries()]
     return [client.info("memory")]
+
+
+def run_id_of(client: Any, key: str) -> str | None:
+    """Return the id of the server's process that holds `key`; `None` when the server does not report it."""
+    nodes = {"target_nodes": client.get_node_from_key(key)} if isinstance(client, _LazyCluster) else {}
+    found: str | None = client.info("server", **nodes).get("run_id")
+    return found
 
 
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:

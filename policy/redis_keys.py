@@ -23,6 +23,7 @@
 | `{specpilot}:gateway:<id>`             | string | GatewayUsage; expires when silent | gateways           |
 | `{specpilot}:lease`                    | string | `<fence>:<holder>` of the leader  | controllers        |
 | `{specpilot}:fence`                    | string | counter of leaderships            | controllers        |
+| `{specpilot}:rights`                   | string | nothing; to try rights, for 1 s   | every program      |
 
 Every write of policies, model routes, freezes, engines and API keys is announced on `CHANGES`, with the key's name as
 the message. A write of a schedule is announced on its pool's own channel (`pool_changes`), so that only the engines of
@@ -48,6 +49,7 @@ AUDIT_NUMBER = PREFIX + "audit_number"
 GATEWAYS = PREFIX + "gateways"
 LEASE = PREFIX + "lease"
 FENCE = PREFIX + "fence"
+RIGHTS = PREFIX + "rights"
 CHANGES = PREFIX + "changes"
 # These numbers of decisions are kept at 1.8 kB each, compressed. With many classes a decision is larger and fewer are
 # kept, bounded by the bytes: 18.5 MB together, so a pool takes 20 MB at most.

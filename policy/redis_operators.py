@@ -11,14 +11,14 @@ from specpilot.policy import audit, redis_keys
 from specpilot.policy.access import AdminToken
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.codec import decode, decode_each, encode
-from specpilot.policy.errors import FencedError, InvalidDocumentError, VersionConflictError
+from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.operator_store import OperatorStore
 from specpilot.policy.records import Lease
-from specpilot.policy.redis_connection import guarded
+from specpilot.policy.redis_connection import guarded, translated
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ local stored = redis.call('GET', KEYS[1])
 local version = stored and cjson.decode(stored).version or 0
 if version ~= tonumber(ARGV[1]) then return version end
 redis.call('SET', KEYS[1], ARGV[2])
-redis.call('PUBLISH', KEYS[2], KEYS[1])
 return version
 """
 
@@ -49,16 +48,16 @@ _ADD_GAIN = """
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
 local day, sums = ARGV[2], {}
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(field, 1, #day) <= ARGV[3] then redis.call('HDEL', KEYS[1], field) end
+  if string.sub(field, 1, #day) <= ARGV[3] then redis.pcall('HDEL', KEYS[1], field) end
 end
 for index = 5, #ARGV, 2 do
   local prefix, log_gain = day .. ARGV[index], tonumber(ARGV[index + 1])
   local square = string.format('%.17g', log_gain * log_gain)
-  table.insert(sums, redis.call('HINCRBY', KEYS[1], prefix .. 'windows', 1))
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'windows', 1))
   table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
   table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
 end
-redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.pcall('EXPIRE', KEYS[1], ARGV[4])
 return sums
 """
 _DAY_S = 86_400
@@ -72,10 +71,27 @@ class OperatorRecords(OperatorStore):
     def __init__(self, connection: Any) -> None:
         self._redis = connection
         self._unreadable: set[bytes] = set()
+        self._unannounced: str | None = None
         self._put_token = connection.register_script(_PUT_IF_SAME)
         self._put_model_routes = connection.register_script(_PUT_VERSIONED)
         self._append_audit = connection.register_script(_APPEND_AUDIT)
         self._add_gain = connection.register_script(_ADD_GAIN)
+
+    @override
+    def unannounced(self) -> str | None:
+        return self._unannounced
+
+    def _announce(self, key: str, channel: str = redis_keys.CHANGES) -> None:
+        """Announce that `key` was written. A failure does not undo the write, so it is noted and logged once."""
+        try:
+            with translated():
+                self._redis.publish(channel, key)
+        except StoreUnavailableError as error:
+            if self._unannounced is None:
+                _log.warning("writes are not announced, other parts see them when they poll Redis: %s", error)
+            self._unannounced = str(error)
+        else:
+            self._unannounced = None
 
     def _readable(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[T]:
         """Return the documents that can be read, in order of their names; log each other one once."""
@@ -143,10 +159,11 @@ class OperatorRecords(OperatorStore):
     def put_model_routes(self, routes: ModelRoutes, expected_version: int, now: float) -> VersionedModelRoutes:
         written = VersionedModelRoutes(expected_version + 1, now, routes.routes)
         stored_version = self._put_model_routes(
-            keys=[redis_keys.MODEL_ROUTES, redis_keys.CHANGES], args=[expected_version, encode(written)]
+            keys=[redis_keys.MODEL_ROUTES], args=[expected_version, encode(written)]
         )
         if stored_version != expected_version:
             raise VersionConflictError("the document of model routes", expected_version, int(stored_version))
+        self._announce(redis_keys.MODEL_ROUTES)
         return written
 
     @override
@@ -188,13 +205,13 @@ class OperatorRecords(OperatorStore):
     @guarded
     def put_freeze(self, freeze: Freeze) -> None:
         self._redis.hset(redis_keys.FREEZES, freeze.model, encode(freeze))
-        self._redis.publish(redis_keys.CHANGES, redis_keys.FREEZES)
+        self._announce(redis_keys.FREEZES)
 
     @override
     @guarded
     def delete_freeze(self, model: str) -> bool:
         removed = bool(self._redis.hdel(redis_keys.FREEZES, model))
-        self._redis.publish(redis_keys.CHANGES, redis_keys.FREEZES)
+        self._announce(redis_keys.FREEZES)
         return removed
 
     @override

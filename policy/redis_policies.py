@@ -72,7 +72,6 @@ class PolicyRecords(OperatorRecords, Store):
         outcome, version = self._put_if_version(
             keys=[
                 redis_keys.POLICIES,
-                redis_keys.CHANGES,
                 redis_keys.DELETED_POLICIES,
                 redis_keys.policy_versions(model),
             ],
@@ -80,6 +79,7 @@ class PolicyRecords(OperatorRecords, Store):
         )
         if outcome == 0:
             raise VersionConflictError(f"the policy of {model}", expected_version or 0, version)
+        self._announce(redis_keys.POLICIES)
         return int(version)
 
     @override
@@ -104,7 +104,6 @@ class PolicyRecords(OperatorRecords, Store):
                 redis_keys.CANARIES,
                 redis_keys.POLICIES,
                 redis_keys.FENCE,
-                redis_keys.CHANGES,
                 redis_keys.DELETED_POLICIES,
                 redis_keys.policy_versions(model),
             ],
@@ -119,6 +118,8 @@ class PolicyRecords(OperatorRecords, Store):
             raise VersionConflictError(f"the canary of {model}", expected, stored)
         if outcome == 2:  # noqa: PLR2004 - the script's third answer
             raise VersionConflictError(f"the policy of {model}", base, stored)
+        if promotes:
+            self._announce(redis_keys.POLICIES)
 
 
 def _ending(change: Change) -> bytes:

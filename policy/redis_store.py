@@ -9,6 +9,7 @@ A server that has reached `maxmemory` refuses commands that need memory. Reads g
 records of engines and gateways are renewed unchanged. All other writes raise `StoreFullError`.
 """
 
+import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,16 +20,24 @@ from typing_extensions import override
 from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.codec import decode, decode_each, encode
-from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreFullError, VersionConflictError
+from specpilot.policy.errors import (
+    FencedError,
+    InvalidDocumentError,
+    StoreFullError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from specpilot.policy.records import Decision, EngineRecord, Lease
-from specpilot.policy.redis_connection import connect, guarded, memory_of_each, translated
+from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
 from specpilot.policy.redis_dials import Dials
 from specpilot.policy.redis_policies import PolicyRecords
+from specpilot.policy.redis_rights import missing
 from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import StoreMemory
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _FILED_WITHIN_MS = 1000
 _FILED_WITHIN = 20
 _EPOCH_CHECK_S = 0.5
@@ -43,8 +52,12 @@ class RedisStore(PolicyRecords):
 
         `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
+        address = parse(url)
+        self._user = address.username
         self._dials = Dials()
-        self._redis: Any = connect(parse(url), timeout_s, self._dials)  # the client's types cover two protocols at once
+        self._timeout_s = timeout_s
+        self._unsubscribed: str | None = None
+        self._redis: Any = connect(address, timeout_s, self._dials)  # the client's types cover two protocols at once
         super().__init__(self._redis)
         self._change = self._redis.register_script(redis_scripts.CHANGE)
         self._publish_schedule = self._redis.register_script(redis_scripts.PUBLISH_SCHEDULE)
@@ -60,6 +73,19 @@ class RedisStore(PolicyRecords):
     @guarded
     def ping(self) -> None:
         self._redis.ping()
+
+    @override
+    @guarded
+    def missing_rights(self) -> str | None:
+        return missing(self._redis, self._user)
+
+    @override
+    def run_id(self) -> str | None:
+        try:
+            with translated():
+                return run_id_of(self._redis, redis_keys.API_KEYS)
+        except StoreUnavailableError:
+            return None
 
     @override
     @guarded
@@ -92,13 +118,14 @@ class RedisStore(PolicyRecords):
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         field = redis_keys.schedule_field(schedule.model, schedule.pool)
         outcome, stored = self._publish_schedule(
-            keys=[redis_keys.SCHEDULES, redis_keys.FENCE, redis_keys.pool_changes(schedule.model, schedule.pool)],
+            keys=[redis_keys.SCHEDULES, redis_keys.FENCE],
             args=[lease.fence, field, schedule.version, encode(schedule)],
         )
         if outcome == -1:
             raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by lease {stored}")
         if outcome == 0:
             raise VersionConflictError(f"the schedule of {field}", schedule.version - 1, stored)
+        self._announce(redis_keys.SCHEDULES, redis_keys.pool_changes(schedule.model, schedule.pool))
 
     @override
     @guarded
@@ -130,7 +157,7 @@ class RedisStore(PolicyRecords):
             self._keep(redis_keys.engine(record.engine_id), ttl_s)
             return
         if added or record.draining or record.stalled:
-            self._redis.publish(redis_keys.CHANGES, redis_keys.ENGINES)
+            self._announce(redis_keys.ENGINES)
 
     def _keep(self, key: str, ttl_s: float) -> None:
         """Renew `key` unchanged on a server that is full; raises `StoreFullError` if there is no such key."""
@@ -142,7 +169,7 @@ class RedisStore(PolicyRecords):
     def remove_engine(self, engine_id: str) -> None:
         self._redis.delete(redis_keys.engine(engine_id))  # no transaction: a full server would refuse it
         self._redis.srem(redis_keys.ENGINES, engine_id)
-        self._redis.publish(redis_keys.CHANGES, redis_keys.ENGINES)
+        self._announce(redis_keys.ENGINES)
 
     @override
     @guarded
@@ -195,7 +222,7 @@ class RedisStore(PolicyRecords):
     @guarded
     def put_api_key(self, key: ApiKey) -> None:
         self._redis.hset(redis_keys.API_KEYS, key.key_id, encode(key))
-        self._redis.publish(redis_keys.CHANGES, redis_keys.API_KEYS)
+        self._announce(redis_keys.API_KEYS)
 
     @override
     @guarded
@@ -205,13 +232,16 @@ class RedisStore(PolicyRecords):
             return False
         # The stored text is compared: a document of an older version lacks later fields.
         arguments = (before.key_id, stored, encode(after))
-        return bool(self._change(keys=[redis_keys.API_KEYS, redis_keys.CHANGES], args=arguments))
+        is_written = bool(self._change(keys=[redis_keys.API_KEYS], args=arguments))
+        if is_written:
+            self._announce(redis_keys.API_KEYS)
+        return is_written
 
     @override
     @guarded
     def delete_api_key(self, key_id: str) -> bool:
         removed = bool(self._redis.hdel(redis_keys.API_KEYS, key_id))
-        self._redis.publish(redis_keys.CHANGES, redis_keys.API_KEYS)
+        self._announce(redis_keys.API_KEYS)
         return removed
 
     @override
@@ -242,18 +272,40 @@ class RedisStore(PolicyRecords):
     @override
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         epoch = self._dials.epoch
-        with translated(), self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
+        with translated():
             self._redis.exists(redis_keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
-            subscription.subscribe(redis_keys.CHANGES if of_pool is None else redis_keys.pool_changes(*of_pool))
-            yield None
-            due = time.monotonic() + poll_s
-            while self._dials.epoch == epoch:
-                message = subscription.get_message(timeout=min(_EPOCH_CHECK_S, max(0.0, due - time.monotonic())))
-                if message is not None:
-                    yield message["data"].decode()
-                elif time.monotonic() >= due:
+        while self._dials.epoch == epoch:
+            is_subscribed = False
+            try:
+                with translated(), self._redis.pubsub() as subscription:
+                    self._subscribe(
+                        subscription, redis_keys.CHANGES if of_pool is None else redis_keys.pool_changes(*of_pool)
+                    )
+                    is_subscribed, self._unsubscribed = True, None
                     yield None
                     due = time.monotonic() + poll_s
+                    while self._dials.epoch == epoch:
+                        wait_s = min(_EPOCH_CHECK_S, max(0.0, due - time.monotonic()))
+                        message = subscription.get_message(timeout=wait_s)
+                        if message is not None and message["type"] == "message":
+                            yield message["data"].decode()
+                        elif time.monotonic() >= due:
+                            yield None
+                            due = time.monotonic() + poll_s
+            except StoreUnavailableError as error:
+                if is_subscribed:
+                    return
+                if self._unsubscribed is None:
+                    _log.warning("no announcements, Redis is read every %g s: %s", poll_s, error)
+                self._unsubscribed = str(error)
+            yield None
+            time.sleep(poll_s)
+
+    def _subscribe(self, subscription: Any, channel: str) -> None:
+        """Subscribe, and return when the server has confirmed it."""
+        subscription.subscribe(channel)
+        if subscription.get_message(timeout=self._timeout_s) is None:
+            raise StoreUnavailableError("Redis does not confirm a subscription")
 
 
 def _decompressed(text: bytes) -> bytes:

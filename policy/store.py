@@ -134,12 +134,19 @@ class Store(OperatorStore, Protocol):
 
         With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
 
-        The first value is `None`, once the subscription is active: read everything then. Raises when the connection
-        breaks, and ends when the address of the store leads to another server: then subscribe again.
+        The first value is `None`, once the subscription is active: read everything then. Ends when the connection
+        breaks, or when the address of the store leads to another server: then subscribe again. While no subscription is
+        to be had, for want of a right or of its connection, it yields `None` every `poll_s`.
         """
 
     def ping(self) -> None:
         """Raise if the store does not answer."""
+
+    def missing_rights(self) -> str | None:
+        """Return a sentence that names the rights which the store's user lacks, and the remedy; `None` if none."""
+
+    def run_id(self) -> str | None:
+        """Return the id of the server's process that holds the documents; `None` when it cannot be read."""
 
     def memory(self) -> StoreMemory | None:
         """Return the memory of the server (in a cluster, of the fullest one); `None` if a server does not report it."""

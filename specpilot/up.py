@@ -158,7 +158,7 @@ def _policy_in_force(
     reported = ""
     while not stop.is_set():
         try:
-            return _write_policy(settings, redis_url)
+            return _write_policy(settings, redis_url, say)
         except StoreUnavailableError as error:
             if time.monotonic() > deadline:
                 raise PartFailedError(f"the policy could not be written in time: {error}") from error
@@ -171,8 +171,8 @@ def _policy_in_force(
     return None
 
 
-def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
-    """Write the policy that is given, and return the one in Redis then.
+def _write_policy(settings: UpSettings, redis_url: str, say: Callable[[str], None]) -> Policy:
+    """Write the policy that is given, and return the one in Redis then; say which rights are missing there.
 
     Without `--policy` the model's policy in Redis stays; `--mode` and `--k` change these fields of it. Where there is
     none, one with the demo's classes is written. What was written is in the history and in the audit.
@@ -189,6 +189,8 @@ def _write_policy(settings: UpSettings, redis_url: str) -> Policy:
                 now, AUTHOR, "put_policy", policy.model, Result.DONE, changes=changes, changes_left_out=left_out
             )
             store.append_audit(entry)
+        if (lacking := store.missing_rights()) is not None:
+            say(f"--redis-url: {lacking}")
     return policy
 
 

@@ -26,6 +26,9 @@ from specpilot.policy.store import Store
 AUDIT_LOGGER = "specpilot.audit"
 """The logger of the entries, one line of JSON each."""
 
+NOTICE = "x-specpilot-notice"
+"""The header of a reply to a write that counts, with what the caller should know."""
+
 _NOT_LET_IN = (401, 403)
 _QUERY = ("validate_only", "comment")
 _log = logging.getLogger(__name__)
@@ -84,6 +87,13 @@ class AuditTrail:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+
+    def tell(self, response: Response) -> None:
+        """Add to the reply to a write that it was not announced, if so."""
+        fault = self._store.unannounced()
+        if fault is not None:
+            text = f"written, but not announced; other parts see it when they poll Redis: {fault}"
+            response.headers[NOTICE] = text.encode("ascii", "replace").decode()
 
     def append(self, entry: AuditEntry) -> None:
         """Write `entry`; blocks for the store's time-out at most, and does not raise."""
@@ -148,6 +158,7 @@ def audited(trail: AuditTrail) -> type[APIRoute]:
                     raise
                 if not note_of(request).is_dry_run:
                     await trail.record(request, action, response.status_code, None)
+                    trail.tell(response)
                 return response
 
             return call

@@ -80,6 +80,8 @@ class AdminClient:
         try:
             with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - scheme checked
                 text = response.read()
+                if (notice := response.headers.get("x-specpilot-notice")) is not None:
+                    sys.stderr.write(f"{self._program}: {printable(notice)}\n")
                 return (json.loads(text) if text else None), response.headers
         except HTTPError as error:
             with error:

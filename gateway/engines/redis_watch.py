@@ -6,6 +6,7 @@ the demand on this gateway and reads the demand on the others. The limits of API
 | failure                   | behaviour                                                                       |
 |---------------------------|---------------------------------------------------------------------------------|
 | Redis does not answer     | it is tried again; the last snapshot and the last shares stay in force          |
+| no announcements arrive   | everything is read every `poll_s` all the same                                  |
 | a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
 | an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
 """
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, without
 from specpilot.gateway.limits.rate_limit import Shares, divide
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import Clock
@@ -39,7 +40,7 @@ RETRY_S: Final = 0.5
 """Seconds before Redis is tried again."""
 
 SETTLE_S: Final = 15.0
-"""Seconds after Redis answers again in which missing documents are kept: time for their writers to write them again."""
+"""Seconds after Redis has lost documents in which they are kept: time for their writers to write them again."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Watcher:
         self._poll_s = poll_s
         self._stopped = threading.Event()
         self._settled_at = 0.0
+        self._unseen = Snapshot()
+        self._run_id: str | None = None
         self._is_lost = False
         self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
@@ -101,8 +104,24 @@ class Watcher:
             needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
-        self._last = follow(last, snapshot, is_settling=self._clock.monotonic() < self._settled_at)
+        self._settle(last, snapshot, self._store.run_id())
+        self._last = follow(last, snapshot, self._unseen)
         return self._last
+
+    def _settle(self, last: Snapshot, current: Snapshot, run_id: str | None) -> None:
+        """Update `_unseen`, the documents to keep although Redis lacks them.
+
+        A server that answers again lacks the records of engines that could not reach it. Another server, or one that
+        has started anew, may lack everything.
+        """
+        now = self._clock.monotonic()
+        is_another = run_id != self._run_id and None not in (run_id, self._run_id)
+        if is_another or self._is_lost:
+            is_same = run_id is not None and run_id == self._run_id
+            self._unseen = Snapshot(engines=last.engines) if is_same else last
+            self._settled_at = now + SETTLE_S
+        self._run_id = run_id or self._run_id
+        self._unseen = without(self._unseen, current) if now < self._settled_at else Snapshot()
 
     def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
         """Return the keys in Redis. A key that cannot be read is replaced by its version in `last`."""
@@ -156,12 +175,9 @@ class Watcher:
         is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
         if not is_news and now - self._read_at < self._poll_s:
             return
-        is_back = self._is_lost
-        if is_back:
-            self._settled_at = self._clock.monotonic() + SETTLE_S
         self._publish(self.read())
         self._read_at = now
-        if is_back:
+        if self._is_lost:
             self._is_lost = False
             _log.warning("Redis answers again")
 

@@ -3,7 +3,8 @@
 A snapshot is immutable, so a request sees one state even when a new snapshot replaces it meanwhile.
 
 - Redis may be empty after an outage, until engines and operators have written their documents again. So for `SETTLE_S`
-  after a reconnection, a document of the last snapshot is kept although Redis lacks it.
+  after it, a document of the last snapshot is kept although Redis lacks it. Once Redis has held it again, it is kept no
+  longer: a key that is revoked then is revoked.
 - Once a key has been read, requests need a key until the process ends. If the keys are lost, the gateway rejects
   requests; it never accepts requests without a key.
 - Unreadable keys are not the same as no keys: a gateway that has not read Redis yet does not know whether requests need
@@ -60,20 +61,28 @@ class Snapshot:
         return 0 if document is None else document.version
 
 
-def follow(previous: Snapshot, current: Snapshot, *, is_settling: bool) -> Snapshot:
-    """Return the snapshot after `previous`, when Redis now holds `current`. `is_settling`: keep missing documents."""
-    needs_key = previous.needs_key or current.needs_key or bool(current.keys)
-    if not is_settling:
-        return replace(current, needs_key=needs_key)
-    stated = {record.engine_id for record in current.engines}
-    silent = tuple(record for record in previous.engines if record.engine_id not in stated)
+def follow(previous: Snapshot, current: Snapshot, unseen: Snapshot) -> Snapshot:
+    """Return the snapshot after `previous`, when Redis now holds `current`, and the documents `unseen` are kept."""
     return Snapshot(
-        engines=current.engines + silent,
-        policies={**previous.policies, **current.policies},
-        keys={**previous.keys, **current.keys},
-        model_routes={**previous.model_routes, **current.model_routes},
-        needs_key=needs_key,
+        engines=current.engines + unseen.engines,
+        policies={**unseen.policies, **current.policies},
+        keys={**unseen.keys, **current.keys},
+        model_routes={**unseen.model_routes, **current.model_routes},
+        needs_key=previous.needs_key or current.needs_key or bool(current.keys),
         taken_at=current.taken_at,
+    )
+
+
+def without(snapshot: Snapshot, current: Snapshot) -> Snapshot:
+    """Return `snapshot` without the documents that are in `current` too, also with other content."""
+    engines = {record.engine_id for record in current.engines}
+    keys = {key.key_id for key in current.keys.values()}
+    return replace(
+        snapshot,
+        engines=tuple(record for record in snapshot.engines if record.engine_id not in engines),
+        policies={model: item for model, item in snapshot.policies.items() if model not in current.policies},
+        keys={digest: key for digest, key in snapshot.keys.items() if key.key_id not in keys},
+        model_routes={name: item for name, item in snapshot.model_routes.items() if name not in current.model_routes},
     )
 
 

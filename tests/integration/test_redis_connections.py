@@ -51,6 +51,7 @@ def test_a_user_of_the_documented_acl_may_do_everything_that_is_needed_and_nothi
         until(lambda: is_answering(url))
         store = RedisStore(url)
         use_everything(store)
+        assert (store.missing_rights(), store.unannounced()) == (None, None)
         for command in (("set", "elsewhere", "1"), ("flushall",), ("config", "get", "dir")):
             with pytest.raises(NoPermissionError):
                 store._redis.execute_command(*command)

@@ -37,12 +37,15 @@ def use_everything(store: RedisStore) -> None:
     """Do every operation that there is, so that a user or a server that one of them does not suit is found."""
     watched = Watched(store)
     watched.ping()
+    assert watched.run_id()
+    watched.missing_rights()
     assert watched.memory().used_bytes > 0
     lease = watched.acquire_lease("a", 5.0)
     assert lease is not None
     for use in (_use_policies, _use_engines, _use_keys, _use_what_operators_have):
         use(watched, lease)
     assert next(watched.changes(1.0)) is None
+    watched.unannounced()
     watched.release_lease(lease)
     assert OPERATIONS - watched.used == set()
 

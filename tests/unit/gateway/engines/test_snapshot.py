@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_of, keys_of
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_of, keys_of, without
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy, VersionedPolicy
@@ -23,31 +23,42 @@ FULL = Snapshot((engine("a"), engine("b")), {"m": POLICY}, by_hash([key("k")]), 
 
 def test_in_normal_times_what_is_found_holds() -> None:
     found = Snapshot((engine("b"),), {}, {}, taken_at=2.0)
-    after = follow(FULL, found, is_settling=False)
+    after = follow(FULL, found, Snapshot())
     assert (after.engines, after.policies, after.keys, after.taken_at) == ((engine("b"),), {}, {}, 2.0)
 
 
 def test_losing_the_keys_closes_the_gateway() -> None:
-    for is_settling in (False, True):
-        assert follow(FULL, Snapshot(), is_settling=is_settling).needs_key
-    assert not follow(Snapshot(), Snapshot(), is_settling=False).needs_key
-    assert follow(Snapshot(), Snapshot(keys=by_hash([key("k")])), is_settling=False).needs_key
+    for unseen in (Snapshot(), FULL):
+        assert follow(FULL, Snapshot(), unseen).needs_key
+    assert not follow(Snapshot(), Snapshot(), Snapshot()).needs_key
+    assert follow(Snapshot(), Snapshot(keys=by_hash([key("k")])), Snapshot()).needs_key
 
 
 def test_once_redis_was_read_its_keys_are_known() -> None:
-    for is_settling in (False, True):
-        assert not follow(Snapshot(is_awaiting_keys=True), Snapshot(), is_settling=is_settling).is_awaiting_keys
+    waiting = Snapshot(is_awaiting_keys=True)
+    for unseen in (Snapshot(), waiting):
+        assert not follow(waiting, Snapshot(), unseen).is_awaiting_keys
 
 
 def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
     found = Snapshot((engine("b", "http://new"), engine("c")), {}, by_hash([key("l")]), taken_at=2.0)
-    after = follow(FULL, found, is_settling=True)
+    after = follow(FULL, found, without(FULL, found))
     assert [(item.engine_id, item.url) for item in after.engines] == [
         ("b", "http://new"), ("c", "http://x"), ("a", "http://x"),
     ]  # fmt: skip
     assert after.policies == FULL.policies
     assert {item.key_id for item in after.keys.values()} == {"k", "l"}
     assert after.taken_at == 2.0
+
+
+def test_a_document_that_redis_holds_again_is_not_kept_any_longer() -> None:
+    rotated = ApiKey("k", hash_of("new"))
+    found = Snapshot((engine("b", "http://new"),), {"m": POLICY}, by_hash([rotated]), taken_at=2.0)
+    unseen = without(FULL, found)
+    assert [item.engine_id for item in unseen.engines] == ["a"]
+    assert (unseen.policies, unseen.keys) == ({}, {})
+    assert follow(FULL, found, unseen).keys == found.keys  # the old secret is not good any longer
+    assert follow(FULL, Snapshot(), without(unseen, Snapshot())).keys == {}  # nor is a key that is revoked then
 
 
 def test_what_a_policy_says() -> None:

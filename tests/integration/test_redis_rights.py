@@ -1,0 +1,177 @@
+"""Users of Redis with too few rights: a write counts or fails as a whole, the right is named, and readers poll."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specpilot.bench.fleet.redis_servers import Node, is_answering
+from specpilot.policy import redis_keys
+from specpilot.policy.access import sha256_of
+from specpilot.policy.api_key import ApiKey
+from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.schedule import KRange, Schedule
+from tests.support.controller_program import running_controller
+from tests.support.gateway_client import Client, request
+from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.stack import until
+from tests.support.store_operations import RECORD, use_everything
+
+pytestmark = NEEDS_SYSTEM
+NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
+REMEDY = "ACL SETUSER app &{specpilot}:*"
+
+
+class Rights:
+    """A server with the user `app`; `set` replaces its rights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = Node(folder)
+        self.node.until_said("PONG", "ping")
+        self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
+        self.admin = RedisStore(f"redis://127.0.0.1:{self.node.port}")
+
+    def set(self, *rules: str) -> None:
+        assert self.node.ask("acl", "setuser", "app", "on", ">pw", *rules) == "OK"
+        until(lambda: is_answering(self.url), 10.0)
+
+
+@pytest.fixture
+def rights(tmp_path: Path) -> Iterator[Rights]:
+    found = Rights(tmp_path)
+    yield found
+    found.node.kill()
+
+
+def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
+    rights: Rights, caplog: pytest.LogCaptureFixture
+) -> None:
+    rights.set(*NO_CHANNEL)
+    store = RedisStore(rights.url)
+    with caplog.at_level(logging.WARNING):
+        use_everything(store)
+    assert "channel" in str(store.unannounced())
+    assert REMEDY in str(store.missing_rights())
+    assert len([line for line in caplog.messages if "not announced" in line]) == 1
+    rights.set("&{specpilot}:*")
+    store.put_policy(Policy("n"), None, 1.0)
+    assert (store.unannounced(), store.missing_rights()) == (None, None)
+
+
+def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights: Rights) -> None:
+    rights.set("resetkeys", "~{specpilot}:*", "allchannels", "+@all", "-hdel", "-publish")
+    store = RedisStore(rights.url)
+    said = str(store.missing_rights())
+    for rule in ("ACL SETUSER app ", "+hdel", "+publish", "~specpilot:*"):
+        assert rule in said
+    assert store.put_policy(Policy("m"), None, 1.0).version == 1
+    with pytest.raises(StoreUnavailableError, match=r"its user needs .*&\{specpilot\}:\*"):
+        store.delete_policy("m", 1, 2.0)
+    assert store.policy("m") is not None
+    assert [item.version for item in store.policy_versions("m", 10)] == [1]
+    assert store.put_policy(Policy("m", k_max=3), 1, 3.0).version == 2
+    rights.set("+hdel", "-hset")
+    with pytest.raises(StoreUnavailableError):
+        store.put_policy(Policy("m", k_max=4), 2, 3.0)
+    assert [item.version for item in store.policy_versions("m", 10)] == [2, 1]
+
+
+@pytest.mark.parametrize("of_pool", [None, ("m", "p")], ids=["gateways", "engines"])
+def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
+    rights: Rights, of_pool: tuple[str, str] | None
+) -> None:
+    rights.set(*NO_CHANNEL)
+    store = RedisStore(rights.url)
+    changes = store.changes(0.05, of_pool)
+    assert [next(changes) for _ in range(5)] == [None] * 5
+    rights.set("&{specpilot}:*")
+    seen: list[str | None] = []
+    lease = rights.admin.acquire_lease("a", 60.0)
+    assert lease is not None
+    reader = threading.Thread(target=lambda: seen.extend(iter(lambda: next(changes), redis_keys.SCHEDULES)))
+    if of_pool is None:
+        reader = threading.Thread(target=lambda: seen.extend(iter(lambda: next(changes), redis_keys.POLICIES)))
+    reader.start()
+    for version in range(1, 400):
+        rights.admin.put_policy(Policy("m"), None, 1.0)
+        ranges = {"default": (KRange(1, 1, 3),)}
+        rights.admin.publish_schedule(Schedule("m", "p", version, 1.0, 60.0, 0.0, ranges), lease)
+        reader.join(0.05)
+        if not reader.is_alive():
+            break
+    assert not reader.is_alive()
+
+
+def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_not_announced(
+    rights: Rights, tmp_path: Path
+) -> None:
+    rights.set(*NO_CHANNEL)
+    log = tmp_path / "controller.log"
+    with log.open("wb") as file, running_controller(redis_url=rights.url, log=file) as controller:
+        assert REMEDY in log.read_text()
+        status, made, headers = controller.call("/admin/keys", "POST", {})
+        assert status == 201
+        assert made["key"].startswith("sk-")
+        assert "not announced" in headers["x-specpilot-notice"]
+        assert [item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]] == [made["key_id"]]
+        for path, method, body in (
+            ("/admin/policies/m", "PUT", {"model": "m"}),
+            ("/admin/freezes/m", "PUT", {"hold": "static"}),
+            (f"/admin/keys/{made['key_id']}/rotate", "POST", {}),
+            (f"/admin/keys/{made['key_id']}", "DELETE", None),
+        ):
+            status, answer, headers = controller.call(path, method, body)
+            assert status < 300, answer
+            assert "x-specpilot-notice" in headers
+        assert {entry["result"] for entry in controller.call("/admin/audit")[1]["entries"]} == {"done"}
+        told = controller.command("key", "create")
+        assert (told.returncode, "not announced" in told.stderr) == (0, True)
+        rights.set("&{specpilot}:*")
+        assert "x-specpilot-notice" not in controller.call("/admin/keys", "POST", {})[2]
+
+
+async def test_keys_are_revoked_and_rotated_within_a_poll_when_the_channels_are_taken_away(rights: Rights) -> None:
+    rights.set(*NO_CHANNEL, "&{specpilot}:*")
+    engine = await ScriptedEngine().start()
+    rights.admin.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    revoked, rotated = ApiKey("one", sha256_of("sk-one")), ApiKey("two", sha256_of("sk-two"))
+    for key in (revoked, rotated):
+        rights.admin.put_api_key(key)
+    gateway = GatewayProgram(["--redis-url", rights.url, "--redis-poll-s", "0.3"])
+
+    async def status(key: str) -> int:
+        async with await Client.connect(gateway.port) as client:
+            client.send(request(headers=f"authorization: Bearer {key}\r\n"))
+            return (await client.answer()).status
+
+    try:
+        await gateway.started()
+        assert [await status(key) for key in ("sk-one", "sk-two")] == [200, 200]
+        rights.set("resetchannels")
+        await eventually(lambda: any("no announcements" in line for line in gateway.errors), 20.0)
+        rights.admin.delete_api_key("one")
+        rights.admin.put_api_key(replace(rotated, sha256=sha256_of("sk-new")))
+        async with asyncio.timeout(60):
+            while [await status(key) for key in ("sk-one", "sk-two", "sk-new")] != [401, 401, 200]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        gateway.close()
+        await engine.stop()
+
+
+async def test_a_gateway_names_the_right_that_is_missing_at_start(rights: Rights) -> None:
+    rights.set(*NO_CHANNEL)
+    gateway = GatewayProgram(["--redis-url", rights.url])
+    try:
+        await gateway.started()
+        assert any(REMEDY in line for line in gateway.errors)
+    finally:
+        gateway.close()
