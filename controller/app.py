@@ -30,6 +30,7 @@ from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.http_client import is_on_this_machine
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.store import Store
 
@@ -54,7 +55,10 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE)) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=AT_ONCE),
+            trust_env=settings.prometheus is not None and not is_on_this_machine(settings.prometheus),
+        ) as session:
             scrape_s = max(settings.interval_s, SCRAPED_EVERY_S) if settings.prometheus else settings.interval_s
             loop = ControlLoop(
                 store=store,

@@ -21,6 +21,8 @@ class ControllerSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_CONTROLLER_")
 
+    with_login = frozenset({"prometheus", "redis_url"})
+
     redis_url: Annotated[
         str,
         Field(

@@ -20,6 +20,7 @@ from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEng
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
 from specpilot.engine_adapter.vllm import compat, engine_facts, versions
+from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
@@ -51,9 +52,10 @@ def main(arguments: Sequence[str]) -> None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
         _check_steerable(speculative, vllm_flags)
-    _check_redis(options.redis_url or settings.redis_url)
+    _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
     environment = versions.server_environment(speculates=speculative is not None) | os.environ
+    vllm_flags = _with_clean_keys(vllm_flags, environment)
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
     environment[plugin_names.VARIABLE] = _plugins()
     environment["PROMETHEUS_MULTIPROC_DIR"] = str(_metrics_folder(options.port))
@@ -107,6 +109,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
+
+
+def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """Return `vllm_flags` with vLLM's API keys as clients can send them, and make the one in `environment` so."""
+    flags: list[str] = []
+    is_key = False
+    try:
+        if environment.get("VLLM_API_KEY"):
+            environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"])
+        for word in vllm_flags:
+            flag, mark, key = word.partition("=")
+            if word.startswith("--"):
+                is_key = flag == "--api-key"
+                flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
+            else:
+                flags.append(secret("--api-key", word) if is_key else word)
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(str(fault) for fault in error.faults))
+    return flags
 
 
 def _settings_of(options: argparse.Namespace) -> dict[str, str]:

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
+
+from specpilot.policy.http_client import open_url
+from specpilot.policy.settings import without_secrets
 
 REACHED_WITHIN_S = 5.0
 """Longest wait for the hub, in seconds."""
@@ -39,12 +42,12 @@ def is_here(name: str) -> bool:
 def _hub_fault(name: str) -> str | None:
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     try:
-        with urlopen(Request(f"{hub}/api/models/{name}"), timeout=REACHED_WITHIN_S):  # noqa: S310 - the hub's address
+        with open_url(Request(f"{hub}/api/models/{name}"), timeout=REACHED_WITHIN_S):  # noqa: S310 - the hub's address
             return None
     except HTTPError as error:
         error.close()
         if error.code in _DENIED:
             return None  # gated: vLLM has the token, and reports faults of it
-        return f"{hub} does not have it ({error.code})"
+        return f"{without_secrets(hub)} does not have it ({error.code})"
     except (OSError, HTTPException, ValueError):
-        return f"{hub} cannot be reached"
+        return f"{without_secrets(hub)} cannot be reached"

@@ -3,13 +3,13 @@
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.policy.codec import faults_of
 from specpilot.policy.names import K_LIMIT
-from specpilot.policy.settings import unknown_variables, without_secrets
+from specpilot.policy.settings import cleaned, unknown_variables, without_secrets
 
 PREFIX = "SPECPILOT_ENGINE_"
 
@@ -43,7 +43,7 @@ class AdapterSettings(BaseSettings):
         ge=0,
         description="seconds of calibration of step times at the start at most; 0: none",
     )
-    control_token: str | None = Field(default=None, description="bearer token of GET and PUT /speculation")
+    control_token: SecretStr | None = Field(default=None, description="bearer token of GET and PUT /speculation")
     trust_this_machine: bool = Field(
         default=False, description="without a control token, serve /speculation to programs on this machine"
     )
@@ -55,6 +55,11 @@ class AdapterSettings(BaseSettings):
     graph_k: Annotated[tuple[int, ...] | None, NoDecode] = Field(
         default=None, description="K that get FULL CUDA graphs of their own, by commas; default: by attention backend"
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _clean(cls, value: object, info: ValidationInfo) -> object:
+        return cleaned(cls, str(info.field_name), value, with_login=("url", "redis_url"))
 
     @field_validator("graph_k", mode="before")
     @classmethod

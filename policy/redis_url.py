@@ -89,6 +89,8 @@ def parse(url: str) -> RedisAddress:
         raise _wrong("it holds a space; write %20")
     topology, is_tls = _SCHEMES[scheme]
     rest, _, query = rest.partition("?")
+    if "@" in query and query.partition("=")[0] not in OPTIONS:
+        raise _wrong("the password holds a question mark; write %3F")
     options = dict(parse_qsl(query, keep_blank_values=True))
     secret, at, place = rest.rpartition("@")
     names, _, path = place.partition("/")
@@ -152,7 +154,8 @@ def _option_faults(address: RedisAddress) -> list[str]:
     faults = []
     for name in address.options:
         if name not in OPTIONS:
-            faults.append(f"there is no option {name!r}; known are {', '.join(OPTIONS)}")
+            shown = f"option {name!r}" if address.options[name] else "such option"  # it may be the rest of a password
+            faults.append(f"there is no {shown}; known are {', '.join(OPTIONS)}")
         elif name in TLS_OPTIONS and not address.is_tls:
             faults.append(f"{name} needs TLS; write rediss in place of redis")
         elif name in SENTINEL_OPTIONS and address.topology is not Topology.SENTINEL:

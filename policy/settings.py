@@ -3,21 +3,25 @@
 Each program has exactly one class derived from `ProgramSettings` and reads it once, at its start; nothing else reads
 the environment. Faults are printed, one line a setting, with the remedy, and end the program with status 2. An unknown
 variable with the prefix of a program's settings is a fault too, because it may be misspelt.
+
+Every text follows the rule of `clean_text`. No line contains a value that may be a secret.
 """
 
 import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import ClassVar, NoReturn, TypeVar
+from typing import ClassVar, NoReturn, TypeVar, get_args
 
-from pydantic import AliasChoices, ValidationError
+from pydantic import AliasChoices, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
-from specpilot.policy import json_log
+from specpilot.policy import clean_text, json_log
 from specpilot.policy.codec import faults_of
+
+_log = logging.getLogger(__name__)
 
 
 class ProgramSettings(BaseSettings):
@@ -35,6 +39,46 @@ class ProgramSettings(BaseSettings):
 
     shares_prefix: ClassVar[bool] = False
     """Whether variables of other programs have the same prefix; unknown variables are then ignored."""
+
+    free_text: ClassVar[frozenset[str]] = frozenset()
+    """Fields that hold JSON or flags, and so may have line breaks."""
+
+    with_login: ClassVar[frozenset[str]] = frozenset({"redis_url"})
+    """Fields whose address for HTTP may hold a user name and a password."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _clean(cls, value: object, info: ValidationInfo) -> object:
+        return cleaned(cls, str(info.field_name), value, free_text=cls.free_text, with_login=cls.with_login)
+
+
+def cleaned(
+    kind: type[BaseSettings],
+    name: str,
+    value: object,
+    *,
+    free_text: Collection[str] = (),
+    with_login: Collection[str] = (),
+) -> object:
+    """Return `value` of the field `name` of `kind` without surrounding white space; log that there was some.
+
+    Raises `ValueError` without the value for one that cannot be sent in a header.
+    """
+    if isinstance(value, tuple | list):
+        return type(value)(cleaned(kind, name, item, with_login=(name,)) for item in value)
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    if not isinstance(text, str) or not text or name in free_text:
+        return value
+    clean = clean_text.stripped(text)
+    annotation = kind.model_fields[name].annotation
+    fault = clean_text.fault_of(clean, is_secret=SecretStr in (annotation, *get_args(annotation)))
+    if fault is None and name not in with_login and clean_text.has_login(clean):
+        fault = "holds a user name or a password in its address; leave them out"
+    if fault is not None:
+        raise ValueError(fault)
+    if clean != text:
+        _log.warning("%s: white space around the value was removed", _flag(name))
+    return clean
 
 
 _SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*|PORT_\d+_\w+=.*)")
@@ -76,8 +120,8 @@ def _argument_faults(kind: type[BaseSettings], message: str) -> list[str]:
     if unknown == message:
         return [f"{message}; --help lists the arguments"]
     flags = [item.partition("=")[0] for item in unknown.split() if item.startswith("-")]
-    if not flags:
-        return [f"{unknown}: is not expected; --help lists the arguments"]
+    if not flags:  # they may be the rest of a secret
+        return ["more arguments than expected; quote a value that holds white space; --help lists the arguments"]
     known = [_flag(name) for name in kind.model_fields]
     close = {flag: get_close_matches(flag, known, n=1) for flag in flags}
     return [
@@ -115,9 +159,16 @@ def fail(program: str, *lines: str) -> NoReturn:
 
 
 def without_secrets(url: str) -> str:
-    """Return `url` without its parts that may hold a password: the user part, and the query (`?password=`)."""
-    scheme, mark, rest = url.partition("?")[0].rpartition("://")
-    _, at, place = rest.rpartition("@")
+    """Return `url` without its parts that may hold a password: the user part, and the query (`?password=`).
+
+    Of a URL with an @ behind a question mark, which may be in a password, the scheme is left.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    _, at, place = rest.partition("?")[0].rpartition("@")
+    if "@" in rest.partition("?")[2]:
+        place = "***"
     return f"{scheme}{mark}{'***@' if at else ''}{place}"
 
 

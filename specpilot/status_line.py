@@ -9,12 +9,12 @@ On a terminal the line is rewritten in place once a second; elsewhere it is prin
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TextIO
-from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import Clock
+from specpilot.policy.http_client import open_url
 
 PRINT_EVERY_S = 10.0
 Sample = dict[tuple[str, str, str], float]
@@ -51,7 +51,7 @@ class StatusLine:
         sample: Sample = defaultdict(float)
         for url in (self._gateway_url, *self._engine_urls):
             try:
-                with urlopen(f"{url}/metrics", timeout=2.0) as reply:  # noqa: S310 - an address of our own
+                with open_url(f"{url}/metrics", timeout=2.0, is_own=True) as reply:
                     text = reply.read().decode()
             except OSError:
                 continue

@@ -17,10 +17,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from specpilot import gpus
+from specpilot.policy.clean_text import stripped
 from specpilot.policy.errors import PolicyError
+from specpilot.policy.http_client import open_url
 from specpilot.policy.redis_store import RedisStore
 from specpilot.supervisor import Part
 from specpilot.up_settings import UpSettings
@@ -121,7 +123,8 @@ def _redis_for(program: str, url: str) -> dict[str, str]:
 
 
 def _token_for(program: str, settings: UpSettings) -> dict[str, str]:
-    return {f"SPECPILOT_{program}_ADMIN_TOKEN": settings.admin_token} if settings.admin_token else {}
+    token = settings.admin_token
+    return {f"SPECPILOT_{program}_ADMIN_TOKEN": token.get_secret_value()} if token else {}
 
 
 def _cores(settings: UpSettings, gpu_count: int = 0) -> tuple[list[int], list[int]]:
@@ -145,7 +148,7 @@ def answers(url: str) -> Callable[[], bool]:
             if url.startswith("unix:"):
                 RedisStore(url).ping()
             else:
-                with urlopen(url, timeout=1.0):  # noqa: S310 - an address of our own
+                with open_url(url, timeout=1.0, is_own=True):
                     pass
         except (OSError, PolicyError):
             return False
@@ -161,12 +164,12 @@ def engine_urls(settings: UpSettings) -> list[str]:
 
 def engine_notes(settings: UpSettings) -> list[str]:
     """Return what the started engines report about their start; nothing of an engine that does not answer."""
-    token = os.environ.get("SPECPILOT_ENGINE_CONTROL_TOKEN")
+    token = stripped(os.environ.get("SPECPILOT_ENGINE_CONTROL_TOKEN", ""))
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     found = []
     for index, url in enumerate(engine_urls(settings)):
         request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
-        with suppress(OSError, ValueError), urlopen(request, timeout=5.0) as reply:  # noqa: S310 - as above
+        with suppress(OSError, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
             found += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from specpilot import embedded_redis, sagemaker
@@ -27,6 +27,8 @@ class UpSettings(ProgramSettings):
     """Run Redis, engine, controller and gateway on this machine until Ctrl-C."""
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_UP_")
+
+    free_text = frozenset({"policy", "engine_args"})
 
     mode: Literal["off", "advise", "act"] = Field(
         default="act", description="off: static K; advise: show K, and run the static K; act: adapt K"
@@ -61,7 +63,7 @@ class UpSettings(ProgramSettings):
     k_max: int = Field(default=7, ge=1, le=64, description="largest K")
     max_num_seqs: int = Field(default=32, ge=1, description="largest number of running requests per engine")
     engine_args: str = Field(default="", description="further flags for vLLM, in one string")
-    admin_token: str | None = Field(default=None, description="bearer token of the admin API")
+    admin_token: SecretStr | None = Field(default=None, description="bearer token of the admin API")
     redis_url: str | None = Field(
         default=None,
         validation_alias=AliasChoices("redis_url", "REDIS_URL"),

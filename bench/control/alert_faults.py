@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from specpilot.bench.control import false_controller
 from specpilot.bench.control.alert_stage import RedisSocket
@@ -21,6 +21,7 @@ from specpilot.bench.control.fault_stage import Stage
 from specpilot.bench.load.closed_loop import Load
 from specpilot.bench.load.system import System
 from specpilot.bench.load.trace import LoadPhase
+from specpilot.policy.http_client import open_url
 
 MODEL = "demo"
 EASY = LoadPhase("predictable", 1.0, {"json": 9})
@@ -61,7 +62,7 @@ class Fault:
 
 def _admin(scene: Scene, method: str, path: str) -> None:
     url = f"http://127.0.0.1:{scene.stage.controller_port(0)}{path}"
-    with urlopen(Request(url, method=method), timeout=10.0):
+    with open_url(Request(url, method=method), timeout=10.0):
         pass
 
 

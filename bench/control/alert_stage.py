@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
 
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
+from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
 EVERY = "1s"
@@ -50,7 +50,7 @@ class Prometheus:
 
     def alerts(self) -> dict[str, str]:
         """Return the state of each active alert, `pending` or `firing`; of several states the worse."""
-        with urlopen(f"{self._url}/api/v1/alerts", timeout=10.0) as reply:  # noqa: S310 - a server that we started
+        with open_url(f"{self._url}/api/v1/alerts", timeout=10.0) as reply:
             alerts = json.load(reply)["data"]["alerts"]
         states: dict[str, str] = {}
         for item in sorted(alerts, key=lambda item: item["state"] == "firing"):
@@ -59,7 +59,7 @@ class Prometheus:
 
     def faults(self) -> list[str]:
         """Return the errors of the rules' last evaluation."""
-        with urlopen(f"{self._url}/api/v1/rules", timeout=10.0) as reply:  # noqa: S310 - a server that we started
+        with open_url(f"{self._url}/api/v1/rules", timeout=10.0) as reply:
             groups = json.load(reply)["data"]["groups"]
         return [
             f"{rule['name']}: {rule['lastError']}"

@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
 
 from specpilot.bench.control.stepped_clock import SteppedClock
 from specpilot.bench.control.uncontrolled_system import uncontrolled_system
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
+from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
 ENGINES_FROM = 5
@@ -83,7 +83,7 @@ class Stage:
 
     def leads(self, number: int) -> bool:
         """Whether controller `number` holds the lease."""
-        with urlopen(f"http://127.0.0.1:{self.controller_port(number)}/metrics", timeout=2.0) as reply:
+        with open_url(f"http://127.0.0.1:{self.controller_port(number)}/metrics", timeout=2.0) as reply:
             return b"specpilot_controller_lease_held 1.0" in reply.read()
 
     def kill_engine(self, number: int) -> None:
@@ -134,7 +134,7 @@ class Stage:
         `None` when it does not answer in time.
         """
         try:
-            with urlopen(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
+            with open_url(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
                 state = json.load(reply)
         except OSError:
             return None

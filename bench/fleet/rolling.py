@@ -28,7 +28,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import urlopen
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -42,6 +41,7 @@ from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import PolicyError
+from specpilot.policy.http_client import open_url
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -146,7 +146,7 @@ class Fleet:
         """The number of controllers that lead."""
         count = 0
         for port in self.controllers:
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as reply:
+            with suppress(OSError), open_url(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as reply:
                 count += b"specpilot_controller_lease_held 1.0" in reply.read()
         return count
 

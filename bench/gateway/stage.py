@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from specpilot import embedded_redis
 from specpilot.bench.load.system import wait_for
 from specpilot.bench.process_end import end
 from specpilot.bench.report.metric_sums import metric_sums
 from specpilot.bench.report.process_tree import tree
+from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
 START_WITHIN_S = 60.0
@@ -58,14 +59,14 @@ class GatewayStage:
     def set_mode(self, port: int, mode: dict[str, Any]) -> None:
         """Set the mode of the engine of `port`, as in `bench.gateway.canned_engine`."""
         request = Request(f"http://127.0.0.1:{port}/mode", method="PUT", data=json.dumps(mode).encode())
-        with urlopen(request, timeout=5.0):  # noqa: S310 - an engine that we started
+        with open_url(request, timeout=5.0):
             pass
 
     def slots(self) -> dict[int, dict[str, int]]:
         """Return each engine's held slots and its count of requests."""
         slots = {}
         for port in self.engine_ports:
-            with urlopen(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
+            with open_url(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
                 slots[port] = json.load(reply)
         return slots
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import aiohttp
 
 from specpilot.bench.load.answer import Answer
+from specpilot.policy.http_client import is_on_this_machine
 
 OK = 200
 REQUEST_TIMEOUT_S = 600.0
@@ -57,6 +58,7 @@ class ChatClient:
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
             read_bufsize=1 << 20,
             headers=self._headers,
+            trust_env=not is_on_this_machine(self._url),
         )
         return self
 

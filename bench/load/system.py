@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import IO, Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.bench.process_end import end
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
 GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no rate depends on the adapter's counters
@@ -89,7 +90,7 @@ class System:
     def is_up(self) -> bool:
         """Whether gateway and controller answer."""
         try:
-            with urlopen(f"{self.gateway_url}/ready", timeout=2.0), urlopen(f"{self.admin_url}/health", timeout=2.0):  # noqa: S310
+            with open_url(f"{self.gateway_url}/ready", timeout=2.0), open_url(f"{self.admin_url}/health", timeout=2.0):
                 return True
         except (OSError, HTTPException):
             return False
@@ -115,7 +116,7 @@ class System:
         """Return the sum of the engines' counters."""
         pages = []
         for url in self.engine_urls():
-            with urlopen(f"{url}/metrics", timeout=5.0) as reply:  # noqa: S310 - an engine of the system
+            with open_url(f"{url}/metrics", timeout=5.0) as reply:
                 pages.append(reply.read().decode())
         return reading(pages, time.monotonic())
 
@@ -129,7 +130,7 @@ class System:
         for url in self.engine_urls():
             request = Request(f"{url}/speculation", method="PUT", data=json.dumps(document).encode())  # noqa: S310
             request.add_header("Content-Type", "application/json")
-            with urlopen(request, timeout=10.0):  # noqa: S310
+            with open_url(request, timeout=10.0):
                 pass
 
     def _admin(
@@ -144,7 +145,7 @@ class System:
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
-            with urlopen(request, timeout=10.0) as reply:  # noqa: S310
+            with open_url(request, timeout=10.0) as reply:
                 return json.load(reply), reply.headers.get("ETag", "")
         except HTTPError as error:
             fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
@@ -170,7 +171,7 @@ def wait_for(program: str, url: str, within_s: float, process: subprocess.Popen[
         if process is not None and process.poll() is not None:
             fail(program, f"the program for {url} has ended with status {process.returncode}")
         try:
-            with urlopen(url, timeout=2.0):  # noqa: S310 - a program that we started
+            with open_url(url, timeout=2.0):
                 return
         except OSError:
             if time.monotonic() > deadline:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from specpilot.bench.sweep import exposition
 from specpilot.bench.sweep.spec_decode import SpecDecode
+from specpilot.policy.http_client import open_url
 
 TIMEOUT_S = 10.0
 NOT_FOUND = 404
@@ -76,7 +77,7 @@ def _speculation(url: str, control_token: str | None, schedule: Mapping[str, Any
         request.add_header("Content-Type", "application/json")
         if control_token:
             request.add_unredirected_header("Authorization", f"Bearer {control_token}")
-        with urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310 - the address that the user gave
+        with open_url(request, timeout=TIMEOUT_S) as reply:
             return _state(json.loads(reply.read()))
     except HTTPError as error:
         with error:
@@ -118,7 +119,7 @@ def _get(address: str, api_key: str | None = None) -> str:
         request = Request(address)  # noqa: S310 - the address that the user gave
         if api_key:
             request.add_header("Authorization", f"Bearer {api_key}")
-        with urlopen(request, timeout=TIMEOUT_S) as reply:  # noqa: S310
+        with open_url(request, timeout=TIMEOUT_S) as reply:
             return str(reply.read().decode(errors="replace"))
     except HTTPError as error:
         raise EndpointError(f"{address} answers {error.code}; check the URL, without /v1") from error

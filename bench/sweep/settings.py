@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field, SecretStr
 
@@ -29,6 +29,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 class SharedSettings(BaseModel):
     """The shared fields of both commands' settings."""
+
+    free_text: ClassVar[frozenset[str]] = frozenset({"engine_args"})
 
     arms: str = Field(default=",".join(SYSTEMS), description="systems to start, comma separated; none with --endpoints")
     endpoints: str = Field(default="", description="servers that run, as NAME=URL, comma separated, in place of --arms")

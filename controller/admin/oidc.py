@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import jwt
 
@@ -31,6 +30,7 @@ from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.problems import ApiError
 from specpilot.policy.access import Role
 from specpilot.policy.clock import Clock
+from specpilot.policy.http_client import open_url
 
 RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
@@ -172,7 +172,7 @@ def _algorithms_of(key: jwt.PyJWK) -> list[str]:
 def _page(url: str) -> Any:
     if urlsplit(url).scheme not in {"http", "https"}:
         raise ValueError(f"{url[:_LOGGED_CHARACTERS]} is no address of a web server")
-    with urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked above
+    with open_url(url, timeout=TIMEOUT_S) as answer:
         return json.loads(answer.read(LARGEST_PAGE_BYTES))
 
 

@@ -7,12 +7,13 @@ from http import HTTPStatus
 from typing import Annotated, Any, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.text import printable
+from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import ProgramSettings
 
 TIMEOUT_S = 10.0
@@ -78,7 +79,7 @@ class AdminClient:
 
     def _send(self, request: Request, *, is_optional: bool = False) -> Any:
         try:
-            with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310 - scheme checked
+            with open_url(request, timeout=TIMEOUT_S, is_own=True) as response:
                 text = response.read()
                 if (notice := response.headers.get("x-specpilot-notice")) is not None:
                     sys.stderr.write(f"{self._program}: {printable(notice)}\n")

@@ -22,6 +22,7 @@ import aiohttp
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
 from specpilot.policy.clock import Clock
 from specpilot.policy.records import EngineRecord
+from specpilot.policy.settings import without_secrets
 
 TIMEOUT_S = 2.0
 SCRAPED_EVERY_S = 2.0
@@ -59,7 +60,7 @@ class PrometheusSource:
             server_now, targets = float(answers[0][1]), _newest(answers[1])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
             if not self._is_failing:
-                _log.warning("no metrics from %s: %s", self._query_url, str(error) or "too slow")
+                _log.warning("no metrics from %s: %s", without_secrets(self._query_url), str(error) or "too slow")
             self._is_failing = True
             return []
         self._is_failing = False

@@ -16,6 +16,7 @@ from specpilot.controller.estimation.observation import LABELS, Observation, Ser
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.clock import Clock
 from specpilot.policy.records import EngineRecord
+from specpilot.policy.settings import without_secrets
 
 TIMEOUT_S = 1.0
 """Seconds in which an engine must answer, from the start of its own request."""
@@ -63,7 +64,12 @@ class Collector:
                 values = await self._values(engine)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             if engine.engine_id not in self._failing:
-                _log.warning("engine %s at %s: no metrics: %s", engine.engine_id, engine.url, str(error) or "too slow")
+                _log.warning(
+                    "engine %s at %s: no metrics: %s",
+                    engine.engine_id,
+                    without_secrets(engine.url),
+                    str(error) or "too slow",
+                )
                 self._failing.add(engine.engine_id)
             return None
         self._failing.discard(engine.engine_id)

@@ -44,6 +44,8 @@ from urllib.parse import urlsplit
 
 from specpilot.engine_adapter.evidence.request_acceptance import Priors
 from specpilot.engine_adapter.plan.speculation_control import calibration_table
+from specpilot.policy.clean_text import secret
+from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.names import DEFAULT_CLASS
 
 STEPS = 20
@@ -117,7 +119,7 @@ class Calibration:
                 if not self._measure(n, deadline, stopped):
                     break
                 measured.append(n)
-        except (CalibrationError, OSError, http.client.HTTPException) as error:
+        except (CalibrationError, InvalidDocumentError, OSError, http.client.HTTPException) as error:
             logger.warning("SpecPilot: step times are learned from traffic, this engine was not calibrated: %s", error)
         else:
             logger.info(
@@ -253,7 +255,7 @@ class _Batch:
 
     def send(self) -> None:
         """Send the call."""
-        key = os.environ.get("VLLM_API_KEY")
+        key = os.environ.get("VLLM_API_KEY") and secret("VLLM_API_KEY", os.environ["VLLM_API_KEY"])
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.connection.request("POST", self._path, self._body, headers)
         self._answers = select.poll()

@@ -33,7 +33,7 @@ class SpeculationEndpoint:
 
     def __init__(self) -> None:
         settings = AdapterSettings.read()
-        self._token = settings.control_token
+        self._token = None if settings.control_token is None else settings.control_token.get_secret_value()
         self._trusts_this_machine = settings.trust_this_machine
         self._draining = Draining(self._begin_drain, settings.drain_grace_s, settings.drain_timeout_s)
         self._engine_client: Any = None

@@ -28,6 +28,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
+from specpilot.policy.clean_text import secret
+from specpilot.policy.errors import InvalidDocumentError
 
 WATCH_S: Final = 60
 """Seconds after which the API server ends a watch, and so the longest time in which a dead connection is not
@@ -215,7 +217,10 @@ class EndpointWatch:
             )
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-        token = (folder / "token").read_text().strip()
+        try:
+            token = secret(str(folder / "token"), (folder / "token").read_text(encoding="utf-8"))
+        except InvalidDocumentError as error:
+            raise _WatchError(str(error)) from error
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         with closing(connection):
             connection.request("GET", f"{path}?{urlencode(parameters)}", headers=headers)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from specpilot.policy.api_key import ApiKey
+from specpilot.policy.clean_text import secret
 from specpilot.policy.codec import from_plain, to_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError
 from specpilot.policy.model_policy import MatchRule, VersionedPolicy
@@ -136,9 +137,11 @@ def keys_of(plain: object) -> tuple[ApiKey, ...]:
             faults.append(Fault(f"[{index}]", "key and key_id must not be empty"))
         stated = to_plain(entry)
         try:
-            keys.append(from_plain(ApiKey, {"sha256": hash_of(stated.pop("key")), **stated}))
+            key = secret("key", stated.pop("key")) if entry.key else ""
+            keys.append(from_plain(ApiKey, {"sha256": hash_of(key), **stated}))
         except InvalidDocumentError as error:
-            faults.extend(Fault(f"[{index}]", fault.problem) for fault in error.faults)
+            field = ".key" if error.kind == "secret" else ""
+            faults.extend(Fault(f"[{index}]{field}", fault.problem) for fault in error.faults)
     if faults:
         raise InvalidDocumentError("API keys file", tuple(faults))
     return tuple(keys)

@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -25,6 +27,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.heads import RequestHead
+from specpilot.policy.clean_text import fault_of, stripped
+from specpilot.policy.http_client import is_on_this_machine
 
 QUEUE_SPANS: Final = 2048
 """Spans that may wait for the collector, the SDK's own default. With a larger number fewer spans are lost, and more
@@ -101,6 +105,17 @@ class _Processor(BatchSpanProcessor):
         super().on_end(span)
 
 
+def _check_headers(environment: Mapping[str, str]) -> None:
+    """Raise `ValueError` for headers that cannot be sent: the SDK and its HTTP client would log their values."""
+    for variable in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        headers = [item for item in environment.get(variable, "").split(",") if item.strip()]
+        for number, item in enumerate(headers, 1):
+            _, mark, value = item.partition("=")
+            fault = fault_of(stripped(unquote(value)), is_secret=True) if mark else "is not NAME=VALUE"
+            if fault is not None:
+                raise ValueError(f"{variable}: header {number} {fault}")
+
+
 class OtelTracing:
     """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is the one that the SDK reads."""
 
@@ -109,8 +124,14 @@ class OtelTracing:
         named = environment.get("OTEL_SERVICE_NAME") or "service.name=" in environment.get(
             "OTEL_RESOURCE_ATTRIBUTES", ""
         )
+        _check_headers(environment)
         size = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-        self._exporter = _Exporter()
+        endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get(
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
+        session = requests.Session()
+        session.trust_env = not is_on_this_machine(endpoint or "http://localhost:4318")  # otherwise its proxies
+        self._exporter = _Exporter(session=session)
         self._processor = _Processor(self._exporter, int(size) if size.isdecimal() and int(size) else QUEUE_SPANS)
         resource = Resource.create(None if named else {SERVICE_NAME: "specpilot-gateway"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -37,7 +37,7 @@ def url(server: RedisServer) -> str:
 
 
 def start(url: str, *flags: str) -> Policy:
-    return up._write_policy(load(UpSettings, up.PROGRAM, flags), url)
+    return up._write_policy(load(UpSettings, up.PROGRAM, flags), url, lambda _: None)
 
 
 def in_redis(store: RedisStore) -> tuple[Policy, int]:

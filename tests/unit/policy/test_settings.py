@@ -63,7 +63,10 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
         (("--prot", "9090"), "--prot: there is no such flag; did you mean --port?"),
         (("--tikc-s=secret",), "--tikc-s: there is no such flag; did you mean --tick-s?"),
         (("--colour", "red"), "--colour: there is no such flag; --help lists the flags"),
-        (("more",), "more: is not expected; --help lists the arguments"),
+        (
+            ("more",),
+            "more arguments than expected; quote a value that holds white space; --help lists the arguments",
+        ),
         (("--port",), "argument --port: expected one argument; --help lists the arguments"),
     ],
 )

@@ -98,7 +98,7 @@ def test_two_engines_do_not_meet_on_the_first_gpu(monkeypatch: pytest.MonkeyPatc
 def test_sigterm_ends_a_start_that_waits_for_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(up, "check", lambda _: None)
     monkeypatch.setattr(up, "check_ports", lambda _: None)
-    monkeypatch.setattr(up, "_write_policy", lambda settings, _: Policy(settings.served_model_name))
+    monkeypatch.setattr(up, "_write_policy", lambda settings, *_: Policy(settings.served_model_name))
     loading = [sys.executable, "-c", "import time; time.sleep(600)"]
 
     def is_ready() -> bool:

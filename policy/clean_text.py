@@ -1,0 +1,43 @@
+"""The rule for texts that people and files state: secrets, addresses, names. Pure.
+
+A secret that ends in a line break (a Kubernetes secret often does) would write the break into the head of a request,
+and the rest of the head would be read as another request. So surrounding white space is removed, and other control
+characters are refused. No message contains the text.
+"""
+
+import re
+
+from specpilot.policy.errors import Fault, InvalidDocumentError
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def stripped(text: str) -> str:
+    """Return `text` without white space, and without a byte order mark, around it."""
+    return text.strip().removeprefix(BYTE_ORDER_MARK).strip()
+
+
+def fault_of(text: str, *, is_secret: bool = False) -> str | None:
+    """Return what is wrong with the stripped `text`, without a part of it; `None`: nothing."""
+    if is_secret and not text:
+        return "holds nothing but white space; state it, or leave it out"
+    control = next((char for char in text if ord(char) < ord(" ") or 0x7F <= ord(char) <= 0x9F), None)  # noqa: PLR2004
+    if control is not None:
+        return f"holds the control character U+{ord(control):04X}; state it without"
+    if is_secret and not text.isascii():
+        return "holds a character that is not ASCII, which no header can carry; choose another"
+    return None
+
+
+def has_login(text: str) -> bool:
+    """Whether `text` has an address for HTTP that holds a user name or a password."""
+    return re.search(r"https?://[^/\s]*@", text) is not None
+
+
+def secret(name: str, text: str) -> str:
+    """Return the secret `text` of `name` as it can be sent; raises `InvalidDocumentError`, which names `name` only."""
+    clean = stripped(text)
+    fault = fault_of(clean, is_secret=True)
+    if fault is not None:
+        raise InvalidDocumentError("secret", (Fault(name, fault),))
+    return clean

@@ -1,0 +1,36 @@
+"""HTTP requests of commands and programs, which go through the user's proxy only if they leave this machine.
+
+`urlopen` sends everything through `http_proxy`, also a question to a server on the loopback, unless `no_proxy` names
+it.
+"""
+
+import ipaddress
+from http.client import HTTPResponse
+from typing import Final, cast
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener, urlopen
+
+_DIRECT: Final = build_opener(ProxyHandler({}))
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether the host of `url` is this machine by its name or address; no name is looked up."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def open_url(request: Request | str, timeout: float, *, is_own: bool = False) -> HTTPResponse:
+    """Open `request` like `urlopen`; directly if it stays on this machine, or is to a part of the system (`is_own`)."""
+    url = request if isinstance(request, str) else request.full_url
+    is_direct = is_own or is_on_this_machine(url)
+    opened = _DIRECT.open(request, timeout=timeout) if is_direct else urlopen(request, timeout=timeout)  # noqa: S310
+    return cast("HTTPResponse", opened)

@@ -1,0 +1,147 @@
+"""Malformed secrets, thrown at every command and program as flag, variable and file: none is in what they print."""
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from specpilot import cli
+from specpilot.gateway.telemetry.otel import OtelTracing
+from tests.support.stack import free_port
+
+MARK = "hunter2secret"
+SECRETS = (
+    f"{MARK}\nx-evil: 1",
+    f"{MARK}\x07",
+    f"{MARK}\u00e4",
+    f"\ufeff{MARK}\u20ac",
+    f"{MARK}\r\n",
+    f"-{MARK}",
+    f"--{MARK}={MARK}",
+    f"{MARK} {MARK}",
+)
+URLS = (
+    f"redis://:{MARK}?{MARK}@127.0.0.1:9",
+    f"redis://:{MARK}?{MARK}={MARK}@127.0.0.1:9",
+    f"redis://u:{MARK}@127.0.0.1:port",
+    f"redis://u:{MARK}@127.0.0.1:9/{'x'}",
+    f"redis://u:{MARK}@127.0.0.1:9\nx",
+    f"redis://u:{MARK}@127.0.0.1:9?nothing=1",
+    f"redis://u:{MARK}@127.0.0.1:9?ssl_certfile={MARK}",
+    f"redis:/u:{MARK}@127.0.0.1:9",
+    f"http://u:{MARK}@127.0.0.1:9",
+)
+LOGINS = (f"http://u:{MARK}@127.0.0.1:9", f"http://{MARK}@127.0.0.1:9/x", f"http://u:{MARK}@127.0.0.1:9\nx")
+ADMIN_COMMANDS = (
+    ("policy", "list"),
+    ("policy", "get", "m"),
+    ("freeze", "list"),
+    ("audit",),
+    ("token", "list"),
+    ("key", "list"),
+    ("models",),
+    ("explain", "m"),
+    ("export", "m"),
+)
+MALFORMED = SECRETS[:4]
+"""Those with which no program starts, quoted or not."""
+REDIS = ("--redis-url", "redis://127.0.0.1:9")
+ENGINE = ("engine", "--model", "m", "--any-vllm")
+
+
+def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
+    """Each program with its arguments, a flag or a variable that takes a secret, and the texts to throw."""
+    for words in ADMIN_COMMANDS:
+        yield (*words, "--admin-url", "http://127.0.0.1:9"), "--token", SECRETS
+        yield words, "--admin-url", LOGINS
+    yield ("policy", "list", "--admin-url", "http://127.0.0.1:9"), "SPECPILOT_ADMIN_TOKEN", SECRETS
+    for program in ("gateway", "controller", "up"):
+        yield (program, *REDIS), "--admin-token", MALFORMED
+        yield (program, *REDIS), f"SPECPILOT_{program.upper()}_ADMIN_TOKEN", MALFORMED
+        yield (program,), "--redis-url", URLS
+        yield (program,), "REDIS_URL", URLS
+    yield ("gateway", *REDIS), "--engine-api-key", MALFORMED
+    yield ("gateway", *REDIS), "SPECPILOT_GATEWAY_ENGINE_API_KEY", MALFORMED
+    yield ("gateway", *REDIS), "--engine", LOGINS
+    yield ("gateway", *REDIS), "--kubernetes-api", LOGINS
+    yield ("controller", *REDIS), "--oidc-issuer", LOGINS
+    yield ("controller", *REDIS), "--prometheus", LOGINS
+    yield ENGINE, "--control-token", MALFORMED
+    yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
+    yield ENGINE, "--redis-url", URLS
+    yield ENGINE, "--advertise-url", LOGINS
+    for command in ("sweep", "rate"):
+        endpoint = ("bench", command, "--endpoints", "none=http://127.0.0.1:9")
+        yield endpoint, "--api-key", SECRETS
+        yield endpoint, "--control-token", SECRETS
+        yield ("bench", command), "--endpoints", tuple(f"none={url}" for url in LOGINS)
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A folder of the test's own, and the process's loggers as they were."""
+    monkeypatch.chdir(tmp_path)
+    root, hooks = logging.getLogger(), (sys.excepthook, sys.unraisablehook)
+    before = (root.handlers[:], root.level)
+    yield
+    root.handlers[:], root.level = before
+    sys.excepthook, sys.unraisablehook = hooks
+
+
+def _said(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[object, str]:
+    """Run a command in this process; return its exit status, and all that it printed or logged."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    monkeypatch.setattr(sys, "argv", ["specpilot", *words])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    handler = logging.StreamHandler(out)
+    logging.getLogger().addHandler(handler)
+    with redirect_stdout(out), redirect_stderr(out):
+        try:
+            cli.main()
+        except SystemExit as ended:
+            return ended.code, out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    raise AssertionError("it did not end")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "texts"), list(_cases()), ids=lambda item: " ".join(item) if isinstance(item, tuple) else item
+)
+def test_no_command_prints_a_secret(
+    words: tuple[str, ...], name: str, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in texts:
+        ways: list[tuple[str, ...]] = [(name, text), (f"{name}={text}",)]
+        if words[0] not in ("engine", "up"):  # vLLM's flags are not known, and up may start
+            ways.append((name, *text.split()))
+        if not name.startswith("--"):
+            monkeypatch.setenv(name, text)
+            ways = [()]
+        if not name.startswith("--") and text.startswith("-"):
+            continue  # a good secret, if it is no word on a command line
+        for way in ways:
+            status, said = _said((*words, *way), monkeypatch)
+            assert status not in (0, None), (way, said)
+            assert MARK not in said, way
+            assert "Traceback" not in said, way
+
+
+@pytest.mark.parametrize("headers", [MARK, f"authorization={MARK}%0Ax", f"a=b,authorization={MARK}\x07"])
+def test_headers_for_traces_are_not_printed(headers: str) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_HEADERS": headers}
+    with pytest.raises(ValueError, match=r"OTEL_EXPORTER_OTLP_HEADERS: header [12] ") as caught:
+        OtelTracing(environment, "http")
+    assert MARK not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [f'[{{"key_id": "a", "key": "{MARK}\\nx"}}]', f'[{{"key": "{MARK}"', f"{MARK}"])
+def test_a_keys_file_is_not_printed(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(content)
+    flags = ("--engine", "http://127.0.0.1:9", "--port", str(free_port()), "--api-keys-file", str(keys))
+    status, said = _said(("gateway", *flags), monkeypatch)
+    assert status == 2
+    assert MARK not in said

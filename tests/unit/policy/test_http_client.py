@@ -1,0 +1,104 @@
+"""What goes through the user's proxy, and what does not."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.policy.http_client import is_on_this_machine, open_url
+from specpilot.up_parts import answers
+from tests.support.stack import ROOT
+
+PROGRAMS = ("gateway", "controller", "engine_adapter", "specpilot", "policy", "bench")
+
+
+class Server(HTTPServer):
+    """Answers everything, and keeps what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    found = Server()
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{found.server_port}")
+    yield found
+    found.close()
+
+
+def test_the_loopback_and_own_parts_are_asked_directly_and_the_rest_through_the_proxy(
+    server: Server, proxy: Server
+) -> None:
+    here = f"http://127.0.0.1:{server.server_port}"
+    assert answers(f"{here}/health")()
+    assert AdminClient(AdminSettings(admin_url=here), "test").ask("/admin")[0] == {}
+    open_url(f"http://localhost:{server.server_port}/metrics", 5.0).close()
+    assert (server.asked, proxy.asked) == (["/health", "/admin", "/metrics"], [])
+    open_url("http://issuer.example/keys", 5.0).close()
+    assert proxy.asked == ["http://issuer.example/keys"]
+    with pytest.raises(OSError, match=r"."):
+        open_url("http://controller.invalid/", 5.0, is_own=True)
+    assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8100/x", True),
+        ("http://127.9.9.9", True),
+        ("http://[::1]:1/", True),
+        ("http://LOCALHOST/", True),
+        ("http://a.localhost", True),
+        ("http://10.0.0.1/", False),
+        ("http://localhost.example/", False),
+        ("http://[", False),
+    ],
+)
+def test_what_is_on_this_machine(url: str, expected: bool) -> None:
+    assert is_on_this_machine(url) is expected
+
+
+def test_every_request_follows_the_rule() -> None:
+    """`urlopen` is called in one place; aiohttp, which takes no proxy by itself, takes one where that is asked for."""
+    found = [
+        str(path.relative_to(ROOT))
+        for program in PROGRAMS
+        for path in (ROOT / program).rglob("*.py")
+        if "urlopen(" in path.read_text() and not (ROOT / program).is_symlink() and "policy/http" not in str(path)
+    ]
+    assert found == []
+    for image in (ROOT / "deploy" / "images").glob("*Dockerfile"):
+        assert "urlopen(" not in image.read_text()
