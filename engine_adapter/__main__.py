@@ -20,6 +20,7 @@ from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEng
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
 from specpilot.engine_adapter.vllm import compat, engine_facts, versions
+from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
@@ -35,6 +36,7 @@ ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncSchedul
 
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
+    standard_streams.open_closed()
     try:
         options, vllm_flags = _parser().parse_known_args(presets.expanded(arguments, _head_config))
         values = _settings_of(options)
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     _check_port(options.host, options.port)
     environment = versions.server_environment(speculates=speculative is not None) | os.environ
     vllm_flags = _with_clean_keys(vllm_flags, environment)
+    environment["PYTHONSAFEPATH"] = "1"  # for the processes that vLLM starts
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
     environment[plugin_names.VARIABLE] = _plugins()
     environment["PROMETHEUS_MULTIPROC_DIR"] = str(_metrics_folder(options.port))

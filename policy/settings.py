@@ -18,7 +18,7 @@ from typing import ClassVar, NoReturn, TypeVar, get_args
 from pydantic import AliasChoices, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
-from specpilot.policy import clean_text, json_log
+from specpilot.policy import clean_text, json_log, standard_streams
 from specpilot.policy.codec import faults_of
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
 
     Ends the process with status 0 after `--help`, and with status 2 and a line per fault on bad settings.
     """
+    standard_streams.open_closed()
     if "log_format" in kind.model_fields:
         variable = kind.model_config["env_prefix"].upper() + "LOG_FORMAT"
         if json_log.is_asked_for(arguments, os.environ.get(variable)):

@@ -12,6 +12,8 @@ from importlib import import_module, metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 
+from specpilot.policy import standard_streams
+
 COMMANDS = {
     "up": ("specpilot.up", "run Redis, engine, controller and gateway on this machine"),
     "gateway": ("specpilot.gateway.__main__", "run the OpenAI-compatible gateway"),
@@ -33,6 +35,7 @@ COMMANDS = {
 
 def main() -> None:
     """Run the sub-command that the command line names."""
+    standard_streams.open_closed()
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_usage())
@@ -48,8 +51,7 @@ def main() -> None:
         try:
             import_module(COMMANDS[name][0]).main(rest)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_left():
             raise

@@ -69,7 +69,7 @@ def engines(settings: UpSettings, redis_url: str) -> list[Part]:
                 "--disable-uvicorn-access-log",
             ]
         command = [
-            *(sys.executable, "-m", "specpilot.cli", "engine"),
+            *(sys.executable, "-P", "-m", "specpilot.cli", "engine"),
             *("--model", settings.model),
             *(() if has_own_config else ("--drafter", settings.drafter, "--k-max", str(settings.k_max))),
             *("--served-model-name", settings.served_model_name, "--max-num-seqs", str(settings.max_num_seqs)),
@@ -88,7 +88,7 @@ def servers(settings: UpSettings, redis_url: str) -> list[Part]:
     """Return the controllers and the gateway."""
     has_gpu = shutil.which("nvidia-smi") is not None
     _, server_cores = _cores(settings, max(1, len(gpus.visible(os.environ))) if has_gpu else 0)
-    specpilot = (sys.executable, "-m", "specpilot.cli")
+    specpilot = (sys.executable, "-P", "-m", "specpilot.cli")
     public = ("--public-paths", settings.public_paths) if settings.public_paths else ()
     way_in = () if settings.admin_token else ("--trust-this-machine",)
     admin_ports = [settings.admin_port + index for index in range(settings.controllers)]

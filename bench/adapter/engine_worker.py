@@ -48,7 +48,7 @@ class EngineWorker:
         self.name = name
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - read when the engine fails, gone with it
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "specpilot.bench.adapter.engine_worker", json.dumps(options)],
+            [sys.executable, "-P", "-m", "specpilot.bench.adapter.engine_worker", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

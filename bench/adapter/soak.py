@@ -286,7 +286,7 @@ async def _metrics(session: aiohttp.ClientSession) -> Counter[str]:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object, and the exit status is 1 after a fault."""
     settings = load(SoakSettings, PROGRAM, arguments)
-    command = [sys.executable, "-m", *(_STOCK if settings.stock else _ADAPTER)]
+    command = [sys.executable, "-P", "-m", *(_STOCK if settings.stock else _ADAPTER)]
     command += ["--model", str(DEMO_MODEL / "target"), "--port", str(settings.port)]
     command += ["--served-model-name", "demo", "--enforce-eager", "--max-num-seqs", "32", "--max-model-len", "1024"]
     command += ["--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "60"]

@@ -37,7 +37,7 @@ class Job:
 def run(url: str, job: Job, result: Path) -> dict[str, Any]:
     """Run the client and return what it saved into the file `result`; raises `ClientFailedError`."""
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _CLIENT, *flags(url, job, result)],
+        [sys.executable, "-P", "-W", "ignore", "-c", _CLIENT, *flags(url, job, result)],
         env=os.environ | {"VLLM_PLUGINS": "", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -210,7 +210,7 @@ class _Bench:
         """Run a controller without any estimates."""
         record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
         record.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "specpilot.cli", "controller", "--trust-this-machine"]
+        command = [sys.executable, "-P", "-m", "specpilot.cli", "controller", "--trust-this-machine"]
         command += ["--redis-url", stage.redis_url, "--record", str(record), "--port", str(stage.port + 1)]
         command += ["--interval-s", str(self._settings.interval_s)]
         with (stage.folder / "controller.log").open("ab") as log:

@@ -62,7 +62,7 @@ class Stage:
         `program` is the module that runs it, with its arguments before the flags.
         """
         port = self.controller_port(number)
-        command = [sys.executable, "-m", *program, "--redis-url", self.redis_url]
+        command = [sys.executable, "-P", "-m", *program, "--redis-url", self.redis_url]
         command += ["--trust-this-machine", "--record", str(self._out / f"controller-{number}.jsonl")]
         with (self._out / f"controller-{number}.log").open("ab") as log:
             self._controllers[number] = subprocess.Popen(

@@ -156,7 +156,17 @@ class Fleet:
         self.redis.close()
 
     def _run(self, command: str, port: int, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "specpilot.cli", command, "--port", str(port), "--redis-url", self.redis.url]
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "specpilot.cli",
+            command,
+            "--port",
+            str(port),
+            "--redis-url",
+            self.redis.url,
+        ]
         with (self._settings.out / f"{command}-{port}.log").open("wb") as log:
             return subprocess.Popen([*words, *flags], env=os.environ | environment, stdout=log, stderr=log)
 

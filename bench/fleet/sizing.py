@@ -87,7 +87,7 @@ class Stage:
         self.url = f"redis://127.0.0.1:{self.redis.port}"
         self.store = RedisStore(self.url)
         module = "specpilot.bench.fleet.simulated_engines"
-        self._engines = subprocess.Popen([sys.executable, "-m", module, str(settings.port), str(settings.pools)])
+        self._engines = subprocess.Popen([sys.executable, "-P", "-m", module, str(settings.port), str(settings.pools)])
         wait_for(PROGRAM, f"http://127.0.0.1:{settings.port}/e0/v1/models", START_WITHIN_S)
         self._ended = threading.Event()
         self._keeping = threading.Thread(target=self._keep)
@@ -126,7 +126,7 @@ class Stage:
 
     def run(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a program of the product on Redis."""
-        command = [sys.executable, "-m", "specpilot.cli", *words, "--redis-url", self.url]
+        command = [sys.executable, "-P", "-m", "specpilot.cli", *words, "--redis-url", self.url]
         with (self.settings.out / f"{words[0]}.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         self._started.append(process)

@@ -159,7 +159,7 @@ def _start(settings: UnattendedSettings, log: Any) -> subprocess.Popen[bytes]:
         "SPECPILOT_UP_ENGINE_PORT": str(settings.port + 2),
         "SPECPILOT_UP_STATE_DIR": str((settings.out / "state").resolve()),
     }
-    command = [sys.executable, "-m", "specpilot.cli", "up", "--sagemaker"]
+    command = [sys.executable, "-P", "-m", "specpilot.cli", "up", "--sagemaker"]
     return subprocess.Popen(command, env=os.environ | stated, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 

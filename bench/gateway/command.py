@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
     scenarios = [scenario for name, scenario in SCENARIOS.items() if name in names]
     engine = f"http://127.0.0.1:{settings.port}"
     commands = _commands(settings, engine)
-    origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.origin", str(settings.port)])
+    origin = subprocess.Popen([sys.executable, "-P", "-m", "specpilot.bench.gateway.origin", str(settings.port)])
     ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
     targets = {DIRECT: origin}
     samples: dict[tuple[str, str], list[Sample]] = {}
@@ -121,15 +121,15 @@ def main(arguments: Sequence[str]) -> None:
 def _commands(settings: GatewayBenchSettings, engine: str) -> dict[str, str]:
     """Return the command of each target; {port} and {engine} are filled in later."""
     flags = f"-m specpilot.cli gateway --engine {engine} --port {{port}}"
-    plain = f"{sys.executable} {flags}"
+    plain = f"{sys.executable} -P {flags}"
     gateway = plain if settings.compiled is None else _compiled(settings.compiled, flags)
     workers = settings.workers
     commands = {
-        STACK_FLOOR: f"{sys.executable} -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port}",
+        STACK_FLOOR: f"{sys.executable} -P -m specpilot.bench.gateway.uvloop_relay {{port}} {settings.port}",
         OURS: gateway,
         **({} if workers == 1 else {f"{OURS}, {workers} workers": f"{gateway} --workers {workers}"}),
         **({} if settings.compiled is None else {PLAIN: plain}),
-        NAIVE: f"{sys.executable} -m specpilot.bench.gateway.naive_proxy {{port}} {engine}",
+        NAIVE: f"{sys.executable} -P -m specpilot.bench.gateway.naive_proxy {{port}} {engine}",
     }
     for item in settings.peer:
         name, _, command = item.partition("=")

@@ -48,7 +48,7 @@ class GatewayStage:
     def start_engine(self, port: int) -> None:
         """Start the engine of `port` and wait until it answers."""
         self.engines[port] = subprocess.Popen(
-            [sys.executable, "-m", "specpilot.bench.gateway.canned_engine", str(port)]
+            [sys.executable, "-P", "-m", "specpilot.bench.gateway.canned_engine", str(port)]
         )
         wait_for(self._program, f"http://127.0.0.1:{port}/v1/models", START_WITHIN_S)
 
@@ -75,7 +75,17 @@ class GatewayStage:
 
         Clients that connect while only the first worker serves would all stay with it.
         """
-        command = [sys.executable, "-m", "specpilot.cli", "gateway", "--port", str(port), "--workers", str(workers)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "specpilot.cli",
+            "gateway",
+            "--port",
+            str(port),
+            "--workers",
+            str(workers),
+        ]
         command += ["--redis-url", self.redis_url, "--admin-token", ADMIN_TOKEN]
         for engine in self.engine_ports:
             command += ["--engine", f"http://127.0.0.1:{engine}"]

@@ -217,7 +217,7 @@ class Check:
         """Run `module` as a program and return the JSON object of its last line; raises `PartError`."""
         path = self.out / "logs" / f"{slug(log)}.log"
         variables = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(environment or {})
-        command = [sys.executable, "-m", module, *arguments]
+        command = [sys.executable, "-P", "-m", module, *arguments]
         with path.open("w+", encoding="utf-8") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True

@@ -153,7 +153,9 @@ class System:
 
 def start_up(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Start `specpilot up` as a child; its output is shown, or written to `output`. The caller stops it."""
-    return subprocess.Popen([sys.executable, "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output
+    )
 
 
 def stop_up(process: subprocess.Popen[bytes]) -> None:

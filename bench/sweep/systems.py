@@ -186,7 +186,7 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
     served = ["--served-model-name", engines.served_name, "--max-num-seqs", str(engines.max_num_seqs)]
     if name == ADAPTIVE:
         return [
-            *(sys.executable, "-m", "specpilot.cli", "up", "--model", engines.model, *served),
+            *(sys.executable, "-P", "-m", "specpilot.cli", "up", "--model", engines.model, *served),
             *("--drafter", engines.heads[P_EAGLE], "--k-max", str(engines.k_max)),
             *("--engine-port", str(port), "--port", str(port + 1), "--admin-port", str(port + 2)),
             *("--state-dir", str(engines.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
@@ -196,7 +196,16 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
     return [
-        *(sys.executable, "-m", "specpilot.cli", "engine", *engine, "--calibrate-s", "0"),  # no controller reads it
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "specpilot.cli",
+            "engine",
+            *engine,
+            "--calibrate-s",
+            "0",
+        ),  # no controller reads it
         "--trust-this-machine",  # the sweep sets K
         *("--speculative-config", speculative_config(name, engines.heads[name], engines.k_max)),
     ]

@@ -25,5 +25,5 @@ WORKDIR /home/specpilot
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m \
-    CMD ["python3", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-P", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["specpilot", "engine"]

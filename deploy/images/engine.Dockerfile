@@ -24,7 +24,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # Loading takes minutes, during which the container is starting, not unhealthy.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m \
-    CMD ["python3", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-P", "-c", "import urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["specpilot", "engine"]
 
 FROM engine AS sagemaker
@@ -38,5 +38,5 @@ ENV SPECPILOT_UP_STATE_DIR=/tmp/specpilot
 USER 65532:65532
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60m \
-    CMD ["python3", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('SAGEMAKER_BIND_TO_PORT', '8080') + '/ping', timeout=4)"]
+    CMD ["python3", "-P", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('SAGEMAKER_BIND_TO_PORT', '8080') + '/ping', timeout=4)"]
 ENTRYPOINT ["sagemaker-serve"]

@@ -86,8 +86,9 @@ def server_command() -> list[str]:
     """Return the arguments after the interpreter that start vLLM's OpenAI server.
 
     They name the module, not the `vllm` script: the script of the CPU distribution requires a package named `vllm`.
+    Folders of the current one are no packages (`-P`), whatever their names.
     """
-    return ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+    return ["-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
 
 
 def server_environment(*, speculates: bool) -> dict[str, str]:

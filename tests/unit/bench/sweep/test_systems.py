@@ -31,7 +31,7 @@ def test_no_speculation_is_vllm_as_it_is_and_the_others_carry_the_adapter(tmp_pa
     )
     assert parallel == sequential | {"model": "/heads/parallel", "parallel_drafting": True}
     assert sequential["num_speculative_tokens"] == 7
-    assert commands["adaptive"][3] == "up"
+    assert commands["adaptive"][4] == "up"
     for name in ("eagle3", "p-eagle"):  # else K would be the calibration's while the first cells are measured
         assert commands[name][commands[name].index("--calibrate-s") + 1] == "0"
     for command in commands.values():
