@@ -25,6 +25,7 @@ from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
+from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
 CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
@@ -202,8 +203,8 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
     if not path.is_file():
         return None
     try:
-        return head_config.read(json.loads(path.read_text()), drafter)
-    except (OSError, json.JSONDecodeError) as error:
+        return head_config.read(json.loads(read_text(path)), drafter)
+    except (OSError, ValueError) as error:
         fail(PROGRAM, f"--drafter: {path} cannot be read ({error})")
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from specpilot.policy.text_files import read_text
+
 FLAG: Final = "--dtype"
 PLAIN: Final = "float32"
 AUTO: Final = "auto"
@@ -72,7 +74,7 @@ def notes(vllm_config: Any) -> list[str]:
 def _is_short(model: str) -> bool:
     """Whether the model in the folder `model` may be stored in a format shorter than float32, without quantisation."""
     try:
-        config = json.loads((Path(model) / "config.json").read_text())
+        config = json.loads(read_text(Path(model) / "config.json"))
     except (OSError, ValueError):
         return True  # no folder of this machine: its format is not known
     if not isinstance(config, dict) or config.get("quantization_config") or config.get("compression_config"):
@@ -87,7 +89,7 @@ def _is_in_file(vllm_flags: Sequence[str]) -> bool:
         if name == "--config":
             path = Path(value or (vllm_flags[place + 1] if place + 1 < len(vllm_flags) else ""))
             try:
-                return re.search(r"^\s*(dtype|quantization)\s*:", path.read_text(), re.MULTILINE) is not None
-            except OSError:
+                return re.search(r"^\s*(dtype|quantization)\s*:", read_text(path), re.MULTILINE) is not None
+            except (OSError, UnicodeDecodeError):
                 return False  # vLLM will say that it cannot be read
     return False

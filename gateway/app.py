@@ -61,6 +61,7 @@ from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
+from specpilot.policy.text_files import read_text
 
 _log = logging.getLogger("gateway")
 
@@ -249,10 +250,10 @@ def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
         return ()
     flag = "--api-keys-file"
     try:
-        return keys_of(orjson.loads(Path(settings.api_keys_file).read_bytes()))
+        return keys_of(orjson.loads(read_text(Path(settings.api_keys_file))))
     except OSError as error:
         raise StartError(f"{flag}: cannot read {settings.api_keys_file}: {error.strerror}; check the path") from error
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise StartError(f"{flag}: {settings.api_keys_file} is not JSON: {error}; correct it") from error
     except InvalidDocumentError as error:
         raise StartError(*(f"{flag}: {fault}" for fault in error.faults)) from error

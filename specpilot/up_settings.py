@@ -10,11 +10,13 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot import embedded_redis, sagemaker
 from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.clean_text import stripped
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.text_files import read_text
 from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
@@ -157,7 +159,8 @@ def policy_given(settings: UpSettings) -> Policy | None:
     if settings.policy is None:
         return None
     try:
-        text = settings.policy if settings.policy.lstrip().startswith("{") else Path(settings.policy).read_text("utf-8")
+        stated = stripped(settings.policy)
+        text = stated if stated.startswith("{") else read_text(Path(stated))
         policy = from_plain(Policy, decode(dict, text))
     except OSError as error:
         fail(

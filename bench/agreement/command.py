@@ -27,6 +27,7 @@ from specpilot.bench.sweep.plan import Arm, Cell, Load
 from specpilot.bench.sweep.systems import RunningSystem, SystemFailedError
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.text_files import read_text
 from specpilot.ports import check_port
 
 PROGRAM = "specpilot bench agreement"
@@ -113,7 +114,7 @@ def _sweep_figures(url: str, job: Job, path: Path) -> dict[str, Any]:
     """Measure one cell as a sweep does; each one has all the prompts, in their order."""
     work = Work((), 0, 0, job.output_tokens, 0.0, 0.0)
     conditions = Conditions(work, Sampling(0.0, ignore_eos=True), {}, model=job.model)
-    conversations = parse("sharegpt", job.data.read_text(), str(job.data))
+    conversations = parse("sharegpt", read_text(job.data), str(job.data))
     cell = Cell(Arm("stock"), "questions", Load(job.in_flight), 1)
     figures = measure(RunningSystem(url), cell, conversations, conditions, job.requests)
     path.write_text(json.dumps(figures, indent=1) + "\n")

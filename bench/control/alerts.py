@@ -32,6 +32,7 @@ from specpilot.bench.report.markdown import table
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot bench alerts"
 RULES = DEMO_MODEL.parent / "prometheus" / "rules" / "specpilot.yml"
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     if unfit:
         fail(PROGRAM, f"--engines: {', '.join(unfit)} need 3 engines or more; leave them out with --only")
     try:
-        rules = settings.rules.read_text()
+        rules = read_text(settings.rules)
     except OSError as error:
         fail(PROGRAM, f"--rules: {settings.rules} cannot be read: {error.strerror}")
     settings.out.mkdir(parents=True, exist_ok=True)

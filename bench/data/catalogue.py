@@ -11,6 +11,7 @@ from specpilot.bench.data.conversation import Conversation
 from specpilot.bench.data.forms import FORMS, BrokenDataError, parse
 from specpilot.bench.data.shipped import CONTEXT_WORDS, SHIPPED, conversations
 from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.text_files import read_text
 
 DEMO = ("code", "chat", "json")
 """Prompts held out from the demo pair's training, by kind of text."""
@@ -59,7 +60,7 @@ def _data_set(item: str, context_words: int) -> DataSet:
 
 def _from_file(form: str, path: Path, name: str) -> DataSet:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise BrokenDataError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -14,6 +14,7 @@ import numpy as np
 
 from specpilot.bench.inflate.models import Tensor
 from specpilot.bench.inflate.number_format import BYTES, Array
+from specpilot.policy.text_files import read_text
 
 CONFIG, WEIGHTS = "config.json", ".safetensors"
 SHARD_BYTES = 4 << 30
@@ -22,7 +23,7 @@ _PIECE_BYTES = 64 << 20
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a model's configuration; raises `OSError` and `ValueError`."""
-    return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    return dict(json.loads(read_text(folder / CONFIG)))
 
 
 def read_tensors(folder: Path) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from specpilot.bench.data.shipped import SHIPPED, conversations
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.names import is_class_name
+from specpilot.policy.text_files import read_text
 
 TRACES = Path(__file__).resolve().parent / "traces"
 
@@ -119,7 +120,7 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Return the trace in the file; raises `OSError` or `InvalidDocumentError`."""
-    return from_plain(Trace, decode(dict, path.read_text()))
+    return from_plain(Trace, decode(dict, read_text(path)))
 
 
 def read_prompts(folder: Path, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
@@ -130,4 +131,4 @@ def read_prompts(folder: Path, names: tuple[str, ...]) -> dict[str, list[dict[st
 def _requests(path: Path, name: str) -> list[dict[str, Any]]:
     if name in SHIPPED and not path.exists():
         return [{"messages": list(conversation.turns[0])} for conversation in conversations(name)]
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
+    return [json.loads(line) for line in read_text(path).splitlines() if line]

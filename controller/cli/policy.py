@@ -18,6 +18,7 @@ from specpilot.controller.cli.client import AdminClient, AdminSettings, write_pa
 from specpilot.controller.cli.credentials import HELP
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.settings import fail, load
+from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot policy"
 USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
@@ -295,7 +296,7 @@ def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
 
 def _read(file: str, command: str) -> dict[str, Any]:
     try:
-        content = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        content = sys.stdin.read().removeprefix("\ufeff") if file == "-" else read_text(Path(file))
     except (OSError, UnicodeDecodeError) as error:
         fail(PROGRAM, f"{command}: {file} cannot be read: {error}")
     try:

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     other = _policy(settings.policy) if settings.policy else None
     models = set()
     try:
-        with settings.file.open(encoding="utf-8") as lines:
+        with settings.file.open(encoding="utf-8-sig") as lines:
             for item in replay((from_line(line) for line in lines if line.strip()), other):
                 sys.stdout.write(_json(item) if settings.as_json else _line(item))
                 models.add(item.context.model)

@@ -28,8 +28,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from specpilot.gateway.engines.endpoint_slices import Endpoints, endpoints, service_of
-from specpilot.policy.clean_text import secret
+from specpilot.policy.clean_text import secret, stripped
 from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.text_files import read_text
 
 WATCH_S: Final = 60
 """Seconds after which the API server ends a watch, and so the longest time in which a dead connection is not
@@ -206,7 +207,7 @@ class EndpointWatch:
     def _get(self, query: Mapping[str, str], timeout_s: float) -> Iterator[http.client.HTTPResponse]:
         """Request the service's slices. Raises `OSError`, `HTTPException`, `_ExpiredError` and `_WatchError`."""
         folder, parts = self._cluster.credentials, urlsplit(self._cluster.api)
-        namespace = self._service.namespace or (folder / "namespace").read_text().strip()
+        namespace = self._service.namespace or stripped(read_text(folder / "namespace"))
         parameters = {"labelSelector": f"kubernetes.io/service-name={self._service.name}", **query}
         path = f"{parts.path.rstrip('/')}/apis/discovery.k8s.io/v1/namespaces/{quote(namespace)}/endpointslices"
         host, port = parts.hostname or "", parts.port
@@ -218,7 +219,7 @@ class EndpointWatch:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         try:
-            token = secret(str(folder / "token"), (folder / "token").read_text(encoding="utf-8"))
+            token = secret(str(folder / "token"), read_text(folder / "token"))
         except InvalidDocumentError as error:
             raise _WatchError(str(error)) from error
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}

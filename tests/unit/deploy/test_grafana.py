@@ -1,6 +1,7 @@
 """What Grafana loads at its start: the folders are where the dashboards are, and each data source is there."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,21 @@ def test_every_query_of_the_dashboard_asks_the_chosen_data_source() -> None:
     for item in asking:
         assert item["datasource"] == chosen, item
         assert all(target.get("datasource", chosen) == chosen for target in item.get("targets", ()))
+
+
+def _queries() -> list[str]:
+    panels = [target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", ())]
+    return panels + [item["expr"] for item in BOARD["annotations"]["list"] if "expr" in item]
+
+
+@pytest.mark.parametrize("query", _queries())
+def test_a_query_has_samples_at_any_interval_of_scraping(query: str) -> None:
+    assert re.findall(r"\[(?!\$__rate_interval\])[^\]]*\]", query) == []
+
+
+def test_a_rule_has_four_samples_at_a_scrape_a_minute() -> None:
+    text = (DEPLOY / "prometheus" / "rules" / "specpilot.yml").read_text()
+    windows = re.findall(r"\[(\d+)([smhd])\]", text)
+    assert windows
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    assert min(int(number) * seconds[unit] for number, unit in windows) >= 4 * 60
