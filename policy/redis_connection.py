@@ -99,8 +99,8 @@ def memory_of_each(client: Any) -> list[Mapping[str, Any]]:
 def run_id_of(client: Any, key: str) -> str | None:
     """Return the id of the server's process that holds `key`; `None` when the server does not report it."""
     nodes = {"target_nodes": client.get_node_from_key(key)} if isinstance(client, _LazyCluster) else {}
-    found: str | None = client.info("server", **nodes).get("run_id")
-    return found
+    run_id: str | None = client.info("server", **nodes).get("run_id")
+    return run_id
 
 
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:

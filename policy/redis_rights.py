@@ -56,26 +56,26 @@ def missing(client: Any, user: str | None) -> str | None:
 
 
 def _missing(client: Any) -> list[str]:
-    found: dict[str, None] = {}
+    rules: dict[str, None] = {}
     for trial in _TRIALS:
         try:
             client.execute_command(*trial)
         except NoPermissionError as error:
-            found |= dict.fromkeys(_rules(trial[0], str(error)))
+            rules |= dict.fromkeys(_rules(trial[0], str(error)))
         except redis.ResponseError:
             pass  # it is permitted
     for channel in (redis_keys.CHANGES, redis_keys.pool_changes("rights", "")):
         try:
             client.publish(channel, redis_keys.SCHEDULES)  # of no interest to subscribers of this channel
         except NoPermissionError as error:
-            found |= dict.fromkeys(_rules("PUBLISH", str(error)))
+            rules |= dict.fromkeys(_rules("PUBLISH", str(error)))
         try:
             with client.pubsub() as subscription:
                 subscription.subscribe(channel)
                 subscription.get_message(timeout=1.0)
         except NoPermissionError as error:
-            found |= dict.fromkeys(_rules("SUBSCRIBE", str(error)))
-    return list(found)
+            rules |= dict.fromkeys(_rules("SUBSCRIBE", str(error)))
+    return list(rules)
 
 
 def _rules(command: str, error: str) -> tuple[str, ...]:
