@@ -29,6 +29,7 @@ def drawn_cell(cells: list[str], commit: str) -> str:
     return sorted(cells)[int(commit, 16) % len(cells)]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cells that do not run; one process for each file, or for the group that a file's mark names."""
     for item in items:
