@@ -7,14 +7,17 @@ time, and a failure repeats as long as the commit is the same. `pytest PATH` run
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("no deadlines", deadline=None)
 settings.load_profile("no deadlines")
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARE_ONE_SYSTEM = tuple(f"tests/e2e/test_{name}.py" for name in ("up", "up_pages", "clients"))
 ALL, DRAWN = "all", "drawn"
 _CELL = pytest.StashKey[str]()
 
@@ -29,12 +32,21 @@ def drawn_cell(cells: list[str], commit: str) -> str:
     return sorted(cells)[int(commit, 16) % len(cells)]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+class ByFile(LoadFileScheduling):
+    """Gives each file to one process, and the files that share one system to the same process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return SHARE_ONE_SYSTEM[0] if file in SHARE_ONE_SYSTEM else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cells that do not run; one process for each file, or for the group that a file's mark names."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+    """Leave out the cells that do not run."""
     wanted = config.getoption("--extended")
     if wanted == ALL:
         return

@@ -22,7 +22,7 @@ from specpilot.bench.report.process_tree import tree
 from tests.support.client_packages import node_folder, python_folder
 from tests.support.stack import DEMO_MODEL, Stack, counters
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 BENCH_SERVE = """
 import argparse

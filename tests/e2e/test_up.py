@@ -16,7 +16,7 @@ from specpilot.policy import engine_metrics as names
 from tests.e2e.conftest import Reply, greedy_replies
 from tests.support.stack import Stack, call, counters, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 BY_SCHEDULE = ("guidance", "schedule")
 """Where K comes from under a valid schedule: the engine's own law, or in a window of the control group its rows."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stack import ROOT, Stack, call
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("whole system"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 TUTORIAL = ROOT / "docs" / "get-started" / "tutorial.md"
 CLIENTS = ROOT / "docs" / "how-to" / "clients.md"
