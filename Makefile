@@ -58,10 +58,9 @@ docs: setup  ## Build the documentation site into build/site; open build/site/in
 structure: setup  ## Draw the import graph by folder into docs/architecture/structure.md
 	$(BIN)/python docs/architecture/structure.py
 
-# Three processes for two cores, as many tests wait for others. Each has whole files, or groups of files that share one
-# system; the longest come first.
+# Three processes for two cores, as many tests wait for others. Each has whole files (tests/conftest.py).
 PYTEST = $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
-LONGEST_FIRST = tests/e2e/test_v2_exact.py tests/e2e tests/closed_loop tests/integration tests/contract tests/unit tests/fuzz
+LONGEST_FIRST = tests/e2e tests/closed_loop tests/integration tests/contract tests/unit tests/fuzz
 
 test: lint  ## Lint, and the tests that find nearly all faults: 15 minutes on two cores
 	$(PYTEST) --extended drawn $(LONGEST_FIRST) $(ARGS)
