@@ -53,6 +53,12 @@ class MemoryStore:
         self.looks += 1
         return self.used
 
+    def unannounced(self) -> None:
+        """Every write is announced."""
+
+    def missing_rights(self) -> None:
+        """No right is missing."""
+
     def grow(self) -> None:
         """What a write that grows the store meets."""
         self.ping()

@@ -138,7 +138,9 @@ def test_no_body_is_more_than_a_clear_error(body: bytes) -> None:
     except (InvalidJsonError, InvalidFieldError) as error:
         assert error.message
     else:
-        assert json.loads(b"".join(amend((body,), found, amendments("code", None, False))))["model"]
+        document = json.loads(b"".join(amend((body,), found, amendments("code", None, False))))
+        assert (document.get("model") or "") == found.model  # none is for the only model that can be meant
+        assert document["vllm_xargs"]["traffic_class"] == "code"
 
 
 def amended(value: dict[str, Any], *, priority: int | None = None, asks_usage: bool = False) -> Any:
