@@ -113,7 +113,7 @@ def events_in(data: bytes) -> Events:
             if line.startswith(b"event:") and first is None:
                 kind = kind or _KINDS.get(line[6:].removeprefix(b" "), "")
             if first is not None:
-                others += bool(line.strip())
+                others += line.startswith(b"data:") and bool(line[5:].strip())  # another field is no data
             elif line.startswith(b"data:"):
                 first = line[5:].removeprefix(b" ")
         elif first is not None:
