@@ -179,14 +179,23 @@ def ended_on_failure(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = PATIENCE_S) -> None:
+    latest: object = None
+
     def answers() -> bool:
+        nonlocal latest
         assert process.poll() is None, f"the process behind {url} ended with {process.returncode}"
         try:
-            return call(url)[0] == 200
-        except OSError:
+            latest = call(url)
+        except OSError as error:
+            latest = error
             return False
+        return latest[0] == 200
 
-    until(answers, seconds)
+    try:
+        until(answers, seconds)
+    except AssertionError as error:
+        error.add_note(f"the latest answer of {url}: {latest!r}")
+        raise
 
 
 def until(condition: Any, seconds: float = PATIENCE_S, every: float = 0.1) -> float:
