@@ -8,7 +8,7 @@ import ipaddress
 from http.client import HTTPResponse
 from typing import Final, cast
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 _DIRECT: Final = build_opener(ProxyHandler({}))
 
@@ -29,8 +29,11 @@ def is_on_this_machine(url: str) -> bool:
 
 
 def open_url(request: Request | str, timeout: float, *, is_own: bool = False) -> HTTPResponse:
-    """Open `request` like `urlopen`; directly if it stays on this machine, or is to a part of the system (`is_own`)."""
+    """Open `request` like `urlopen`; directly if it stays on this machine, or is to a part of the system (`is_own`).
+
+    `urlopen` itself would keep the proxies of its first call for the whole process.
+    """
     url = request if isinstance(request, str) else request.full_url
     is_direct = is_own or is_on_this_machine(url)
-    opened = _DIRECT.open(request, timeout=timeout) if is_direct else urlopen(request, timeout=timeout)  # noqa: S310
-    return cast("HTTPResponse", opened)
+    opener = _DIRECT if is_direct else build_opener()
+    return cast("HTTPResponse", opener.open(request, timeout=timeout))
