@@ -140,18 +140,30 @@ class CatchUp:
         backlogs = [state.backlog for state in left_out]
         excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
-            is_largest = room > 0 or not caught_up
-            for state in sorted(left_out, key=backlog_of, reverse=True):
-                is_new = state.positions > 1 and state.backlog == state.positions - 1  # deferred in this very step
-                if state.backlog and not is_new and (excess > 0 or room >= state.backlog or is_largest):
-                    is_largest = False
-                    excess -= state.backlog
+            behind = sorted(filter(_may_catch_up, left_out), key=backlog_of, reverse=True)
+            must = _number_above(behind, excess) or int(room > 0 or not caught_up)
+            for place, state in enumerate(behind):
+                if place < must or state.backlog <= room:
                     room -= state.backlog
                     read += state.catch_up()
                     caught_up.append(state.request_id)
         for state in left_out:
             state.backlog += 1
         return read
+
+
+def _may_catch_up(state: DraftState) -> bool:
+    """Whether a request has a backlog, and not that of a prompt that is deferred in this very step."""
+    return state.backlog > 0 and state.positions == 1
+
+
+def _number_above(behind: Sequence[DraftState], excess: int) -> int:
+    """Return how many of the first requests have to catch up before `excess` rows are gone."""
+    number = 0
+    while excess > 0 and number < len(behind):
+        excess -= behind[number].backlog
+        number += 1
+    return number
 
 
 def backlog_of(state: DraftState) -> int:

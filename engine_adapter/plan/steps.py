@@ -12,20 +12,22 @@ For each step vLLM's scheduler calls
 In the asynchronous loop `begin` of the next step comes before `note_draft` and `end` of this one, so the steps under
 way form a queue.
 
-With K = 0 for all requests most steps repeat the previous one: the same requests decode, and one more position of each
-joins its backlog. `begin` then does not plan (`_repeat`), and `_settle` adds up these positions when something changes.
-A step with drafts is always planned, because their outcome may change K.
+`begin` does three things: it reads the step (`_read`), has it planned, and notes it (`_note`). With K = 0 for all
+requests most steps repeat the previous one (`plan.repetition`). `begin` then does none of them, and `_settle` adds the
+positions of these steps to the backlogs when something changes. A step with drafts is always planned, because their
+outcome may change K.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Meter, Outcome, StepShape
+from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Meter, Outcome
 from specpilot.engine_adapter.evidence.request_acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe
+from specpilot.engine_adapter.plan.repetition import Repetition
 from specpilot.engine_adapter.plan.request_facts import (
     draftable_tokens,
     min_tokens,
@@ -37,6 +39,7 @@ from specpilot.engine_adapter.plan.scheduled_step import ScheduledDraft, Schedul
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_clock import StepClock
 from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.plan.step_view import StepView
 from specpilot.policy.names import DEFAULT_CLASS
 
 
@@ -61,11 +64,7 @@ class Steps:
         self._drafts: dict[str, Draft] = {}  # verified in the first step under way, by request
         self._cut = 0  # drafted tokens of that step that were not verified
         self._learned_of: set[Kind] = set()  # kinds whose starting estimate has changed since the last planned step
-        # Steps that repeat
-        self._repeated = ScheduledStep({}, StepShape(0, 0, 0))
-        self._repeated_plan = StepPlan(0)
-        self._repeats_left = 0  # number of further steps that may repeat `_repeated`
-        self._unsettled = 0  # repeated steps whose positions are not in the requests' backlogs yet
+        self._repetition = Repetition()
         self._outcome = Outcome()  # of the latest step
         self._plain: dict[str, Cohort] | None = None  # of the latest step, if it delivered one token to each request
 
@@ -81,7 +80,7 @@ class Steps:
         """
         if not output.num_scheduled_tokens:
             return self._begin_empty(output, requests, table)
-        if self._repeats_left and self._is_repeated(output, table):
+        if self._may_repeat(output, table):
             return self._repeat(output, now)
         self._stop_repeating()
         if steps := self._clock.end_idle_time(now):
@@ -89,56 +88,58 @@ class Steps:
         self._drop_finished(output, requests)
         self._use(table)
         self._restart_unverified()
-        plain: dict[str, Cohort] = {}
-        drafts: dict[str, ScheduledDraft] = {}
-        refused: dict[str, bool] = {}
-        verified = prefill = longest = context = 0
-        lengths: set[int] = set()  # tokens of each request that decodes
-        decoding: list[DraftState] = []
-        prefilling: list[DraftState] = []
+        view = self._read(output, requests)
+        plan = self._planner.plan(
+            view.decoding,
+            table,
+            can_draft=view.longest <= self._longest_to_draft,
+            prefilling=view.prefilling,
+            waiting=waiting_decodes(running, output.num_scheduled_tokens, self.states),
+        )
+        self._note(output, now, view, plan)
+        return plan
+
+    def _read(self, output: Any, requests: Mapping[str, Any]) -> StepView:
+        """Return what a scheduled step contains, and set the state of each of its requests as it is after the step."""
+        view = StepView()
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request = requests[request_id]
-            longest = max(longest, request.num_computed_tokens)
-            context += request.num_computed_tokens
+            view.context += request.num_computed_tokens
+            view.longest = max(view.longest, request.num_computed_tokens)
             state = self._state_of(request_id, request)
             drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
             # The request in this step
             if state.decoding:
-                verified += scheduled
-                lengths.add(scheduled)
+                view.verified += scheduled
+                view.lengths.add(scheduled)
                 if drafted:
-                    drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
+                    view.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
                 else:
-                    plain[request_id] = self._cohort(state)
+                    view.plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
-                    refused[request_id] = state.is_first
+                    view.refused[request_id] = state.is_first
                     if not drafted:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
-                prefill += scheduled
+                view.prefill += scheduled
             # Its state after the step
             state.grammar_allows, state.positions = None, scheduled
             state.is_text_prompt = reads_text_prompt(state, request, drafted)
             state.decoding = not request.is_prefill_chunk
             most = min(state.stated_ceiling, self._planner.k_max, draftable_tokens(state, request, drafted))
             state.ceiling = max(0, most)
-            (decoding if state.decoding else prefilling).append(state)
-        plan = self._planner.plan(
-            decoding,
-            table,
-            can_draft=longest <= self._longest_to_draft,
-            prefilling=prefilling,
-            waiting=waiting_decodes(running, output.num_scheduled_tokens, self.states),
-        )
-        shape = StepShape(len(plain) + len(drafts), verified, plan.slots, prefill, plan.read, len(lengths) <= 1)
-        step = ScheduledStep(output.num_scheduled_tokens, shape, plain, drafts, refused)
-        self._context = context
-        self._under_way.append(UnderWay(output, now, context, step))
-        self.decoding = decoding
-        if plan.width == 0 and not prefill and self._may_repeat(step, decoding, plan):
-            self._repeated, self._repeated_plan = step, plan
-            self._repeats_left = self._planner.identical_steps_ahead(decoding, table)
-        return plan
+            (view.decoding if state.decoding else view.prefilling).append(state)
+        return view
+
+    def _note(self, output: Any, now: float, view: StepView, plan: StepPlan) -> None:
+        """Add a planned step to those under way, and determine how many steps may repeat it."""
+        step = ScheduledStep(output.num_scheduled_tokens, view.shape(plan), view.plain, view.drafts, view.refused)
+        self._context = view.context
+        self._under_way.append(UnderWay(output, now, view.context, step))
+        self.decoding = view.decoding
+        if self._drafts_nothing(view, plan):
+            ahead = self._planner.identical_steps_ahead(view.decoding, self.table)
+            self._repetition.start(step, plan, ahead)
 
     def _begin_empty(self, output: Any, requests: Mapping[str, Any], table: KTable) -> StepPlan:
         """Process a step without tokens, without planning it: it earns the probes nothing.
@@ -153,12 +154,11 @@ class Steps:
         return StepPlan(self._planner.catch_up.least_width)
 
     def _repeat(self, output: Any, now: float) -> StepPlan:
-        """Process a step that repeats `_repeated`."""
-        self._repeats_left -= 1
-        self._unsettled += 1
+        """Process a step that repeats the last planned one."""
+        self._repetition.repeat()
         self._context += len(self.decoding)
-        self._under_way.append(UnderWay(output, now, self._context, self._repeated))
-        return self._repeated_plan
+        self._under_way.append(UnderWay(output, now, self._context, self._repetition.step))
+        return self._repetition.plan
 
     # 2. Its drafts are verified
 
@@ -177,7 +177,7 @@ class Steps:
         """
         if not self._under_way or not drafted:
             return
-        self._repeats_left = 0
+        self._repetition.stop()
         step = self._under_way[0].step
         planned = step.drafts.get(request_id)
         state = self.states.get(request_id)
@@ -276,39 +276,37 @@ class Steps:
     @property
     def backlog_tokens(self) -> int:
         """Number of positions of all decodes that the drafter has not read; other threads may read it."""
-        return sum(state.backlog for state in self.decoding) + self._unsettled * len(self.decoding)
+        return sum(state.backlog for state in self.decoding) + self._repetition.unsettled * len(self.decoding)
 
-    def _is_repeated(self, output: Any, table: KTable) -> bool:
-        """Whether a step has the same requests and tokens as `_repeated`, by the same table and prices."""
+    def _may_repeat(self, output: Any, table: KTable) -> bool:
+        """Whether a step repeats the last planned one, by the same table and prices."""
         return (
             table is self.table
             and self._planner.has_planned_with_present_prices
-            and output.num_scheduled_tokens == self._repeated.tokens
-            and not output.finished_req_ids
-            and not output.scheduled_new_reqs
+            and self._repetition.is_repeated_by(output)
         )
 
-    def _may_repeat(self, step: ScheduledStep, decoding: Sequence[DraftState], plan: StepPlan) -> bool:
-        """Whether a next step with the same requests and one token each repeats `step`, which drafts nothing.
+    def _drafts_nothing(self, view: StepView, plan: StepPlan) -> bool:
+        """Whether a next step with the same requests and one token each repeats the step of `view`.
 
-        That is so if nothing was verified, no request catches up or has changed its band, and the scheduled K is 0.
-        While a request is shorter than its `min_tokens` no step repeats, because its K may be 0 for this reason alone.
+        That is so if nothing was prefilled, verified or drafted, no request catches up or has changed its band, and the
+        scheduled K is 0. While a request is shorter than its `min_tokens` no step repeats, because its K may be 0 for
+        this reason alone.
         """
-        if step.drafts or step.refused or plan.catch_up:
+        if plan.width or view.prefill or view.drafts or view.refused or plan.catch_up:
             return False
         return all(
-            state.scheduled_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._cohort(state)
-            for state in decoding
+            state.scheduled_k == 0 and not state.min_tokens and view.plain.get(state.request_id) == self._cohort(state)
+            for state in view.decoding
         )
 
     def _stop_repeating(self) -> None:
         self._settle()
-        self._repeats_left = 0
+        self._repetition.stop()
 
     def _settle(self) -> None:
         """Add the positions that repeated steps left to the requests' backlogs."""
-        if self._unsettled:
-            count, self._unsettled = self._unsettled, 0  # first, so that `backlog_tokens` counts nothing twice
+        if count := self._repetition.settle():  # settled first, so that `backlog_tokens` counts nothing twice
             self._planner.skip_steps(self.decoding, self.table, count)
 
     def _drop_finished(self, output: Any, requests: Mapping[str, Any]) -> None:

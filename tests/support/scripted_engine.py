@@ -116,6 +116,10 @@ def completion(
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
+_PASSES_TO_ACCEPT = 5
+"""Passes of the event loop within which a connection that it has accepted is open, ended and closed."""
+
+
 class ScriptedEngine:
     """A server on a free port. `script` is played for every request; `scripts` first, one each, in order."""
 
@@ -151,13 +155,20 @@ class ScriptedEngine:
         return self
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in [*self.open]:
-            connection.end()
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        """Stop serving, and end every connection, also one that is accepted but has no transport yet.
+
+        `asyncio.Server.close` would leave such a connection's socket open.
+        """
+        server, self._server = self._server, None
+        for listener in () if server is None else server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())  # accept no further connections
+        for _ in range(_PASSES_TO_ACCEPT):
+            for connection in [*self.open]:
+                connection.end()
+            await asyncio.sleep(0)
+        if server is not None:
+            server.close()
+            await server.wait_closed()
 
     def next_script(self, seen: Seen) -> Script:
         if self.scripts:
