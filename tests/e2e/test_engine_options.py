@@ -33,6 +33,7 @@ def stopped() -> dict[str, Any]:
     return outcome(Case(stops=True))
 
 
+@pytest.mark.extended("sleep")
 def test_an_engine_that_pauses_and_sleeps_keeps_the_text_and_counts_neither_as_a_step() -> None:
     found = stopped()
     assert found["stopped_s"] > 2.0

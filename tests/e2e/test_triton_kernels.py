@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.engine_program import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("Triton kernels"), pytest.mark.timeout(300)]
 
 KERNELS = {
     "copy_and_expand_eagle_inputs_kernel": 112,

@@ -17,6 +17,7 @@ from tests.support.stack import ROOT
 
 SCRIPTS = ROOT / "deploy" / "train_head"
 TARGET = DEMO_MODEL / "target"
+pytestmark = pytest.mark.extended("training")
 ROWS = [[5, 6, 7, 8], [9, 10]]
 
 

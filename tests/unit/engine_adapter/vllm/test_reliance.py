@@ -58,18 +58,21 @@ def renamed(pattern: str) -> Read:
     return read
 
 
+@pytest.mark.extended("reliance on vLLM, name by name")
 @pytest.mark.parametrize(("item", "name"), [pytest.param(*case, id=case[1]) for case in named()])
 def test_a_name_that_vllm_no_longer_has_is_noticed(item: Item, name: str) -> None:
     assert list(item.lacking(VllmSource(installed))) == []
     assert any(name in words for words in item.lacking(VllmSource(renamed(rf"\b{name}\b"))))
 
 
+@pytest.mark.extended("reliance on vLLM, name by name")
 @pytest.mark.parametrize("item", [item for item in EVERYTHING if isinstance(item, Method) and item.caller])
 def test_a_method_that_vllm_no_longer_calls_is_noticed(item: Method) -> None:
     changed = VllmSource(renamed(rf"(?<!def )\b{item.name}\b"))
     assert any("not called by" in words for words in item.lacking(changed))
 
 
+@pytest.mark.extended("reliance on vLLM, name by name")
 @pytest.mark.parametrize(
     ("item", "name"),
     [
