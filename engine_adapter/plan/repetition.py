@@ -21,20 +21,20 @@ class Repetition:
         self.step = ScheduledStep({}, StepShape(0, 0, 0))
         self.plan = StepPlan(0)
         self.unsettled = 0
-        self._left = 0
+        self._repeats_left = 0
 
     def start(self, step: ScheduledStep, plan: StepPlan, most: int) -> None:
         """Let at most `most` further steps repeat this one."""
-        self.step, self.plan, self._left = step, plan, most
+        self.step, self.plan, self._repeats_left = step, plan, most
 
     def stop(self) -> None:
         """Let no further step repeat the present one."""
-        self._left = 0
+        self._repeats_left = 0
 
     def is_repeated_by(self, output: Any) -> bool:
         """Whether a step that vLLM scheduled repeats the present one: the same tokens of the same requests."""
         return bool(
-            self._left
+            self._repeats_left
             and output.num_scheduled_tokens == self.step.tokens
             and not output.finished_req_ids
             and not output.scheduled_new_reqs
@@ -42,7 +42,7 @@ class Repetition:
 
     def repeat(self) -> None:
         """Count a step that repeats the present one."""
-        self._left -= 1
+        self._repeats_left -= 1
         self.unsettled += 1
 
     def settle(self) -> int:
