@@ -7,15 +7,12 @@ and becomes vLLM (`exec`), so signals and exit status are vLLM's own.
 import argparse
 import json
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-from specpilot.engine_adapter import graph_flags, head_config, number_format, plugin_names, presets
+from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
@@ -31,8 +28,6 @@ PROGRAM = "specpilot engine"
 CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
-SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
-ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -57,27 +52,19 @@ def main(arguments: Sequence[str]) -> None:
         _check_steerable(speculative, vllm_flags)
     _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
-    environment = versions.server_environment(speculates=speculative is not None) | os.environ
+    environment = dict(os.environ)
     vllm_flags = _with_clean_keys(vllm_flags, environment)
     environment["PYTHONSAFEPATH"] = "1"  # for the processes that vLLM starts
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
     environment[plugin_names.VARIABLE] = _plugins()
-    environment["PROMETHEUS_MULTIPROC_DIR"] = str(_metrics_folder(options.port))
     command = [
         sys.executable,
         *versions.server_command(),
         *("--model", options.model, "--host", options.host, "--port", str(options.port)),
-        *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(vllm_flags) else SYNC_SCHEDULER),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
         *("--middleware", CLASS_HEADER),
         *vllm_flags,
-        *number_format.flags(options.model, vllm_flags),
     ]
-    if speculative and _has_cuda():
-        k_max = speculative.get("num_speculative_tokens")
-        command += graph_flags.capture_size(vllm_flags, k_max if isinstance(k_max, int) else DEFAULT_K_MAX)
-    if speculative and "--per-request-spec-decode-metrics" not in " ".join(vllm_flags):
-        command += ["--per-request-spec-decode-metrics", "summary"]
     os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
 
 
@@ -157,20 +144,6 @@ def _url(options: argparse.Namespace) -> str:
     host = "127.0.0.1" if options.host in ("", "0.0.0.0", "::") else options.host  # noqa: S104 - compared, not bound
     listens = f"http://[{host}]:{options.port}" if ":" in host else f"http://{host}:{options.port}"
     return options.advertise_url or os.environ.get(PREFIX + "URL") or listens
-
-
-def _metrics_folder(port: int) -> Path:
-    """Return an empty folder of this user for the metrics that vLLM's processes share.
-
-    Its name contains the port, so that a restarted engine empties its old folder.
-    """
-    folder = Path(tempfile.gettempdir()) / f"specpilot-metrics-{os.getuid()}-{port}"
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        fail(PROGRAM, f"{folder} cannot be made anew ({error.strerror}); remove it, or set TMPDIR to another folder")
-    return folder
 
 
 def _speculative_config(text: str | None, drafter: str | None, k_max: int | None) -> dict[str, object] | None:
@@ -274,23 +247,6 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             fail(PROGRAM, f"--port: {host}:{port} cannot be used ({error.strerror}); choose another with --port")
-
-
-def _is_async(vllm_flags: Sequence[str]) -> bool:
-    """Whether vLLM will schedule asynchronously: by flag, else by its default, which is synchronous on CPUs."""
-    if "--no-async-scheduling" in vllm_flags:
-        return False
-    if "--async-scheduling" in vllm_flags:
-        return True
-    return _has_cuda()
-
-
-@cache
-def _has_cuda() -> bool:
-    """Whether torch finds a CUDA device."""
-    import torch  # noqa: PLC0415 - seconds to import, and needed only here
-
-    return bool(torch.cuda.is_available())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ these instructions bfloat16 is faster than float32, and takes half of the memory
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,20 +42,13 @@ def lacks_bfloat16() -> bool:
     return of_processor is not None and multiplies_bfloat16(of_processor()) is False
 
 
-def fitting() -> str:
-    """Return the `dtype` for an engine of the demo pair on this machine: `auto` or `float32`."""
-    return PLAIN if lacks_bfloat16() else AUTO
+def fitting(model: str = "") -> str:
+    """Return the `dtype` for an engine of the model in the folder `model` on this machine: `auto` or `float32`.
 
-
-def flags(model: str, vllm_flags: Sequence[str]) -> list[str]:
-    """Return the flag for an engine of `model`; none if the user chose a format, or the model's own format fits.
-
-    Quantised models keep vLLM's choice: their kernels take certain formats only.
+    A quantised model keeps vLLM's choice: its kernels take certain formats only. So does a model in float32. A model in
+    no folder of this machine, whose format is not known, counts as a short format.
     """
-    named = {flag.partition("=")[0] for flag in vllm_flags}
-    if named & {FLAG, "--quantization", "-q"} or _is_in_file(vllm_flags) or not _is_short(model):
-        return []
-    return [FLAG, PLAIN] if lacks_bfloat16() else []
+    return PLAIN if _is_short(model) and lacks_bfloat16() else AUTO
 
 
 def notes(vllm_config: Any) -> list[str]:
@@ -80,16 +72,3 @@ def _is_short(model: str) -> bool:
     if not isinstance(config, dict) or config.get("quantization_config") or config.get("compression_config"):
         return False
     return (config.get("dtype") or config.get("torch_dtype")) != PLAIN
-
-
-def _is_in_file(vllm_flags: Sequence[str]) -> bool:
-    """Whether vLLM's file of flags (`--config`) names a format."""
-    for place, flag in enumerate(vllm_flags):
-        name, _, value = flag.partition("=")
-        if name == "--config":
-            path = Path(value or (vllm_flags[place + 1] if place + 1 < len(vllm_flags) else ""))
-            try:
-                return re.search(r"^\s*(dtype|quantization)\s*:", read_text(path), re.MULTILINE) is not None
-            except (OSError, UnicodeDecodeError):
-                return False  # vLLM will say that it cannot be read
-    return False

@@ -1,16 +1,17 @@
 """vLLM's general plugin, loaded by every process of an engine.
 
-vLLM loads it if the package is installed, also for engines that do not use the adapter. Engines with other schedulers
-run unchanged, except for the repairs. An untested version of vLLM is not changed at all: with it, an engine with the
-adapter's scheduler refuses to start.
+vLLM loads it if the package is installed. It does nothing unless `VLLM_PLUGINS` names the adapter
+(`plugin_names`), and nothing in an untested version of vLLM, in which an engine that speculates refuses to start.
 
-The plugin installs the wrappers of vLLM's runner and drafters, the repairs for CPUs and the query for CUDA graphs. It
-adds the methods that the API server calls to `EngineCore`. K is chosen in the scheduler (`vllm.scheduler`), which
+The plugin completes the engine's arguments (`vllm.engine_args`). It installs the wrappers of vLLM's runner and
+drafters, the repairs for CPUs and the query for CUDA graphs. It adds the methods that the API server calls to
+`EngineCore`. K is chosen in the scheduler (`vllm.scheduler`), which
 passes each step to `plan.planner`.
 """
 
 from pydantic import ValidationError
 
+from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.agent import core_methods
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
@@ -19,11 +20,16 @@ from specpilot.engine_adapter.vllm import versions
 
 def register() -> None:
     """Entry point `vllm.general_plugins`; harmless when called again."""
+    if not plugin_names.is_switched_on():
+        return
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - vLLM imports this module while it starts
 
     setattr(EngineCore, core_methods.STATE_METHOD, core_methods.state)
     setattr(EngineCore, core_methods.APPLY_METHOD, core_methods.apply)
     setattr(EngineCore, core_methods.DRAIN_METHOD, core_methods.drain)
+    from specpilot.engine_adapter.vllm import engine_args  # noqa: PLC0415 - as above
+
+    engine_args.install()
     if not _is_fit():
         return
     from specpilot.engine_adapter.vllm import (  # noqa: PLC0415 - import torch

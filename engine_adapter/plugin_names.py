@@ -1,4 +1,6 @@
-"""The value of `VLLM_PLUGINS` that loads the adapter, and every plugin that loads without the variable.
+"""`VLLM_PLUGINS`: the switch of the adapter. Without the adapter's name in it the installed package changes nothing.
+
+Also the value of the variable that loads the adapter, and every plugin that loads without the variable.
 
 If `VLLM_PLUGINS` is unset, vLLM loads every plugin except those that add routes (`vllm.endpoint_plugins`), so the
 adapter's route would not load. If it is set, vLLM loads only the plugins in it. With the adapter's name alone a
@@ -7,8 +9,11 @@ their name in the variable is a permission: plugins that add routes under the sa
 downloads.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from importlib import metadata
+
+from specpilot.engine_adapter.errors import UnsupportedEngineError
 
 ADAPTER = "specpilot"
 VARIABLE = "VLLM_PLUGINS"
@@ -33,3 +38,25 @@ def with_adapter(named: str | None, installed: Callable[[str], Iterable[str]] = 
     with_routes = {*installed(_ROUTES)} - {ADAPTER}
     loaded = [name for name in plugins if name not in with_routes and name not in _PERMITTED_BY_NAME]
     return ",".join(dict.fromkeys([*loaded, ADAPTER])), [name for name in plugins if name in with_routes]
+
+
+def is_switched_on() -> bool:
+    """Whether `VLLM_PLUGINS` names the adapter."""
+    return ADAPTER in [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+
+
+def check_switched_on() -> None:
+    """Raise `UnsupportedEngineError` if the adapter's scheduler is used without its plugin."""
+    if not is_switched_on():
+        raise UnsupportedEngineError(
+            f"the adapter's plugin is not loaded: set {VARIABLE}={ADAPTER}, and leave out --scheduler-cls"
+        )
+
+
+def switch_on() -> list[str]:
+    """Put the adapter into `VLLM_PLUGINS`, for this process and those that it starts.
+
+    Returns the plugins that do not load because of it.
+    """
+    os.environ[VARIABLE], switched_off = with_adapter(os.environ.get(VARIABLE))
+    return switched_off

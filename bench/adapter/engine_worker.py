@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from specpilot.bench.adapter import law_pieces
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
-from specpilot.engine_adapter import number_format
+from specpilot.engine_adapter import number_format, plugin_names
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -116,6 +116,8 @@ def main(options: dict[str, Any]) -> None:
     """The worker's end."""
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
 
+    if "scheduler_cls" in options:
+        plugin_names.switch_on()
     llm = LLM(
         dtype=options.pop("dtype", None) or number_format.fitting(),
         enforce_eager=True,

@@ -290,7 +290,6 @@ def main(arguments: Sequence[str]) -> None:
     command += ["--model", str(DEMO_MODEL / "target"), "--port", str(settings.port)]
     command += ["--served-model-name", "demo", "--enforce-eager", "--max-num-seqs", "32", "--max-model-len", "1024"]
     command += ["--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "60"]
-    command += number_format.flags(str(DEMO_MODEL / "target"), ())
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"} | _GIVEN_BACK
     with tempfile.TemporaryFile("w+b") as log:
         engine = Popen(command, env=environment, stdout=log, stderr=log)

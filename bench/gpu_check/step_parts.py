@@ -8,7 +8,7 @@ from specpilot.bench.gpu_check.check import LONGEST_REPLY, NO_CUDA, NO_ENGINE, C
 from specpilot.bench.gpu_check.expected_graph import expected
 from specpilot.bench.gpu_check.line import FAILED, MEASURED, SKIPPED, Line, judged
 from specpilot.bench.gpu_engine.cells import UNIFORM, Cell, cells, mean_k, stock, summaries, untypical
-from specpilot.engine_adapter import graph_flags
+from specpilot.engine_adapter import graph_size
 from specpilot.policy.codec import from_plain
 from specpilot.policy.graphs import Graphs
 
@@ -95,9 +95,8 @@ def _graph_options(check: Check, mode: str) -> dict[str, Any]:
 
 
 def _product_size(check: Check) -> int | None:
-    """Return the capture size that `specpilot engine` sets for such an engine; `None`: vLLM's default."""
-    flag = graph_flags.capture_size(["--max-num-seqs", str(check.most_running)], check.k_max)
-    return int(flag[1]) if flag else None
+    """Return the capture size that the adapter sets for such an engine; `None`: vLLM's default."""
+    return graph_size.wanted(check.most_running, check.k_max)
 
 
 def _arrival(check: Check, running: int, k: int | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specpilot.bench.adapter.parts import runner_of
-from specpilot.engine_adapter import number_format
+from specpilot.engine_adapter import number_format, plugin_names
 
 Prompt = str | dict[str, list[int]]
 
@@ -22,6 +22,7 @@ class Engine:
 
         from specpilot.engine_adapter import plugin  # noqa: PLC0415 - imports vLLM
 
+        plugin_names.switch_on()
         plugin.register()
         self.llm = LLM(**{"dtype": number_format.fitting()} | options)
         self.core = self.llm.llm_engine.engine_core.engine_core

@@ -6,7 +6,6 @@
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from importlib import metadata
@@ -134,11 +133,6 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     speculative = scheduler.vllm_config.speculative_config
     link = None
     if settings.redis_url:
-        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-            logger.warning(
-                "SpecPilot: PROMETHEUS_MULTIPROC_DIR is not set, so the evidence does not reach /metrics and no "
-                "controller will steer this engine; set it to an empty folder before vLLM starts"
-            )
         record = EngineRecord(
             engine_id=settings.engine_id,
             url=settings.url,

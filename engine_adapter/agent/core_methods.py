@@ -81,7 +81,7 @@ def apply(core: Any, text: str) -> str:
     """
     control = getattr(core.scheduler, "control", None)
     if control is None:
-        return _error(501, "adapter_missing", "start vLLM with specpilot's --scheduler-cls to steer K")
+        return _error(501, "adapter_missing", "this engine does not speculate, or its --scheduler-cls is another one")
     try:
         document = json.loads(text)
         if not isinstance(document, dict):

@@ -72,7 +72,9 @@ class SpeculationEndpoint:
 
     def _answer(self, outcome: Any) -> JSONResponse:
         if not outcome:
-            return _error(501, "adapter_missing", "start vLLM with specpilot's --scheduler-cls to steer K")
+            return _error(
+                501, "adapter_missing", "this engine does not speculate, or its --scheduler-cls is another one"
+            )
         if "error" in outcome:
             error = outcome["error"]
             return _error(error["status"], error["code"], error["message"])

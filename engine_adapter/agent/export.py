@@ -1,9 +1,8 @@
 """Exports the adapter's evidence as Prometheus metrics, beside vLLM's own.
 
-The EngineCore process writes them as a page of text into the folder `PROMETHEUS_MULTIPROC_DIR`. The folder must be
-empty before the server starts (`specpilot engine` empties it). The API server adds the page to its `/metrics`
-(`agent.exposition`). If a page cannot be written (a full disk), this is logged once, and the page is written when that
-is possible again. Then only the evidence is late.
+The EngineCore process writes them as a page of text into a folder that the server's process makes at its start
+(`vllm.engine_args`). The API server adds the page to its `/metrics` (`agent.exposition`). If a page cannot be written
+(a full disk), this is logged once, and the page is written when that is possible again. Then only the evidence is late.
 """
 
 import logging
@@ -17,11 +16,11 @@ from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.prices import KNOTS, PARTS, PriceList
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable with the folder's name; vLLM's processes share their own metrics in this folder."""
+FOLDER = "SPECPILOT_METRICS_FOLDER"
+"""The variable with the folder's name, for the processes of one engine. It is set by the first of them."""
 
 ENDING = ".specpilot"
-"""Ending of a page's file name; prometheus-client reads files that end with `.db`."""
+"""Ending of a page's file name."""
 
 UNCHANGED_EXPORTS = 20
 """Consecutive exports that are skipped if only the schedule's age has changed. So an idle engine writes every 5 s,

@@ -24,6 +24,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.law import EngineLaw
@@ -61,6 +62,7 @@ class _SpecPilotScheduler:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config
+        plugin_names.check_switched_on()
         settings = AdapterSettings.read()
         versions.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
@@ -86,6 +88,7 @@ class _SpecPilotScheduler:
         )
         self._config_at = engine_facts.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
+        start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = engine_facts.drafter_length(vllm_config)

@@ -4,7 +4,9 @@ import logging
 from typing import Any
 
 from specpilot.engine_adapter import number_format
+from specpilot.engine_adapter.settings import PREFIX
 from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, drafter_length, is_windowed, uses_mla
+from specpilot.policy.graphs import Graphs
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -15,6 +17,45 @@ def said_notes(vllm_config: Any) -> list[str]:
     for note in every_note:
         logger.warning("SpecPilot: %s", note)
     return every_note
+
+
+def say_summary(vllm_config: Any, graphs: Graphs | None, *, static_k: int | None, notes: int) -> None:
+    """Log the `summary` of an engine that speculates."""
+    if vllm_config.speculative_config is not None:
+        for line in summary(vllm_config, graphs, static_k=static_k, notes=notes):
+            logger.info("SpecPilot: %s", line)
+
+
+def summary(vllm_config: Any, graphs: Graphs | None, *, static_k: int | None, notes: int) -> list[str]:
+    """Return what an operator should know of a steered engine at its start: five lines.
+
+    `static_k`: the fixed K; `None`: the engine chooses K. `notes`: the number of notes on its limits.
+    """
+    speculative, k_max = vllm_config.speculative_config, vllm_config.num_speculative_tokens
+    drafter = "in parallel" if getattr(speculative, "parallel_drafting", False) else "one at a time"
+    runner = "V2" if vllm_config.use_v2_model_runner else "V1"
+    chosen = "the engine chooses it for each request in each step" if static_k is None else f"{static_k} for all"
+    refused = "logprob_token_ids" + (", more stop or allowed tokens than V2 holds" if runner == "V2" else "")
+    return [
+        f"steers drafts of up to {k_max} tokens ({speculative.method}, {drafter}) on model runner {runner}",
+        f"K: {chosen}, until a controller or PUT /speculation says otherwise",
+        f"CUDA graphs: {_graphs_in_words(graphs)}",
+        f"limits: {notes or 'no'} note{'s' * (notes != 1)} above; requests are refused for: {refused}",
+        f"see GET /speculation ({PREFIX}CONTROL_TOKEN or {PREFIX}TRUST_THIS_MACHINE=1), /metrics (specpilot_engine_*)",
+    ]
+
+
+def _graphs_in_words(graphs: Graphs | None) -> str:
+    if graphs is None:
+        return "none"
+    if graphs.fit_any_mix:
+        return f"FULL for any step, up to {graphs.mixed[-1]} tokens"
+    if graphs.varlen:
+        return f"FULL for any mix of K, up to {graphs.varlen[-1]} tokens"
+    if graphs.uniform:
+        ks = ", ".join(str(length - 1) for length in sorted(graphs.uniform))
+        return f"FULL where all requests have the same K of {ks}; others piecewise"
+    return "piecewise"
 
 
 def notes(vllm_config: Any) -> list[str]:

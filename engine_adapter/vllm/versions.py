@@ -89,13 +89,3 @@ def server_command() -> list[str]:
     Folders of the current one are no packages (`-P`), whatever their names.
     """
     return ["-P", "-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
-
-
-def server_environment(*, speculates: bool) -> dict[str, str]:
-    """Return the defaults for the environment of vLLM's server.
-
-    With Triton vLLM runs sequential EAGLE heads on model runner V2, and P-EAGLE on V1. For versions whose V2 was not
-    tested, the default is V1 for all engines that speculate.
-    """
-    is_known = is_tested(vllm_version(), TESTED_ON_V2)
-    return {"VLLM_USE_V2_MODEL_RUNNER": "0"} if speculates and not is_known else {}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specpilot.engine_adapter import plugin_names
 from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -57,8 +58,7 @@ def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **op
     if is_async:
         _make_asynchronous()
     if speculative is not None:
-        name = "SpecPilotAsyncScheduler" if is_async else "SpecPilotScheduler"
-        given["scheduler_cls"] = f"specpilot.engine_adapter.vllm.scheduler.{name}"
+        plugin_names.switch_on()
         given["speculative_config"] = dict(speculative)
     return LLM(TARGET, **given | options)
 

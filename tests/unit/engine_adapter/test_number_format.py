@@ -40,19 +40,8 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_processor")
-def test_without_the_instructions_an_engine_gets_float32_unless_the_user_names_a_format(tmp_path: Path) -> None:
-    file = tmp_path / "flags.yaml"
-    file.write_text("max-num-seqs: 8\ndtype: bfloat16\n")
-    other = tmp_path / "other.yaml"
-    other.write_text("max-num-seqs: 8\n")
-    in_float32 = ["--dtype", "float32"]
-    assert number_format.fitting() == "float32"
-    for flags in ([], ["--max-num-seqs", "8"], ["--config", str(other)], ["--config", "/nowhere"]):
-        assert number_format.flags(TARGET, flags) == in_float32
-        assert number_format.flags("some/name-at-a-hub", flags) == in_float32
-    named = (["--dtype", "bfloat16"], ["--dtype=auto"], ["--config", str(file)], [f"--config={file}"], ["-q", "awq"])
-    for flags in named:
-        assert number_format.flags(TARGET, flags) == []
+def test_without_the_instructions_an_engine_gets_float32() -> None:
+    assert [number_format.fitting(model) for model in ("", TARGET, "some/name-at-a-hub")] == ["float32"] * 3
 
 
 @pytest.mark.usefixtures("old_processor")
@@ -67,17 +56,16 @@ def test_without_the_instructions_an_engine_gets_float32_unless_the_user_names_a
 )
 def test_a_model_whose_own_format_fits_is_left_alone(config: dict[str, Any], changes: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert bool(number_format.flags(str(tmp_path), [])) is changes
+    assert (number_format.fitting(str(tmp_path)) == "float32") is changes
 
 
 def test_with_the_instructions_or_an_accelerator_vllm_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
-    assert number_format.flags(TARGET, []) == []
-    assert number_format.fitting() == "auto"
+    assert number_format.fitting(TARGET) == "auto"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx2": True})
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
-    assert number_format.flags(TARGET, []) == []
+    assert number_format.fitting(TARGET) == "auto"
 
 
 @pytest.mark.usefixtures("old_processor")

@@ -42,11 +42,3 @@ def test_an_unfit_vllm_starts_only_with_the_override(
 
 def test_the_installed_version_fits() -> None:
     versions.check_installed(any_version=False)
-
-
-def test_vllm_chooses_the_runner_where_both_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
-    assert versions.server_environment(speculates=True) == {}
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
-    assert versions.server_environment(speculates=True) == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-    assert versions.server_environment(speculates=False) == {}

@@ -1,0 +1,91 @@
+"""Completes vLLM's arguments and configuration for an engine with the adapter.
+
+With the adapter in `VLLM_PLUGINS`, `vllm serve MODEL --speculative-config '{...}'` needs no further flag. Before vLLM
+makes its configuration of the arguments, the ones that the user left out are filled: the number format on a CPU, the
+largest CUDA graph, the runner, the metrics of each request. Afterwards the configuration gets the adapter's scheduler,
+unless the user named another one.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache, wraps
+from typing import Any
+
+from specpilot.engine_adapter import graph_size, number_format
+from specpilot.engine_adapter.agent.export import FOLDER
+from specpilot.engine_adapter.vllm import versions
+
+SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
+ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable that chooses the model runner."""
+
+
+@cache
+def install() -> None:
+    """Make vLLM's `EngineArgs` do so, once in this process."""
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - this plugin is loaded while vLLM imports it
+
+    create = EngineArgs.create_engine_config
+
+    @wraps(create)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        complete(self)
+        vllm_config = create(self, *args, **kwargs)
+        set_scheduler(vllm_config)
+        return vllm_config
+
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def complete(args: Any) -> None:
+    """Fill the arguments that the user left out, and set the variables that vLLM's processes inherit."""
+    if args.dtype == number_format.AUTO and args.quantization is None:
+        args.dtype = number_format.fitting(args.model)
+    _share_metrics()
+    if not args.speculative_config:
+        return
+    if args.per_request_spec_decode_metrics == "none":
+        args.per_request_spec_decode_metrics = "summary"
+    if not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2):
+        os.environ.setdefault(RUNNER, "0")
+    if _has_cuda() and not _has_graph_sizes(args):
+        k_max = args.speculative_config.get("num_speculative_tokens")
+        args.max_cudagraph_capture_size = graph_size.wanted(args.max_num_seqs, k_max)
+
+
+def set_scheduler(vllm_config: Any) -> None:
+    """Give an engine that speculates the adapter's scheduler of its loop, unless its user named a scheduler."""
+    scheduler = vllm_config.scheduler_config
+    if vllm_config.speculative_config is not None and scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
+
+
+def _share_metrics() -> None:
+    """Make the folder in which the engine's processes leave their pages of metrics for the server."""
+    if not os.environ.get(FOLDER):
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="specpilot-metrics-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _has_graph_sizes(args: Any) -> bool:
+    """Whether the user set the sizes of CUDA graphs, or their mode, or has none."""
+    compilation = args.compilation_config
+    return bool(
+        args.enforce_eager
+        or args.max_cudagraph_capture_size
+        or args.cudagraph_capture_sizes
+        or compilation.max_cudagraph_capture_size
+        or compilation.cudagraph_capture_sizes
+        or compilation.cudagraph_mode is not None
+        or compilation.mode is not None
+    )
+
+
+def _has_cuda() -> bool:
+    from vllm.platforms import current_platform  # noqa: PLC0415 - detects the platform when it is first used
+
+    return bool(current_platform.is_cuda())

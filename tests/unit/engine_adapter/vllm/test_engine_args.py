@@ -1,0 +1,140 @@
+"""One switch: with the adapter in `VLLM_PLUGINS`, an engine that speculates needs no further flag."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from specpilot.engine_adapter import number_format, plugin, plugin_names
+from specpilot.engine_adapter.agent.export import FOLDER
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.vllm import engine_args, start_notes, versions
+from specpilot.policy.graphs import Graphs
+from tests.support.stack import DEMO_MODEL
+
+SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_speculative_tokens": 7}
+
+
+@pytest.fixture(autouse=True)
+def kept_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test puts into the environment is gone after it."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in (plugin_names.VARIABLE, engine_args.RUNNER, FOLDER):
+        os.environ.pop(name, None)
+
+
+def arguments(**more: Any) -> EngineArgs:
+    return EngineArgs(model=str(DEMO_MODEL / "target"), speculative_config=dict(SPECULATION), **more)
+
+
+@pytest.mark.parametrize(
+    ("config", "scheduler"),
+    [
+        (("it speculates", None, False), engine_args.SYNC_SCHEDULER),
+        (("it speculates", None, True), engine_args.ASYNC_SCHEDULER),
+        (("it speculates", "my.Scheduler", True), "my.Scheduler"),
+        ((None, None, True), None),
+    ],
+)
+def test_an_engine_that_speculates_gets_the_scheduler_of_its_loop_and_another_keeps_its_own(
+    config: tuple[Any, Any, bool], scheduler: str | None
+) -> None:
+    speculative, named, is_async = config
+    engine = SimpleNamespace(
+        speculative_config=speculative,
+        scheduler_config=SimpleNamespace(scheduler_cls=named, async_scheduling=is_async),
+    )
+    engine_args.set_scheduler(engine)
+    assert engine.scheduler_config.scheduler_cls == scheduler
+
+
+def test_what_the_user_left_out_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
+    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
+    args = arguments(max_num_seqs=100)
+    engine_args.complete(args)
+    assert (args.dtype, args.max_cudagraph_capture_size) == ("float32", 800)
+    assert args.per_request_spec_decode_metrics == "summary"
+    assert os.environ[engine_args.RUNNER] == "0"
+    assert Path(os.environ[FOLDER]).is_dir()
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
+    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
+    monkeypatch.setenv(engine_args.RUNNER, "1")
+    args = arguments(dtype="bfloat16", per_request_spec_decode_metrics="detailed", max_cudagraph_capture_size=64)
+    engine_args.complete(args)
+    assert (args.dtype, args.max_cudagraph_capture_size) == ("bfloat16", 64)
+    assert args.per_request_spec_decode_metrics == "detailed"
+    assert os.environ[engine_args.RUNNER] == "1"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"enforce_eager": True},
+        {"cudagraph_capture_sizes": [1, 2]},
+        {"compilation_config": {"cudagraph_mode": "NONE"}},
+        {"compilation_config": {"max_cudagraph_capture_size": 64}},
+    ],
+)
+def test_a_user_who_set_graphs_gets_no_other_size(option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
+    args = arguments(**option)
+    engine_args.complete(args)
+    assert args.max_cudagraph_capture_size is None
+
+
+def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
+    engine_args.complete(arguments())
+    assert engine_args.RUNNER not in os.environ
+
+
+@pytest.mark.parametrize("named", [None, "", "other", "specpilot2"])
+def test_without_the_switch_the_plugin_changes_nothing(named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if named is not None:
+        os.environ[plugin_names.VARIABLE] = named
+    create = EngineArgs.create_engine_config
+    engine_args.install.cache_clear()
+    plugin.register()
+    assert EngineArgs.create_engine_config is create
+    with pytest.raises(UnsupportedEngineError, match="set VLLM_PLUGINS=specpilot"):
+        plugin_names.check_switched_on()
+
+
+@pytest.mark.parametrize("named", ["specpilot", "other, specpilot"])
+def test_the_switch_is_the_name_in_vllms_list(named: str) -> None:
+    os.environ[plugin_names.VARIABLE] = named
+    plugin_names.check_switched_on()
+
+
+@pytest.mark.parametrize(
+    ("graphs", "words"),
+    [
+        (None, "none"),
+        (Graphs("FULL", (8, 1024)), "FULL for any step, up to 1024 tokens"),
+        (Graphs("FULL_AND_PIECEWISE", (8,), varlen=(8, 512)), "FULL for any mix of K, up to 512 tokens"),
+        (Graphs("FULL_AND_PIECEWISE", (8,), {1: (8,), 8: (8,)}), "FULL where all requests have the same K of 0, 7"),
+        (Graphs("PIECEWISE", (8,)), "piecewise"),
+    ],
+)
+def test_five_lines_at_the_start_say_what_is_steered(graphs: Graphs | None, words: str) -> None:
+    engine = SimpleNamespace(
+        speculative_config=SimpleNamespace(method="eagle3", parallel_drafting=True),
+        num_speculative_tokens=7,
+        use_v2_model_runner=False,
+    )
+    lines = start_notes.summary(engine, graphs, static_k=None, notes=1)
+    assert len(lines) == 5
+    assert "eagle3, in parallel" in lines[0]
+    assert "the engine chooses it" in lines[1]
+    assert words in lines[2]
+    assert "1 note above" in lines[3]
+    assert "3 for all" in start_notes.summary(engine, graphs, static_k=3, notes=0)[1]
