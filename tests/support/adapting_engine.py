@@ -1,7 +1,7 @@
 """A real engine that adapts alone, in this process: no Redis, no controller, no server.
 
-`run("adapting_engine", SECONDS)` keeps 2 JSON and 2 code requests running for so long and finds where K came from, and
-the mean K that the law gave each kind in the second half of the time.
+`run("adapting_engine", STEPS)` keeps 2 JSON and 2 code requests running until the law has chosen K often enough, and for
+so many steps more. It finds where K came from, and the mean K that the law gave each kind in these steps.
 """
 
 import os
@@ -16,10 +16,14 @@ from tests.support.engine_program import chat_text, finish, head, start
 from tests.support.stack import prompts
 
 RUNNING = {"json": 2, "code": 2}
-"""So few that a step costs nearly the same for every K: then drafts of JSON pay on every machine, a busy one too."""
+"""Requests at all times. So few that a step costs nearly the same for every K: then drafts of JSON pay on every machine, a busy one too."""
 
 
-def main(seconds: float) -> None:
+LEARNT = 10
+"""Choices of the law, one in a second at most: the first ones know few drafts and few steps."""
+
+
+def main(steps: int) -> None:
     """Run and report."""
     os.environ["SPECPILOT_ENGINE_ADAPT"] = "1"
     llm = start(head("peagle"), dtype=number_format.fitting(), max_num_seqs=16, max_model_len=1024, seed=0)
@@ -42,23 +46,21 @@ def main(seconds: float) -> None:
         for _ in range(count):
             begin(kind)
     given: defaultdict[str, list[int]] = defaultdict(list)
-    began = time.monotonic()
-    while (passed := time.monotonic() - began) < seconds:
+    while steps:
         for output in engine.step():
             if output.finished:
                 begin(kinds[output.request_id])
-        if passed > seconds / 2:
+        if scheduler.planner.prices is not None and scheduler.law.choices >= LEARNT:
+            steps -= 1
             for state in scheduler.steps.decoding:
                 given[kinds[state.request_id.split("-", maxsplit=1)[0]]].append(state.scheduled_k)
     finish(
         {
             "source": scheduler.control.table(time.monotonic()).source,
             "k": {kind: sum(found) / len(found) for kind, found in given.items()},
-            "law": scheduler.law.described(),
-            "prices_probes": scheduler.planner.prices is not None,
         }
     )
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(int(sys.argv[1]))
