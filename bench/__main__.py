@@ -37,14 +37,6 @@ MEASUREMENTS = {
         "a gateway under all kinds of load at once, checked for wrong answers and leaks",
     ),
     "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
-    "simulate": (
-        "specpilot.bench.simulation.command",
-        "SIMULATION: the control law on a GPU's step times, fitted to published figures, beside single Ks",
-    ),
-    "ablate": (
-        "specpilot.bench.simulation.ablate",
-        "SIMULATION: the worth of each idea of the control law, by switching it off",
-    ),
     "faults": ("specpilot.bench.control.faults", "effects on clients while a part of the running system fails"),
     "alerts": (
         "specpilot.bench.control.alerts",

@@ -24,8 +24,8 @@ SETTINGS = {
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
     "bench rate": "specpilot.bench.sweep.rate_command:RateSettings",
     "bench agreement": "specpilot.bench.agreement.command:AgreementSettings",
-    "bench ablate": "specpilot.bench.simulation.ablate:AblateSettings",
-    "bench simulate": "specpilot.bench.simulation.command:SimulateSettings",
+    "bench ablate": "tests.simulation.ablate:AblateSettings",
+    "bench simulate": "tests.simulation.command:SimulateSettings",
     "bench demo": "specpilot.bench.control.demo:DemoSettings",
 }
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.simulation import gpu_plants
-from specpilot.bench.simulation.gpu_plants import SIMULATION, plants
+from tests.simulation import gpu_plants
+from tests.simulation.gpu_plants import SIMULATION, plants
 
 DOCUMENT: dict[str, Any] = json.loads(gpu_plants.DOCUMENT.read_text())
 CODE_LENGTH = 5.30

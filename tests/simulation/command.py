@@ -15,11 +15,11 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report.output import say
-from specpilot.bench.simulation import table
-from specpilot.bench.simulation.cell import Play, played
-from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant, plants
-from specpilot.bench.simulation.published import loads, texts
 from specpilot.policy.settings import ProgramSettings, fail, load
+from tests.simulation import table
+from tests.simulation.cell import Play, played
+from tests.simulation.gpu_plants import SIMULATION, GpuPlant, plants
+from tests.simulation.published import loads, texts
 
 PROGRAM = "specpilot bench simulate"
 MOST_IN_FLIGHT = 512

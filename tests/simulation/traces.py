@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from specpilot.bench.simulation.engine import MODEL
-from specpilot.bench.simulation.gpu_plants import plants
-from specpilot.bench.simulation.graph_plant import GRAPHS, graph_step_s
-from specpilot.bench.simulation.h200_plant import FULL, SLOW_HOST, H200Plant
-from specpilot.bench.simulation.h200_plant import graphs as h200_graphs
-from specpilot.bench.simulation.loop import Run, simulate
-from specpilot.bench.simulation.step_times import demo_pair_step_s
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.policy.model_policy import ClassPolicy, Policy
+from tests.simulation.engine import MODEL
+from tests.simulation.gpu_plants import plants
+from tests.simulation.graph_plant import GRAPHS, graph_step_s
+from tests.simulation.h200_plant import FULL, SLOW_HOST, H200Plant
+from tests.simulation.h200_plant import graphs as h200_graphs
+from tests.simulation.loop import Run, simulate
+from tests.simulation.step_times import demo_pair_step_s
+from tests.simulation.traffic import ACCEPTANCE, Phase, Source
 
 _WANDER = 0.08
 _PAUSED = 6.0

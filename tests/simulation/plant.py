@@ -7,7 +7,7 @@ time of a step is known.
 
 from typing import NamedTuple, Protocol
 
-from specpilot.bench.simulation.step_times import CatchUpTime, StepTime
+from tests.simulation.step_times import CatchUpTime, StepTime
 
 
 class Work(NamedTuple):

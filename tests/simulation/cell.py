@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, Engine, uniform
-from specpilot.bench.simulation.gpu_plants import GpuPlant
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.policy.model_policy import Policy
+from tests.simulation.engine import K_MAX, MODEL, Engine, uniform
+from tests.simulation.gpu_plants import GpuPlant
+from tests.simulation.loop import simulate
+from tests.simulation.traffic import Phase, Source
 
 SETTLE_S = 15
 """Unmeasured seconds of the load at the begin, in which the law learns the step times."""

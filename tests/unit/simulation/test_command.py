@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.simulation import command
-from specpilot.bench.simulation.cell import Play, Result, played
-from specpilot.bench.simulation.gpu_plants import plants
-from specpilot.bench.simulation.published import loads, texts
+from tests.simulation import command
+from tests.simulation.cell import Play, Result, played
+from tests.simulation.gpu_plants import plants
+from tests.simulation.published import loads, texts
 from tests.support.stack import ROOT
 
 PLANT = plants()["b200-30b-a3b-fp8"]

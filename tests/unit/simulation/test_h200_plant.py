@@ -2,8 +2,8 @@
 
 import pytest
 
-from specpilot.bench.simulation.h200_plant import FULL, SLOW_HOST, H200Plant, graphs
-from specpilot.bench.simulation.plant import Work
+from tests.simulation.h200_plant import FULL, SLOW_HOST, H200Plant, graphs
+from tests.simulation.plant import Work
 
 RUNNING = (1, 8, 32, 64, 128)
 DEFAULT = H200Plant()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.ablations import IDEAS, without
-from specpilot.bench.simulation import ablate
-from specpilot.bench.simulation.traces import traces
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law import batch_choice, price_fit
 from specpilot.policy.prices import Prices
+from tests.simulation import ablate
+from tests.simulation.ablations import IDEAS, without
+from tests.simulation.traces import traces
 
 
 def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(

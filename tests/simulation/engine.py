@@ -21,10 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.bench.simulation.plant import OneTime, Plant, Work
-from specpilot.bench.simulation.requests import Request, Requests
-from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
-from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
@@ -46,6 +42,10 @@ from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance, KRange, Schedule
+from tests.simulation.plant import OneTime, Plant, Work
+from tests.simulation.requests import Request, Requests
+from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.traffic import Source
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
@@ -167,7 +167,7 @@ class Engine:
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
 
-    def run(  # noqa: PLR0913, PLR0917 - what a phase may vary
+    def run(
         self,
         seconds: float,
         sources: Sequence[Source],

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from specpilot.bench.simulation.engine import K_MAX
 from specpilot.policy.graphs import Graphs
+from tests.simulation.engine import K_MAX
 
 _SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 _LARGEST_OF_ONE = 256

@@ -15,9 +15,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specpilot.bench.simulation.engine import K_MAX
-from specpilot.bench.simulation.gpu_plants import DOCUMENT
-from specpilot.bench.simulation.traffic import Source
+from tests.simulation.engine import K_MAX
+from tests.simulation.gpu_plants import DOCUMENT
+from tests.simulation.traffic import Source
 
 _HALVINGS = 50
 

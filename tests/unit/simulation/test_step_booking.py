@@ -5,11 +5,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import Engine, uniform
-from specpilot.bench.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
-from specpilot.bench.simulation.plant import Work
-from specpilot.bench.simulation.traffic import Source
 from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
+from tests.simulation.engine import Engine, uniform
+from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
+from tests.simulation.plant import Work
+from tests.simulation.traffic import Source
 
 PROMPT = 64
 """Tokens: more than a prompt has that waits at K = 0 to go through the drafter with others."""

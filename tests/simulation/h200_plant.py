@@ -10,7 +10,7 @@ median milliseconds of steps of fixed batches by K and requests, and the tokens 
 
 A step takes the larger of both (`plant`). The host of the measured machine ran a third slower for seconds at a time.
 With this, the plant is within 19 % of 39 of the 40 measured cells, and within 13 % of 35
-(`tests/unit/bench/simulation/test_h200_plant.py`). Its limitations: a request that ends is replaced at once, so one
+(`tests/unit/simulation/test_h200_plant.py`). Its limitations: a request that ends is replaced at once, so one
 request alone has no idle time between two replies; prefilled tokens take 0.012 ms each, which was not measured;
 attention takes no longer with a longer context.
 """
@@ -18,8 +18,8 @@ attention takes no longer with a longer context.
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from specpilot.bench.simulation.plant import Work
 from specpilot.policy.graphs import Graphs
+from tests.simulation.plant import Work
 
 SLOW_HOST = 1.32
 """The host's slowdown factor while it was slow: the ratio of cells that were measured at both speeds."""

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
-from specpilot.bench.simulation.h200_plant import FULL, H200Plant, graphs
-from specpilot.bench.simulation.plant import OneTime, Plant
-from specpilot.bench.simulation.step_times import cpu_catch_up_s, cpu_step_s, gpu_step_s
-from specpilot.bench.simulation.traffic import Source
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.schedule import KRange, Schedule
+from tests.simulation.engine import MODEL, POOL, Engine
+from tests.simulation.h200_plant import FULL, H200Plant, graphs
+from tests.simulation.plant import OneTime, Plant
+from tests.simulation.step_times import cpu_catch_up_s, cpu_step_s, gpu_step_s
+from tests.simulation.traffic import Source
 
 NEVER = (KRange(1, 512, 0),)
 PLANTS: dict[str, tuple[Plant, Graphs | None]] = {

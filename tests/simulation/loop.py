@@ -6,10 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
-from specpilot.bench.simulation.plant import Plant
-from specpilot.bench.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
-from specpilot.bench.simulation.traffic import Phase
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
@@ -17,6 +13,10 @@ from specpilot.controller.pools import schedule_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.schedule import Schedule
+from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
+from tests.simulation.plant import Plant
+from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.traffic import Phase
 
 WANDER_KEPT = math.exp(-1 / 15)
 """Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
@@ -60,7 +60,7 @@ class Run:
         return sum(engine.probes for engine in self.fleet) / sum(engine.drafts for engine in self.fleet)
 
 
-def simulate(  # noqa: PLR0913 - what a simulation may vary
+def simulate(
     phases: Sequence[Phase],
     *,
     policy: Policy | None = None,

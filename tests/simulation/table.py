@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from specpilot.bench.report.markdown import table
-from specpilot.bench.simulation.cell import Play, Result
-from specpilot.bench.simulation.gpu_plants import SIMULATION, GpuPlant
-from specpilot.bench.simulation.published import Load, Text
+from tests.simulation.cell import Play, Result
+from tests.simulation.gpu_plants import SIMULATION, GpuPlant
+from tests.simulation.published import Load, Text
 
 COLUMNS = (
     "in flight", "K chosen", "tokens/s", "over no speculation", "over K = 3", "over K = 7", "best single K", "over it",

@@ -6,8 +6,8 @@ from operator import mul
 
 import pytest
 
-from specpilot.bench.simulation.gpu_plants import DOCUMENT
-from specpilot.bench.simulation.published import Load, by_position, loads, texts
+from tests.simulation.gpu_plants import DOCUMENT
+from tests.simulation.published import Load, by_position, loads, texts
 
 
 def length(acceptance: tuple[float, ...], k: int) -> float:

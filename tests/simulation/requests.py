@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
+from tests.simulation.traffic import ACCEPTANCE, Source
 
 _PREFILL_CHUNK = 512
 _RANDOM_BLOCK = 4096

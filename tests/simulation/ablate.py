@@ -1,8 +1,7 @@
-"""`specpilot bench ablate`: what each idea of the control law is worth. SIMULATION.
+"""`python -m tests.simulation.ablate`: what each idea of the control law is worth. SIMULATION.
 
 The real law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
-(`bench.ablations`), over the same traces with the same seeds; and without a controller (`GUIDANCE`). The table says how
-many tokens per second are left without the idea: below 1, it pays. An idea that is worth nothing on any trace has no
+(`ablations`), over the same traces with the same seeds; and without a controller (`GUIDANCE`). The table says how many tokens per second are left without the idea: below 1, it pays. An idea that is worth nothing on any trace has no
 place in the law. A second table has the phase of each trace with the lowest ratio: a mean over a trace may hide it.
 """
 
@@ -18,13 +17,13 @@ from typing import NamedTuple
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.ablations import IDEAS, without
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report import markdown
 from specpilot.bench.report.output import say
-from specpilot.bench.simulation.traces import SimulatedTrace, traces
 from specpilot.controller.estimation.t_interval import Interval, interval
 from specpilot.policy.settings import ProgramSettings, load
+from tests.simulation.ablations import IDEAS, without
+from tests.simulation.traces import SimulatedTrace, traces
 
 PROGRAM = "specpilot bench ablate"
 GUIDANCE = "guidance"
