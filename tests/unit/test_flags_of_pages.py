@@ -22,10 +22,6 @@ SETTINGS = {
     "export": "specpilot.controller.cli.export:ExportSettings",
     "replay": "specpilot.controller.cli.replay:ReplaySettings",
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
-    "bench rate": "specpilot.bench.sweep.rate_command:RateSettings",
-    "bench agreement": "specpilot.bench.agreement.command:AgreementSettings",
-    "bench ablate": "tests.simulation.ablate:AblateSettings",
-    "bench simulate": "tests.simulation.command:SimulateSettings",
     "bench demo": "specpilot.bench.control.demo:DemoSettings",
 }
 
