@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     process = None
     if not system.is_up():
         say(f"nothing answers at {settings.gateway_url}: starting a system")
-        process = start_up([])
+        process = start_up()
     try:
         deadline = time.monotonic() + START_WITHIN_S
         while not system.is_up():

@@ -1,4 +1,4 @@
-"""A closed-loop load: a set number of requests of each class in flight, through the official `openai` client.
+"""A closed-loop load: a set number of requests of each kind in flight.
 
 Replies are not streamed and have a set length (`ignore_eos`), so that every arm of a comparison delivers the same text
 and the generator's own work stays small beside the engine's. Lengths differ from request to request, and are the same
@@ -9,87 +9,72 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from openai import APIError, AsyncOpenAI
+import aiohttp
 
-from specpilot.bench.load.trace import Kind, LoadPhase
+from specpilot.bench.load.trace import Kind
+from specpilot.policy.http_client import is_on_this_machine
+
+REQUEST_TIMEOUT_S = 120.0
+PAUSE_AFTER_FAILURE_S = 0.2
 
 
 class Load:
-    """Keeps a phase's demand in flight. `failed` counts requests that ended in an error; `tokens` counts received ones.
+    """Keeps a phase's demand in flight. `requests` counts those sent, `failed` those in error, by its name."""
 
-    With `names_classes` requests name their class; without it all are of class `default`.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        prompts: Mapping[str, Sequence[Mapping[str, Any]]],
-        *,
-        names_classes: bool = True,
-    ) -> None:
-        self._client = AsyncOpenAI(base_url=base_url, api_key="bench", max_retries=0, timeout=120.0)
+    def __init__(self, base_url: str, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+            trust_env=not is_on_this_machine(base_url),
+            raise_for_status=True,
+        )
+        self._url = f"{base_url}/chat/completions"
         self._model = model
         self._prompts = prompts
-        self._names_classes = names_classes
         self._turn = count()
         self._workers: dict[Kind, list[asyncio.Task[None]]] = {}
         self.requests = 0
-        self.tokens = 0
         self.failed: Counter[str] = Counter()
 
-    async def shift_to(self, phase: LoadPhase) -> None:
-        """Start and stop workers until the demand is the phase's. Stopped workers drop their request."""
+    async def shift_to(self, demand: Mapping[Kind, int]) -> None:
+        """Start and stop workers until so many requests of each kind are in flight. Stopped workers drop theirs."""
         ended = []
-        streams = phase.streams
-        for kind in {**self._workers, **streams}:
-            workers = self._workers.setdefault(kind, [])
-            target = streams.get(kind, 0)
+        for kind in {**self._workers, **demand}:
+            workers, target = self._workers.setdefault(kind, []), demand.get(kind, 0)
             while len(workers) > target:
                 worker = workers.pop()
                 worker.cancel()
                 ended.append(worker)
             while len(workers) < target:
                 workers.append(asyncio.create_task(self._work(kind)))
-        for worker in ended:
-            with suppress(asyncio.CancelledError):
-                await worker
-
-    async def pause(self) -> None:
-        """Stop every worker; they drop their request."""
-        stopped = [worker for workers in self._workers.values() for worker in workers]
-        self._workers.clear()
-        for worker in stopped:
-            worker.cancel()
-        for worker in stopped:
-            with suppress(asyncio.CancelledError):
-                await worker
+        await asyncio.gather(*ended, return_exceptions=True)
 
     async def close(self) -> None:
         """Stop every worker, for good."""
-        await self.pause()
-        await self._client.close()
+        await self.shift_to({})
+        await self._session.close()
 
     async def _work(self, kind: Kind) -> None:
         prompts = self._prompts[kind.prompts]
         while True:
             turn = next(self._turn)
             self.requests += 1
+            body = {
+                "model": self._model,
+                "messages": prompts[turn % len(prompts)]["messages"],
+                "max_tokens": random.Random(turn).randint(*kind.reply_tokens),  # noqa: S311 - a load, no secret
+                "temperature": kind.temperature,
+                "seed": turn,
+                "ignore_eos": True,
+            }
             try:
-                reply = await self._client.chat.completions.create(
-                    model=self._model,
-                    messages=prompts[turn % len(prompts)]["messages"],
-                    max_tokens=random.Random(turn).randint(*kind.reply_tokens),  # noqa: S311 - a load, no secret
-                    temperature=kind.temperature,
-                    seed=turn,
-                    extra_headers={"X-Traffic-Class": kind.traffic_class} if self._names_classes else None,
-                    extra_body={"ignore_eos": True},
-                )
-                self.tokens += reply.usage.completion_tokens if reply.usage else 0
-            except APIError as error:
+                async with self._session.post(
+                    self._url, json=body, headers={"X-Traffic-Class": kind.traffic_class}
+                ) as reply:
+                    await reply.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
                 self.failed[type(error).__name__] += 1
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(PAUSE_AFTER_FAILURE_S)

@@ -31,41 +31,6 @@ class Played:
         ]
 
 
-class Player:
-    """Plays phases, one after another, against one system; `pause` between them frees the machine for others."""
-
-    def __init__(
-        self, system: System, model: str, prompts: Mapping[str, Sequence[Mapping[str, Any]]], *, names_classes: bool
-    ) -> None:
-        """With `names_classes` False every request is sent without a class."""
-        self._system = system
-        self._load = Load(f"{system.gateway_url}/v1", model, prompts, names_classes=names_classes)
-        self._phases: list[list[Reading]] = []
-
-    async def phase(self, phase: LoadPhase, label: str) -> str:
-        """Play `phase` and return a line about it; running requests of the last phase go on if it has their kind."""
-        await self._load.shift_to(phase)
-        readings = [await asyncio.to_thread(self._system.read)]
-        ends_at = time.monotonic() + phase.seconds
-        while (remaining_s := ends_at - time.monotonic()) > 0:
-            await asyncio.sleep(min(READ_EVERY_S, remaining_s))
-            readings.append(await asyncio.to_thread(self._system.read))
-            if sys.stdout.isatty():
-                sys.stdout.write("\r\033[K" + _line(label, readings[-2], readings[-1]))
-                sys.stdout.flush()
-        self._phases.append(readings)
-        return _line(label, readings[0], readings[-1])
-
-    async def pause(self) -> None:
-        """Drop the requests in flight."""
-        await self._load.pause()
-
-    async def close(self) -> Played:
-        """End, and return the play."""
-        await self._load.close()
-        return Played(self._phases, self._load.requests, dict(self._load.failed))
-
-
 async def play(
     system: System,
     model: str,
@@ -73,16 +38,32 @@ async def play(
     prompts: Mapping[str, Sequence[Mapping[str, Any]]],
     say: Callable[[str], None],
 ) -> Played:
-    """Play `trace` once, without a pause."""
-    player = Player(system, model, prompts, names_classes=True)
+    """Play the phases of `trace` one after another; a running request goes on if the next phase has its kind."""
+    load = Load(f"{system.gateway_url}/v1", model, prompts)
+    phases = []
     try:
         for phase in trace.phases:
-            say(await player.phase(phase, phase.name))
+            await load.shift_to(phase.streams)
+            readings = await _readings(system, phase)
+            phases.append(readings)
+            say(_line(phase.name, readings[0], readings[-1]))
     finally:
-        played = await player.close()
-    if played.failed:
-        say(f"  failed requests: {played.failed} of {played.requests}")
-    return played
+        await load.close()
+    if load.failed:
+        say(f"  failed requests: {dict(load.failed)} of {load.requests}")
+    return Played(phases, load.requests, dict(load.failed))
+
+
+async def _readings(system: System, phase: LoadPhase) -> list[Reading]:
+    readings = [await asyncio.to_thread(system.read)]
+    ends_at = time.monotonic() + phase.seconds
+    while (remaining_s := ends_at - time.monotonic()) > 0:
+        await asyncio.sleep(min(READ_EVERY_S, remaining_s))
+        readings.append(await asyncio.to_thread(system.read))
+        if sys.stdout.isatty():
+            sys.stdout.write("\r\033[K" + _line(phase.name, readings[-2], readings[-1]))
+            sys.stdout.flush()
+    return readings
 
 
 def _line(label: str, before: Reading, now: Reading) -> str:

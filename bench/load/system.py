@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request
 
@@ -20,72 +20,42 @@ from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
 GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no rate depends on the adapter's counters
-LATENCY = "vllm:inter_token_latency_seconds_bucket"
-"""vLLM's histogram of the seconds between two tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The engines' counters at one moment: generated tokens, K and acceptance counts by class, inter-token latency.
+    """The engines' counters at one moment, since their starts: generated tokens, K and acceptance by class.
 
-    `active_k` is the mean K of a class's running decodes, absent where none runs. `drafts`, `verified_tokens` (the sum
-    of their K) and `delivered_tokens` count since the engines' starts. `latency` counts inter-token latencies up to
-    each of vLLM's bounds, in seconds.
+    `verified_tokens` is the sum of the K of `drafts`.
     """
 
     at: float
     tokens: float
-    active_k: Mapping[str, float]
     drafts: Mapping[str, float]
     verified_tokens: Mapping[str, float]
     delivered_tokens: Mapping[str, float]
-    latency: Mapping[float, float]
 
 
 def reading(pages: Iterable[str], at: float) -> Reading:
     """Return the sums over the engines' `pages` of metrics."""
     sums: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    latency: defaultdict[float, float] = defaultdict(float)
     for page in pages:
-        gauges: dict[str, dict[str, float]] = {names.ACTIVE_K: {}, names.RUNNING_DECODES: {}}
         for sample in (item for family in text_string_to_metric_families(page) for item in family.samples):
             traffic_class = sample.labels.get(names.LABEL_CLASS, "")
-            if sample.name in gauges:
-                gauges[sample.name][traffic_class] = sample.value
-            elif sample.name == LATENCY:
-                latency[float(sample.labels["le"])] += sample.value
-            else:
-                sums[sample.name][traffic_class] += sample.value
+            sums[sample.name][traffic_class] += sample.value
             if sample.name == names.DRAFTS:
                 sums["verified"][traffic_class] += sample.value * int(sample.labels[names.LABEL_K])
-        for name, decodes in gauges[names.RUNNING_DECODES].items():
-            if name in gauges[names.ACTIVE_K]:
-                sums["running"][name] += decodes
-                sums["running_k"][name] += decodes * gauges[names.ACTIVE_K][name]
-    return Reading(
-        at,
-        sum(sums[GENERATED].values()),
-        {name: sums["running_k"][name] / decodes for name, decodes in sums["running"].items() if decodes},
-        sums[names.DRAFTS],
-        sums["verified"],
-        sums[names.DECODE_TOKENS],
-        latency,
-    )
+    tokens = sum(sums[GENERATED].values())
+    return Reading(at, tokens, sums[names.DRAFTS], sums["verified"], sums[names.DECODE_TOKENS])
 
 
 class System:
-    """A client of the gateway, the controller and the engines of one running system.
+    """A client of the gateway, the controller and the engines of one running system."""
 
-    Without `engine_urls` the controller provides them.
-    """
-
-    def __init__(
-        self, gateway_url: str, admin_url: str, admin_token: str | None, engine_urls: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, gateway_url: str, admin_url: str, admin_token: str | None) -> None:
         self.gateway_url = gateway_url
         self.admin_url = admin_url
         self._token = admin_token
-        self._engine_urls = engine_urls
 
     def is_up(self) -> bool:
         """Whether gateway and controller answer."""
@@ -96,9 +66,7 @@ class System:
             return False
 
     def engine_urls(self) -> Sequence[str]:
-        """Return the engines' URLs."""
-        if self._engine_urls is not None:
-            return self._engine_urls
+        """Return the engines' URLs, which the controller knows."""
         return [str(engine["url"]) for engine in _items(self._admin("GET", "/admin/engines")[0])]
 
     def policy(self, model: str) -> dict[str, Any]:
@@ -125,14 +93,6 @@ class System:
         items = _items(self._admin("GET", f"/admin/decisions?model={model}&limit=1000")[0])
         return [item for item in reversed(items) if item["at"] >= since]
 
-    def put_speculation(self, document: Mapping[str, Any]) -> None:
-        """Put this schedule to every engine, without the controller."""
-        for url in self.engine_urls():
-            request = Request(f"{url}/speculation", method="PUT", data=json.dumps(document).encode())  # noqa: S310
-            request.add_header("Content-Type", "application/json")
-            with open_url(request, timeout=10.0):
-                pass
-
     def _admin(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> tuple[Any, str]:
@@ -151,11 +111,9 @@ class System:
             fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")
 
 
-def start_up(arguments: list[str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Start `specpilot up` as a child; its output is shown, or written to `output`. The caller stops it."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "specpilot.cli", "up", *arguments], stdout=output, stderr=output
-    )
+def start_up() -> subprocess.Popen[bytes]:
+    """Start `specpilot up` as a child, with its output shown. The caller stops it."""
+    return subprocess.Popen([sys.executable, "-P", "-m", "specpilot.cli", "up"])
 
 
 def stop_up(process: subprocess.Popen[bytes]) -> None:
@@ -163,15 +121,10 @@ def stop_up(process: subprocess.Popen[bytes]) -> None:
     end(process, within_s=60.0)
 
 
-def wait_for(program: str, url: str, within_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time.
-
-    It also ends `program` when `process`, which is expected to answer, has ended: another program may answer instead.
-    """
+def wait_for(program: str, url: str, within_s: float) -> None:
+    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time."""
     deadline = time.monotonic() + within_s
     while True:
-        if process is not None and process.poll() is not None:
-            fail(program, f"the program for {url} has ended with status {process.returncode}")
         try:
             with open_url(url, timeout=2.0):
                 return

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from specpilot.bench.data.shipped import SHIPPED, conversations
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.names import is_class_name
 from specpilot.policy.text_files import read_text
@@ -29,7 +28,7 @@ class Stream:
     """Requests of one kind, `count` of them in flight.
 
     `traffic_class` and `prompts` default to the stream's name, `temperature` to the phase's. `prompts` names a file of
-    prompts or a shipped data set. The length of a reply is between the two `reply_tokens`.
+    prompts. The length of a reply is between the two `reply_tokens`.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -102,11 +101,6 @@ class Trace:
             raise ValueError("phases must not be empty")
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Every class of the trace."""
-        return tuple(sorted({kind.traffic_class for phase in self.phases for kind in phase.streams}))
-
-    @property
     def prompts(self) -> tuple[str, ...]:
         """Every set of prompts of the trace."""
         return tuple(sorted({kind.prompts for phase in self.phases for kind in phase.streams}))
@@ -124,11 +118,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_prompts(folder: Path, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Return for each name the chat requests in `folder/<name>.jsonl`, or of the shipped data set; raises `OSError`."""
-    return {name: _requests(folder / f"{name}.jsonl", name) for name in names}
-
-
-def _requests(path: Path, name: str) -> list[dict[str, Any]]:
-    if name in SHIPPED and not path.exists():
-        return [{"messages": list(conversation.turns[0])} for conversation in conversations(name)]
-    return [json.loads(line) for line in read_text(path).splitlines() if line]
+    """Return for each name the chat requests in `folder/<name>.jsonl`; raises `OSError`."""
+    return {
+        name: [json.loads(line) for line in read_text(folder / f"{name}.jsonl").splitlines() if line] for name in names
+    }

@@ -33,7 +33,7 @@ PLANTS = {
         "engine_adapter/vllm/v2/step.py",
         "specpilot.engine_adapter.vllm.v1.subset",
     ),
-    "The bench's folders import downwards": ("bench/load/trace.py", "specpilot.bench.control.report"),
+    "The bench's folders import downwards": ("bench/load/trace.py", "specpilot.bench.control.demo"),
 }
 
 

@@ -9,7 +9,7 @@ RATES = {"adaptive": [100.0, 200.0], "K=0": [50.0, 200.0]}
 
 
 def reading(at: float, drafts: dict[str, float], verified: dict[str, float]) -> Reading:
-    return Reading(at, 0.0, {}, drafts, verified, {}, {})
+    return Reading(at, 0.0, drafts, verified, {})
 
 
 CALM = [reading(10, {}, {}), reading(11, {"code": 5}, {"code": 35}), reading(12, {"code": 10}, {"code": 70})]

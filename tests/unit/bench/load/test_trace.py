@@ -28,7 +28,7 @@ def test_what_a_stream_says_itself_comes_first_and_alike_ones_add_up() -> None:
         Kind("code", "code", 0.5, REPLY_TOKENS): 5,
         Kind("chat", "long-context", 0.0, (5, 9)): 1,
     }
-    assert (trace.classes, trace.prompts) == (("chat", "code"), ("code", "long-context"))
+    assert trace.prompts == ("code", "long-context")
 
 
 @pytest.mark.parametrize(

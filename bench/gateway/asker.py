@@ -76,18 +76,3 @@ class Asker(asyncio.Protocol):
         self.is_closed = True
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError("the answer broke off"))
-
-
-async def is_ready(port: int) -> bool:
-    """Return whether the gateway on `port` of this machine answers `/ready` with 200 within a second."""
-    try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(b"GET /ready HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")
-                line = await reader.readline()
-            finally:
-                writer.transport.abort()
-    except OSError:
-        return False
-    return line.startswith(b"HTTP/1.1 200 ")

@@ -1,16 +1,14 @@
-"""Redis in its three topologies: one server with persistence, behind Sentinel, as a cluster; the system's package."""
+"""Redis of the system's package: a node, behind Sentinel, as a cluster."""
 
 import re
 import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from specpilot.policy import redis_keys
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.redis_store import RedisStore
+from tests.support.stack import free_port, until
 
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
 """The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
@@ -28,25 +26,11 @@ def is_answering(url: str) -> bool:
     return True
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _until(condition: Callable[[], bool], seconds: float) -> None:
-    ends_at = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > ends_at:
-            raise TimeoutError(f"a Redis server was not as it must be within {seconds:g} s")
-        time.sleep(0.1)
-
-
 class Node:
     """One `redis-server` on a port of the loopback, its state in a folder of its own."""
 
     def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
-        self.port = _free_port() if port is None else port
+        self.port = free_port() if port is None else port
         self.folder = folder / str(self.port)
         self.folder.mkdir(parents=True)
         place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
@@ -63,16 +47,16 @@ class Node:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
 
     def until_said(self, text: str, *command: str) -> None:
-        """Return when the answer to `command` contains `text`. Raises `TimeoutError`."""
-        _until(lambda: text in self.ask(*command), WITHIN_S)
+        """Return when the answer to `command` contains `text`."""
+        until(lambda: text in self.ask(*command), WITHIN_S)
 
     def until_replicated(self) -> None:
         """Return when its replica has all writes that this primary has now; further writes may follow.
 
-        Raises `TimeoutError` if it does not, or if this node is no primary.
+        Fails if it does not, or if this node is no primary.
         """
         written = max(0, int(self._offset("master_repl_offset:")))
-        _until(lambda: int(self._offset("role:master.*,offset=")) >= written, WITHIN_S)
+        until(lambda: int(self._offset("role:master.*,offset=")) >= written, WITHIN_S)
 
     def _offset(self, before: str) -> str:
         """Return the number after the pattern `before` in the state of the replication, `-1` if there is none."""
@@ -83,26 +67,6 @@ class Node:
         """Kill it."""
         self.process.kill()
         self.process.wait()
-
-
-class Single:
-    """One server with an append-only file, which is restarted."""
-
-    def __init__(self, folder: Path) -> None:
-        self._node = Node(folder, "--appendonly", "yes")
-        self._node.until_said("PONG", "ping")
-        self.url = f"redis://127.0.0.1:{self._node.port}"
-
-    def fail_over(self) -> None:
-        """Restart it, like a rolling update."""
-        self._node.process.terminate()
-        self._node.process.wait()
-        self._node.start()
-        self._node.until_said("PONG", "ping")
-
-    def close(self) -> None:
-        """End it."""
-        self._node.kill()
 
 
 class Sentinels:
@@ -119,7 +83,7 @@ class Sentinels:
             node.until_said("slaves=1,sentinels=3", "info", "sentinel")
 
     def _sentinel(self, folder: Path) -> Node:
-        port = _free_port()
+        port = free_port()
         config = folder / f"{port}.conf"
         config.write_text(
             f"sentinel monitor state 127.0.0.1 {self.primary.port} 2\n"
@@ -144,8 +108,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         ports: set[int] = set()
-        while len(ports) < 6:  # noqa: PLR2004 - three primaries and a replica of each
-            ports.add(_free_port() % BUS + 2 * BUS)
+        while len(ports) < 6:
+            ports.add(free_port() % BUS + 2 * BUS)
         flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
         self.nodes = [Node(folder, *flags, port=port) for port in sorted(ports)]
         for node in self.nodes:
@@ -186,7 +150,7 @@ class Cluster:
             except LookupError:
                 return False  # the cluster has noticed the failure, and no replica has taken over yet
 
-        _until(is_taken_over, WITHIN_S)
+        until(is_taken_over, WITHIN_S)
 
     def empty(self) -> None:
         """Delete all keys."""
@@ -197,11 +161,3 @@ class Cluster:
         """End every server."""
         for node in self.nodes:
             node.kill()
-
-
-TOPOLOGIES: dict[str, type[Single | Sentinels | Cluster]] = {
-    "server": Single,
-    "sentinel": Sentinels,
-    "cluster": Cluster,
-}
-"""The topologies by name."""
