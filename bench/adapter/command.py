@@ -35,8 +35,9 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.adapter import law_share, law_steps
-from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
+from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
+from specpilot.bench.gpu_engine.engine import prompt_texts
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, load

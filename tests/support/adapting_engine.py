@@ -11,8 +11,9 @@ from collections import defaultdict
 
 from vllm import SamplingParams
 
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.engine_adapter import number_format
-from tests.support.engine_program import chat_text, finish, head, start
+from tests.support.engine_program import finish, head, start
 from tests.support.stack import prompts
 
 RUNNING = {"json": 2, "code": 2}
