@@ -137,10 +137,6 @@ def main(options: dict[str, Any]) -> None:
         thread = None
         if "k" in job:
             offer(scheduler.control, {DEFAULT_CLASS: job["k"]})
-        switches: list[float] = []
-        if job.get("switches"):
-            thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
-            thread.start()
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
@@ -155,7 +151,7 @@ def main(options: dict[str, Any]) -> None:
         ended.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"pairs": pairs, "switch_s": switches}
+        answer: dict[str, Any] = {"pairs": pairs}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         _say(answer)
@@ -202,34 +198,6 @@ def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
         if rng.random() < 0.5:  # noqa: PLR2004 - half of the time K differs within a batch
             k |= {row_name(DEFAULT_CLASS, band): rng.choice(depths) for band in range(BANDS)}
         offer(control, k, rng.choice([0.0, 0.02, 1.0]))
-
-
-def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
-    """Change K back and forth; append the time from each schedule's arrival to the first step that verified its K."""
-    meter, commit = scheduler.meter, scheduler.meter.commit
-    condition = threading.Condition()
-    latest: set[int] = set()
-
-    def watching(shape: Any, duration: float, context: int, outcome: Any) -> None:
-        commit(shape, duration, context, outcome)
-        with condition:
-            latest.clear()
-            latest.update(draft.k for draft in outcome.drafts)
-            condition.notify()
-
-    meter.commit = watching
-    try:
-        for number in range(count):
-            k = 2 if number % 2 else 5
-            began = time.perf_counter()
-            offer(scheduler.control, {DEFAULT_CLASS: k})
-            with condition:
-                if not condition.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
-                    return  # the replies have ended
-            seconds.append(time.perf_counter() - began)
-            time.sleep(0.001 * (number % 7))
-    finally:
-        meter.commit = commit
 
 
 if __name__ == "__main__":

@@ -226,8 +226,8 @@ def _question(settings: SweepSettings) -> Question:
 def _what_a_cell_is(settings: SweepSettings, question: Question) -> dict[str, Any]:
     """Return the settings that all cells of a folder must share."""
     names = {"engine_args", "client_args", "num_prompts", "output_tokens", "ignore_eos", "goodput", "served_model"}
-    own = {"model", "p_eagle", "eagle3", "max_num_seqs"}
-    values = settings.model_dump(include=names if question.endpoints else names | own)
+    started = {"model", "p_eagle", "eagle3", "max_num_seqs"}
+    values = settings.model_dump(include=names if question.endpoints else names | started)
     if question.endpoints:
         return values | {f"endpoint {name}": url for name, url in question.endpoints.items()}
     return values | {"largest k": question.engines.k_max}  # of an engine's buffers and graphs

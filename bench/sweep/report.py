@@ -49,8 +49,8 @@ class Results:
 
     def ratios(self, arm: Arm, other: Arm, place: tuple[str, str]) -> list[float]:
         """Return the throughput of `arm` over that of `other` in each repetition that has both."""
-        ours, theirs = self.values(arm, place), self.values(other, place)
-        return [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
+        rates, others = self.values(arm, place), self.values(other, place)
+        return [rates[number] / others[number] for number in rates.keys() & others.keys()]
 
     def best(self, systems: Sequence[str], place: tuple[str, str]) -> Arm | None:
         """Return the arm of `systems` with the highest median throughput."""
