@@ -12,7 +12,7 @@ MEASUREMENTS = {
         "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
     ),
     "demo": (
-        "specpilot.bench.control.demo",
+        "specpilot.bench.demo.command",
         "a shifting load against the running system: adaptive K beside every static K",
     ),
     "gateway": (

@@ -14,8 +14,7 @@ from typing import Any
 from urllib.request import Request
 
 from specpilot import embedded_redis
-from specpilot.bench.load.system import wait_for
-from specpilot.bench.process_end import end
+from specpilot.bench.processes import end, wait_for
 from specpilot.bench.report.metric_sums import metric_sums
 from specpilot.bench.report.process_tree import tree
 from specpilot.policy.http_client import open_url

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from specpilot.bench.process_end import end
+from specpilot.bench.processes import end
 from specpilot.bench.sweep.plan import ADAPTIVE, NO_SPECULATION, P_EAGLE, SYSTEMS
 from specpilot.bench.sweep.steering import EndpointError, Steering
 from specpilot.engine_adapter import number_format

@@ -22,7 +22,7 @@ SETTINGS = {
     "export": "specpilot.controller.cli.export:ExportSettings",
     "replay": "specpilot.controller.cli.replay:ReplaySettings",
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
-    "bench demo": "specpilot.bench.control.demo:DemoSettings",
+    "bench demo": "specpilot.bench.demo.command:DemoSettings",
 }
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.control.demo import arms_gain, gains_line, main, summary, table
-from specpilot.bench.load.trace import TRACES, LoadPhase, Trace, read_prompts, read_trace
+from specpilot.bench.demo.command import arms_gain, gains_line, main, summary, table
+from specpilot.bench.demo.trace import TRACES, LoadPhase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specpilot.bench.load.closed_loop import Load
-from specpilot.bench.load.system import Reading, System
-from specpilot.bench.load.trace import LoadPhase, Trace
+from specpilot.bench.demo.closed_loop import Load
+from specpilot.bench.demo.system import Reading, System
+from specpilot.bench.demo.trace import LoadPhase, Trace
 
 READ_EVERY_S = 1.0
 """Seconds between two readings of the engines' counters."""

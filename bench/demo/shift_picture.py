@@ -4,12 +4,12 @@ Above, a bar for each arm and phase, in output tokens per second. Below, for eac
 were verified between two readings. Time runs along both, from phase to phase.
 """
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from specpilot.bench.load.system import Reading
-from specpilot.bench.load.trace import Trace
-from specpilot.bench.report.svg import svg
+from specpilot.bench.demo.system import Reading
+from specpilot.bench.demo.trace import Trace
 
 _INCHES = (9.0, 5.2)
 _SHADE = "0.95"
@@ -50,7 +50,11 @@ def picture(trace: Trace, rates: Mapping[str, Sequence[float]], phases: Sequence
         [start + length / 2 for start, length in zip(starts, lengths, strict=True)],
         [phase.name for phase in trace.phases],
     )
-    return svg(figure)
+    figure.tight_layout()
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return text.getvalue()
 
 
 def k_runs(

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from specpilot.bench.load.trace import Kind
+from specpilot.bench.demo.trace import Kind
 from specpilot.policy.http_client import is_on_this_machine
 
 REQUEST_TIMEOUT_S = 120.0

@@ -14,7 +14,6 @@ from urllib.request import Request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specpilot.bench.process_end import end
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
@@ -114,24 +113,6 @@ class System:
 def start_up() -> subprocess.Popen[bytes]:
     """Start `specpilot up` as a child, with its output shown. The caller stops it."""
     return subprocess.Popen([sys.executable, "-P", "-m", "specpilot.cli", "up"])
-
-
-def stop_up(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process of `start_up` and wait for it."""
-    end(process, within_s=60.0)
-
-
-def wait_for(program: str, url: str, within_s: float) -> None:
-    """Return once a GET of `url` succeeds; end `program` with one line when it does not in time."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            with open_url(url, timeout=2.0):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                fail(program, f"nothing answered at {url} within {within_s:.0f} s")
-            time.sleep(0.3)
 
 
 def _items(body: Any) -> list[dict[str, Any]]:

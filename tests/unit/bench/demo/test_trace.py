@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specpilot.bench.load.trace import REPLY_TOKENS, TRACES, Kind, LoadPhase, Trace, read_prompts, read_trace
+from specpilot.bench.demo.trace import REPLY_TOKENS, TRACES, Kind, LoadPhase, Trace, read_prompts, read_trace
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import InvalidDocumentError

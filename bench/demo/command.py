@@ -21,10 +21,11 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.control.shift_picture import picture
-from specpilot.bench.load.play import play
-from specpilot.bench.load.system import System, start_up, stop_up
-from specpilot.bench.load.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.bench.demo.play import play
+from specpilot.bench.demo.shift_picture import picture
+from specpilot.bench.demo.system import System, start_up
+from specpilot.bench.demo.trace import TRACES, Trace, read_prompts, read_trace
+from specpilot.bench.processes import end
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
         asyncio.run(_compare(system, settings, trace, prompts, statics))
     finally:
         if process is not None:
-            stop_up(process)
+            end(process, within_s=60.0)
 
 
 async def _compare(

@@ -1,6 +1,6 @@
 """The sum of the engines' pages of metrics."""
 
-from specpilot.bench.load.system import reading
+from specpilot.bench.demo.system import reading
 
 
 def page(drafts: dict[tuple[int, int], int]) -> str:

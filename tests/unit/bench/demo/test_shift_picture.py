@@ -1,8 +1,8 @@
 from xml.etree import ElementTree as ET
 
-from specpilot.bench.control.shift_picture import k_runs, picture
-from specpilot.bench.load.system import Reading
-from specpilot.bench.load.trace import LoadPhase, Trace
+from specpilot.bench.demo.shift_picture import k_runs, picture
+from specpilot.bench.demo.system import Reading
+from specpilot.bench.demo.trace import LoadPhase, Trace
 
 TRACE = Trace((LoadPhase("calm <1>", 2.0, {"code": 1}), LoadPhase("crowd", 2.0, {"chat": 24})))
 RATES = {"adaptive": [100.0, 200.0], "K=0": [50.0, 200.0]}
