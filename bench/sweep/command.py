@@ -109,13 +109,15 @@ def _measure_all(settings: SweepSettings, question: Question) -> str | None:
     missing = [cell for cell in cells if not store.has(cell)]
     if len(missing) < len(cells):
         say(f"{len(cells) - len(missing)} of {len(cells)} cells were measured before")
+    if not missing:
+        return None
     token = question.control_token
     systems = Systems(question.engines, question.endpoints, one_at_a_time=settings.one_at_a_time, control_token=token)
     remedy = f"cells measured so far are kept in {store.folder}: the same command goes on from there"
     place = ""
     bench = _Bench(settings, question, Client(settings.out / "client.log"))
     try:
-        if missing and not settings.one_at_a_time:
+        if not settings.one_at_a_time:
             systems.start(list(dict.fromkeys(cell.arm.system for cell in missing)))
         began = time.monotonic()
         for number, cell in enumerate(missing, start=1):
@@ -228,6 +230,7 @@ def _what_a_cell_is(settings: SweepSettings, question: Question) -> dict[str, An
     names = {"engine_args", "client_args", "num_prompts", "output_tokens", "ignore_eos", "goodput", "served_model"}
     started = {"model", "p_eagle", "eagle3", "max_num_seqs"}
     values = settings.model_dump(include=names if question.endpoints else names | started)
+    values |= {f"data {item.name}": item.digest for item in question.data_sets.values()}
     if question.endpoints:
         return values | {f"endpoint {name}": url for name, url in question.endpoints.items()}
     return values | {"largest k": question.engines.k_max}  # of an engine's buffers and graphs

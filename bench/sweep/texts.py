@@ -1,5 +1,6 @@
 """The requests of a sweep: prompts and the lengths of their replies, or a data set of `vllm bench serve`'s own."""
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -36,6 +37,11 @@ class DataSet:
     name: str
     prompts: Sequence[Prompt] = ()
     flags: Sequence[str] = ()
+
+    @property
+    def digest(self) -> str:
+        """A short digest of what it holds."""
+        return hashlib.sha256(repr((self.prompts, self.flags)).encode()).hexdigest()[:16]
 
     def requests(self, count: int, first: int, output_tokens: int) -> list[Prompt]:
         """Return `count` prompts from `first` on, cyclically, each with the tokens of its reply: the same every time.
