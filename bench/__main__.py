@@ -11,22 +11,13 @@ MEASUREMENTS = {
         "specpilot.bench.sweep.command",
         "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
     ),
-    "rate": ("specpilot.bench.sweep.rate_command", "the highest request rate at which each of those arms keeps an SLO"),
-    "agreement": (
-        "specpilot.bench.agreement.command",
-        "whether the figures of sweep agree with those of vllm bench serve on the same server",
-    ),
     "demo": (
-        "specpilot.bench.control.demo",
+        "specpilot.bench.demo.command",
         "a shifting load against the running system: adaptive K beside every static K",
     ),
     "gateway": (
         "specpilot.bench.gateway.command",
         "the gateway's cost beside a direct connection, a plain proxy and others that you name",
-    ),
-    "gateway-faults": (
-        "specpilot.bench.gateway.faults",
-        "effects on clients while engines, Redis, gateways or other clients fail",
     ),
     "gateway-hostile": (
         "specpilot.bench.gateway.hostile",
@@ -36,40 +27,10 @@ MEASUREMENTS = {
         "specpilot.bench.gateway.soak",
         "a gateway under all kinds of load at once, checked for wrong answers and leaks",
     ),
-    "control": ("specpilot.bench.control.command", "the control law beside static K and a table tuned by hand"),
-    "simulate": (
-        "specpilot.bench.simulation.command",
-        "SIMULATION: the control law on a GPU's step times, fitted to published figures, beside single Ks",
-    ),
-    "ablate": (
-        "specpilot.bench.simulation.ablate",
-        "SIMULATION: the worth of each idea of the control law, by switching it off",
-    ),
-    "faults": ("specpilot.bench.control.faults", "effects on clients while a part of the running system fails"),
-    "alerts": (
-        "specpilot.bench.control.alerts",
-        "each alert of deploy/prometheus under its fault, or none over a load",
-    ),
-    "rolling": (
-        "specpilot.bench.fleet.rolling",
-        "requests that fail while every part of a running system is replaced under load, Redis failing over too",
-    ),
-    "sizing": (
-        "specpilot.bench.fleet.sizing",
-        "the capacity of Redis, one controller and one gateway core, on a thousand simulated engines",
-    ),
-    "unattended": (
-        "specpilot.bench.fleet.unattended",
-        "requests that fail on one machine behind a managed endpoint while every part is killed once",
-    ),
     "adapter": ("specpilot.bench.adapter.command", "the adapter's cost and gain inside the engine"),
     "gpu-check": (
         "specpilot.bench.gpu_check.command",
         "whether the engine adapter is right and fast on this machine's GPU: one report; a second call goes on",
-    ),
-    "inflate": (
-        "specpilot.bench.inflate.command",
-        "a pair of a real model's size with the text of the demo pair, for a GPU: nothing is downloaded",
     ),
     "soak": (
         "specpilot.bench.adapter.soak",

@@ -13,9 +13,6 @@ little faster or slower than the next for its whole life; the report has the med
 - `constant_k_own_share`: the same share of a step at K_max.
 - `width_gain`: decode throughput at K = 1 and 3 with draft width over that without (every step drafts K_max), also in
   one engine.
-- `switch_ms`: the 99th percentile of the time from a new schedule's arrival in the engine to the first step that
-  verifies its K, with 8 running.
-- `lossless_mismatches`: replies that differ from those without speculation while K changes at random.
 
 With `--law-steps` it measures only what the law adds to a step of vLLM's scheduler (`bench.adapter.law_steps`).
 With `--law-share` it measures only what the law adds to the CPU time of a token (`bench.adapter.law_share`).
@@ -24,7 +21,6 @@ With `--law-share` it measures only what the law adds to the CPU time of a token
 import json
 import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
@@ -35,8 +31,9 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.adapter import law_share, law_steps
-from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker, prompt_texts
+from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
+from specpilot.bench.gpu_engine.engine import prompt_texts
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, load
@@ -57,7 +54,6 @@ class AdapterBenchSettings(ProgramSettings):
     tokens: int = Field(default=128, ge=64, description="tokens a reply")
     launches: int = Field(default=3, ge=1, description="launches of each engine")
     rounds: int = Field(default=8, ge=2, description="replies of each arm in a launch")
-    replies: int = Field(default=500, ge=0, description="replies compared for losslessness")
     law_steps: int = Field(
         default=0, ge=0, description="measure only the law's extra work, in so many steps of vLLM's scheduler, no model"
     )
@@ -107,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
     if settings.law_steps:
         law_steps.measure(settings.model, settings.drafter, settings.k_max, settings.law_steps)
         return
-    texts = prompt_texts(settings.prompts, max(32, settings.replies))
+    texts = prompt_texts(settings.prompts, 32)
     cores = sorted(os.sched_getaffinity(0))
     base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}
     speculative = {
@@ -145,13 +141,6 @@ def main(arguments: Sequence[str]) -> None:
     for comparison in comparisons:
         say(_summary(comparison))
         figures[comparison.name] = round(comparison.median, 3)
-    if settings.replies:
-        exact = {"dtype": "float32"}
-        figures["lossless_mismatches"] = _mismatches(
-            EngineWorker("no speculation", plain | exact, base),
-            EngineWorker("adapter", adapter | exact, base),
-            texts[: settings.replies],
-        )
     say(json.dumps(figures))
 
 
@@ -192,7 +181,7 @@ def _summary(comparison: Comparison) -> str:
 
 
 def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
-    """Measure one engine alone: shares of a step, draft width, the time that a change of K takes."""
+    """Measure one engine alone: shares of a step, and draft width."""
     figures: dict[str, float] = {}
     for running in (1, 8, 32):
         some = texts[:running]
@@ -206,7 +195,6 @@ def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, te
             f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
         )
         figures[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)
-    figures["switch_ms"] = _switch_ms(adapter, texts[:8])
     return figures
 
 
@@ -231,29 +219,3 @@ def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence
 
 def _share(part_cost: Cost) -> float:
     return round(1.0 - part_cost.ratio.median, 3)
-
-
-def _switch_ms(adapter: EngineWorker, texts: Sequence[str]) -> float:
-    """Return the 99th percentile of the time that a change of K takes, in milliseconds."""
-    times = sorted(1e3 * item for item in adapter.run(texts, LONGEST_REPLY, switches=200)["switch_s"])
-    p99: float = round(times[int(0.99 * len(times))], 1)
-    say(f"{len(times)} changes of K with {len(texts)} running: median {statistics.median(times):.1f} ms, p99 {p99} ms")
-    return p99
-
-
-def _mismatches(plain: EngineWorker, adapter: EngineWorker, texts: Sequence[str]) -> int:
-    """Return the number of replies that differ, 32 at a time; in the second engine K changes at random."""
-    count = 0
-    try:
-        for begin in range(0, len(texts), 32):
-            batch = texts[begin : begin + 32]
-            expected = plain.run(batch, 96, ids=True)["ids"]
-            got = adapter.run(batch, 96, ids=True, thrash_seed=begin)["ids"]
-            count += sum(a != b for a, b in zip(expected, got, strict=True))
-            if sys.stdout.isatty():
-                say(f"\rlossless: {begin + len(batch)} replies compared, {count} differ", end="")
-    finally:
-        plain.close()
-        adapter.close()
-    say(f"\rlossless: {len(texts)} replies compared, {count} differ")
-    return count

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from specpilot.bench.adapter import law_pieces
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
+from specpilot.bench.gpu_engine.engine import offer
 from specpilot.engine_adapter import number_format, plugin_names
+from specpilot.policy.bands import BANDS, row_name
+from specpilot.policy.names import DEFAULT_CLASS
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -136,11 +138,7 @@ def main(options: dict[str, Any]) -> None:
         ended = threading.Event()
         thread = None
         if "k" in job:
-            _offer(scheduler.control, job["k"], 0.0)
-        switches: list[float] = []
-        if job.get("switches"):
-            thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
-            thread.start()
+            offer(scheduler.control, {DEFAULT_CLASS: job["k"]})
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
@@ -155,7 +153,7 @@ def main(options: dict[str, Any]) -> None:
         ended.set()
         if thread is not None:
             thread.join()
-        answer: dict[str, Any] = {"pairs": pairs, "switch_s": switches}
+        answer: dict[str, Any] = {"pairs": pairs}
         if job.get("ids"):
             answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
         _say(answer)
@@ -194,68 +192,14 @@ def _say(answer: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()) -> None:
-    from specpilot.policy.bands import row_name  # noqa: PLC0415 - beside vLLM's, at first use
-    from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
-
-    schedule = Schedule(
-        control.model,
-        control.pool,
-        control.version + 1,
-        time.time(),
-        3600.0,
-        probe_ratio,
-        {
-            "default": (KRange(1, MAX_RUNNING, k),),
-            **{row_name("default", band): (KRange(1, MAX_RUNNING, deep),) for band, deep in enumerate(by_band)},
-        },
-    )
-    control.offer(schedule, time.monotonic())
-
-
 def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
     while not ended.wait(rng.uniform(0.0, 0.01)):
         depths = [0, 0, *range(control.k_max + 1)]
-        by_band = rng.choice([(), rng.choices(depths, k=8)])  # half of the time K differs within a batch
-        _offer(control, rng.choice(depths), rng.choice([0.0, 0.02, 1.0]), by_band)
-
-
-def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
-    """Change K back and forth; append the time from each schedule's arrival to the first step that verified its K."""
-    meter, commit = scheduler.meter, scheduler.meter.commit
-    condition = threading.Condition()
-    latest: set[int] = set()
-
-    def watching(shape: Any, duration: float, context: int, outcome: Any) -> None:
-        commit(shape, duration, context, outcome)
-        with condition:
-            latest.clear()
-            latest.update(draft.k for draft in outcome.drafts)
-            condition.notify()
-
-    meter.commit = watching
-    try:
-        for number in range(count):
-            k = 2 if number % 2 else 5
-            began = time.perf_counter()
-            _offer(scheduler.control, k, 0.0)
-            with condition:
-                if not condition.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
-                    return  # the replies have ended
-            seconds.append(time.perf_counter() - began)
-            time.sleep(0.001 * (number % 7))
-    finally:
-        meter.commit = commit
-
-
-def prompt_texts(folder: Path, count: int) -> list[str]:
-    """Return `count` prompts, cycling through the classes."""
-    classes = [
-        [json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()]
-        for path in sorted(folder.glob("*.jsonl"))
-    ]
-    return [classes[i % len(classes)][(i // len(classes)) % len(classes[i % len(classes)])] for i in range(count)]
+        k = {DEFAULT_CLASS: rng.choice(depths)}
+        if rng.random() < 0.5:  # noqa: PLR2004 - half of the time K differs within a batch
+            k |= {row_name(DEFAULT_CLASS, band): rng.choice(depths) for band in range(BANDS)}
+        offer(control, k, rng.choice([0.0, 0.02, 1.0]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ The engine's end, and what is measured, is `bench.adapter.law_pieces`.
 
 import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,26 +17,24 @@ RUNNING = (1, 8, 32, 256)
 def measure(options: Mapping[str, Any], environment: Mapping[str, str], texts: Sequence[str], rounds: int) -> None:
     """Measure with each number of running requests; the last line is one JSON object."""
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        adapting = {
-            "SPECPILOT_ENGINE_ADAPT": "1",
-            "SPECPILOT_ENGINE_STATIC_K": "0",
-            "SPECPILOT_ENGINE_PROBE_RATIO": "0",
-            "PROMETHEUS_MULTIPROC_DIR": folder,
-            "OMP_NUM_THREADS": "1",  # a second thread would spend CPU time while it waits
-        }
-        worker = EngineWorker("adapter", {**options, "max_num_seqs": max(RUNNING)}, {**environment, **adapting})
-        try:
-            for running in RUNNING:
-                series = worker.run(texts[:running], 1, law_share=rounds)
-                ratios = [by_law / by_table for by_law, by_table in zip(series["adapting"], series["off"], strict=True)]
-                low, median, high = statistics.quantiles(ratios, method="inclusive")
-                share = statistics.median(series["thread"])
-                say(
-                    f"{running:3d} running, CPU of a token, adapting over off: median {median:.3f}   half {low:.3f} to "
-                    f"{high:.3f}   {1e6 * statistics.median(series['off']):.0f} us; the adapter's thread {share:.2%}"
-                )
-                figures |= {f"adapting_over_off_{running}": round(median, 3), f"thread_{running}": round(share, 4)}
-        finally:
-            worker.close()
+    adapting = {
+        "SPECPILOT_ENGINE_ADAPT": "1",
+        "SPECPILOT_ENGINE_STATIC_K": "0",
+        "SPECPILOT_ENGINE_PROBE_RATIO": "0",
+        "OMP_NUM_THREADS": "1",  # a second thread would spend CPU time while it waits
+    }
+    worker = EngineWorker("adapter", {**options, "max_num_seqs": max(RUNNING)}, {**environment, **adapting})
+    try:
+        for running in RUNNING:
+            series = worker.run(texts[:running], 1, law_share=rounds)
+            ratios = [by_law / by_table for by_law, by_table in zip(series["adapting"], series["off"], strict=True)]
+            low, median, high = statistics.quantiles(ratios, method="inclusive")
+            share = statistics.median(series["thread"])
+            say(
+                f"{running:3d} running, CPU of a token, adapting over off: median {median:.3f}   half {low:.3f} to "
+                f"{high:.3f}   {1e6 * statistics.median(series['off']):.0f} us; the adapter's thread {share:.2%}"
+            )
+            figures |= {f"adapting_over_off_{running}": round(median, 3), f"thread_{running}": round(share, 4)}
+    finally:
+        worker.close()
     say(json.dumps(figures))

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from specpilot.bench.gpu_engine.engine import runner_of
+
 EVERYTHING = "all three"
 """The adapter's work in a step at K = 0."""
 
@@ -208,11 +210,6 @@ def _drafting(core: Any) -> Any:
     from specpilot.engine_adapter.vllm.v1.drafting import of_runner  # noqa: PLC0415 - beside vLLM's, at first use
 
     return of_runner(runner_of(core))
-
-
-def runner_of(core: Any) -> Any:
-    """Return the model runner of an engine's `core` in this process."""
-    return core.model_executor.driver_worker.worker.model_runner
 
 
 PARTS: dict[str, Callable[[Any], list[_Replacement]]] = {

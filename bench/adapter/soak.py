@@ -30,12 +30,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.load.trace import read_prompts
 from specpilot.bench.report.output import say
 from specpilot.bench.report.process_tree import memory_by_name
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
-from specpilot.engine_adapter import number_format
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -92,7 +90,10 @@ class Soak:
         self._url = url
         self._engine = engine
         self._rng = random.Random(settings.seed)  # noqa: S311 - a reproducible load
-        self._prompts = read_prompts(DEMO_MODEL / "prompts", CLASSES)
+        self._prompts = {
+            name: [json.loads(line) for line in (DEMO_MODEL / "prompts" / f"{name}.jsonl").read_text().splitlines()]
+            for name in CLASSES
+        }
         self._ends_at = 0.0
 
     async def run(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A random mix of requests to a gateway: everyday ones, or all kinds.
+"""A random mix of all kinds of requests to a gateway.
 
 A seed determines the draws, so that two runs send the same requests. Each request has a number of its own.
 """
@@ -38,8 +38,7 @@ TURN_CHARS = 1100
 _HUGE_BYTES = 100_000_000
 _BROKEN = frozenset((Verdict("broken", "stream_broken"),))
 
-EVERYDAY: Mapping[str, int] = {"json": 8, "stream": 6, "paced": 8, "large": 1}
-EVERYTHING: Mapping[str, int] = {
+WEIGHTS: Mapping[str, int] = {
     "json": 14, "stream": 8, "paced": 6, "large": 1, "conversation": 4, "other": 12, "local": 8, "limited": 8,
     "stalled": 2, "leaving": 10, "refused": 8, "status": 3, "closed": 1, "broken": 3,
 }  # fmt: skip
@@ -49,14 +48,12 @@ engine."""
 
 
 class Mix:
-    """Draws calls. `admin_token` is for `/admin/config`; `wait_s` is an engine's mean time to the first byte."""
+    """Draws calls. `admin_token` is for `/admin/config`."""
 
-    def __init__(self, weights: Mapping[str, int], seed: int, admin_token: str, wait_s: float = 0.0) -> None:
+    def __init__(self, seed: int, admin_token: str) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - a reproducible load
         self._numbers = (f"bench-{seed}-{at}" for at in count())
         self._admin_token = admin_token
-        self._wait_s = wait_s
-        self._kinds, self._weights = tuple(weights), tuple(weights.values())
         self._makers: dict[str, Callable[[str], Call]] = {
             "json": lambda kind: self._chat(kind, {}),
             "stream": lambda kind: self._chat(kind, {"events": 30}),
@@ -76,7 +73,7 @@ class Mix:
 
     def draw(self) -> Call:
         """Return the next request."""
-        [kind] = self._rng.choices(self._kinds, self._weights)
+        [kind] = self._rng.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
         return self.of(kind)
 
     def of(self, kind: str) -> Call:
@@ -92,8 +89,6 @@ class Mix:
         self, kind: str, canned: dict[str, Any], *, prompt: str = "", turns: int = 1, key: str = FREE_KEY, **more: Any
     ) -> Call:
         number = next(self._numbers)
-        if self._wait_s:
-            canned = {"wait_s": round(self._rng.uniform(0.0, 2 * self._wait_s), 3)} | canned
         messages = [{"role": "user", "content": f"{number} {turn} {prompt}"} for turn in range(turns)]
         if turns > 1:
             messages = [item | {"content": item["content"].ljust(TURN_CHARS, "y")} for item in messages]

@@ -7,11 +7,8 @@ detects lost, doubled and foreign parts. The request's header `x-canned` is a JS
 of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each, `wait_s` before the first
 byte, `status` for an error, and `breaks`, the number of events before the connection closes (0: no answer).
 
-`error_event` begins a stream with an error, or is the whole answer; with `mute` it never answers.
-
 `GET /slots` returns the number of requests that it holds: like a real engine it holds a slot for each until the answer
-ends or the client closes the connection. `PUT /mode` sets defaults for all later requests: `{"status": 500}`,
-`{"wait_s": 2.0}`; `{}` resets them.
+ends or the client closes the connection.
 """
 
 import asyncio
@@ -38,10 +35,9 @@ _STREAM_HEAD = (
 
 
 class CannedEngine:
-    """The state that all connections share: the mode, and the held slots."""
+    """The state that all connections share: the held slots."""
 
     def __init__(self) -> None:
-        self.mode: dict[str, Any] = {}
         self.held: set[CannedConnection] = set()
         self.requests = 0
 
@@ -72,7 +68,6 @@ class CannedConnection(asyncio.Protocol):
         """A request begins."""
         self._path = b""
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
 
     def on_url(self, url: bytes) -> None:
         """Part of the request's target arrived."""
@@ -82,26 +77,17 @@ class CannedConnection(asyncio.Protocol):
         """A header arrived."""
         self._headers[name.lower()] = value
 
-    def on_body(self, body: bytes) -> None:
-        """Part of the request's body arrived."""
-        self._body.append(body)
-
     def on_message_complete(self) -> None:
         """The request is whole."""
         engine = self._engine
-        if engine.mode.get("mute") and self._path not in (b"/slots", b"/mode"):
-            engine.held.add(self)
-        elif self._path == b"/v1/models":
+        if self._path == b"/v1/models":
             self._write(200, _MODELS)
         elif self._path == b"/slots":
             self._write(200, json.dumps({"held": len(engine.held), "requests": engine.requests}).encode())
-        elif self._path == b"/mode":
-            engine.mode = json.loads(b"".join(self._body))
-            self._write(200, b"{}")
         else:
             engine.held.add(self)
             engine.requests += 1
-            canned = json.loads(self._headers.get(b"x-canned", b"{}")) | engine.mode
+            canned = json.loads(self._headers.get(b"x-canned", b"{}"))
             number = self._headers.get(b"x-request-id", b"").decode()
             self._answering = asyncio.get_running_loop().create_task(self._answer(number, canned))
 
@@ -117,11 +103,6 @@ class CannedConnection(asyncio.Protocol):
         elif canned.get("status", 200) != 200:  # noqa: PLR2004 - HTTP's own
             error = {"message": "canned", "type": "api_error", "param": None, "code": f"canned_{canned['status']}"}
             self._over(canned["status"], json.dumps({"error": error}).encode())
-        elif canned.get("error_event"):
-            failure = {"message": "canned", "type": "InternalServerError", "param": None, "code": 500}
-            self._release()
-            frame = b"data: " + json.dumps({"error": failure}).encode() + b"\n\ndata: [DONE]\n\n"
-            self._transport.write(_STREAM_HEAD + _chunk(frame) + b"0\r\n\r\n")
         elif events:
             await self._stream(number, events, canned, breaks_after)
         else:

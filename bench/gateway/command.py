@@ -39,6 +39,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
+from specpilot.bench.gateway.asker import Asker
 from specpilot.bench.gateway.figures import (
     DIRECT,
     NAIVE,
@@ -51,7 +52,6 @@ from specpilot.bench.gateway.figures import (
     markdown,
     summary,
 )
-from specpilot.bench.load.asker import Asker
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 

@@ -281,13 +281,13 @@ def main(arguments: list[str]) -> None:
     rows: dict[str, Row] = {}
     broken: list[str] = []
     with stage(PROGRAM, settings.out, settings.port, 1) as scene:
-        keys = scene.out / "keys.json"
+        keys = settings.out / "keys.json"
         keys.write_text(json.dumps([{"key_id": "bench", "key": KEY}]))
         rules = tuple(MatchRule("code", prompt_chars_at_least=1_000_000 + at) for at in range(_RULES))
         store = RedisStore(scene.redis_url)
         store.put_policy(Policy(MODEL, classes={"code": ClassPolicy()}, match=rules), None, time.time())
         store.close()
-        pid = scene.start_gateway(settings.port, ("--api-keys-file", str(keys), "--no-access-log"))
+        pid = scene.start_gateway(("--api-keys-file", str(keys), "--no-access-log"))
         for name in names:
             row = rows[name] = play(HOSTILE[name], settings.port, pid)
             bounds = broken_bounds(row, HOSTILE[name].statuses, settings.stall_ms, settings.memory_mib)

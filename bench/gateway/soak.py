@@ -28,7 +28,7 @@ import uvloop
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.gateway.call_mix import EVERYTHING, KEYS, Mix
+from specpilot.bench.gateway.call_mix import KEYS, Mix
 from specpilot.bench.gateway.judged_call import Call, Caller, connect
 from specpilot.bench.gateway.stage import ADMIN_TOKEN, GatewayStage, stage
 from specpilot.bench.report.output import say
@@ -74,7 +74,7 @@ class GatewaySoak:
         self._settings = settings
         self._scene = scene
         self._pid = pid
-        self._mix = Mix(EVERYTHING, settings.seed, ADMIN_TOKEN)
+        self._mix = Mix(settings.seed, ADMIN_TOKEN)
         self._rng = random.Random(settings.seed)  # noqa: S311 - a reproducible load
         self._ends_at = 0.0
         self._requests: Counter[str] = Counter()
@@ -97,7 +97,7 @@ class GatewaySoak:
         after, held = await self._rest(before)
         if tree(self._pid) != workers:
             self._faults.append("a worker ended")
-        self._faults += self._scene.complaints(self._settings.port)
+        self._faults += self._scene.complaints()
         if after > before:
             self._faults.append(f"{after - before} more open files than before")
         self._faults += [f"still held at the end: {name} {value:g}" for name, value in held.items() if value]
@@ -180,8 +180,8 @@ class GatewaySoak:
         await asyncio.sleep(2 * READ_EVERY_S)
         end = time.monotonic() + IDLE_WITHIN_S
         while True:
-            held = {"slots": float(sum(item["held"] for item in self._scene.slots().values()))}
-            metrics = await asyncio.to_thread(self._scene.metrics, self._settings.port)
+            held = {"slots": float(await asyncio.to_thread(self._scene.slots))}
+            metrics = await asyncio.to_thread(self._scene.metrics)
             held |= {name: metrics.get(name, 0.0) for name in ("in_flight", "queue_length")}
             await asyncio.sleep(1.0)
             files = descriptors_of(self._pid)
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> None:
     with stage(PROGRAM, settings.out, settings.port, ENGINES) as scene:
         keys = settings.out / "keys.json"
         keys.write_text(json.dumps(KEYS))
-        pid = scene.start_gateway(settings.port, (*FLAGS, "--api-keys-file", str(keys)), WORKERS)
+        pid = scene.start_gateway((*FLAGS, "--api-keys-file", str(keys)), WORKERS)
         report = uvloop.run(GatewaySoak(settings, scene, pid).run())
     say(json.dumps(report))
     sys.exit(1 if report["faults"] else 0)

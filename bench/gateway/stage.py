@@ -1,23 +1,18 @@
-"""Gateways, a Redis server and canned engines, each in processes of its own that can be broken."""
+"""A gateway, a Redis server and canned engines, each in processes of its own."""
 
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.request import Request
 
 from specpilot import embedded_redis
-from specpilot.bench.load.system import wait_for
-from specpilot.bench.process_end import end
+from specpilot.bench.processes import end, wait_for
 from specpilot.bench.report.metric_sums import metric_sums
-from specpilot.bench.report.process_tree import tree
 from specpilot.policy.http_client import open_url
 from specpilot.policy.settings import fail
 
@@ -28,119 +23,65 @@ ADMIN_TOKEN = "bench"  # noqa: S105 - of a gateway that lives for one measuremen
 
 
 class GatewayStage:
-    """Starts, calls, breaks and stops the parts. Gateways listen from `port` on, engines from `port + 10` on."""
+    """Redis and engines that run, and the gateway on `port` once it is started; engines listen from `port + 10` on."""
 
     def __init__(self, program: str, out: Path, port: int, engines: int) -> None:
         """`program` is the name in error messages, `out` the folder for logs."""
         self._program = program
-        self.out = out
-        self.port = port
-        self.engine_ports = [port + 10 + at for at in range(engines)]
-        self.engines: dict[int, subprocess.Popen[bytes]] = {}
-        self.gateways: dict[int, subprocess.Popen[bytes]] = {}
-        self._redis_command, self.redis_url = embedded_redis.server_command(out / "redis")
-        self.start_redis()
+        self._log = out / "gateway.log"
+        self._port = port
+        self._engine_ports = [port + 10 + at for at in range(engines)]
+        command, self.redis_url = embedded_redis.server_command(out / "redis")
+        self._processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL)]
+        for engine in self._engine_ports:
+            words = ["-P", "-m", "specpilot.bench.gateway.canned_engine", str(engine)]
+            self._processes.append(subprocess.Popen([sys.executable, *words]))
 
-    def start_redis(self) -> None:
-        """Start the Redis server, with its persisted data."""
-        self.redis = subprocess.Popen(self._redis_command, stdout=subprocess.DEVNULL)
+    def wait_for_engines(self) -> None:
+        """Return once every engine answers."""
+        for engine in self._engine_ports:
+            wait_for(self._program, f"http://127.0.0.1:{engine}/v1/models", START_WITHIN_S)
 
-    def start_engine(self, port: int) -> None:
-        """Start the engine of `port` and wait until it answers."""
-        self.engines[port] = subprocess.Popen(
-            [sys.executable, "-P", "-m", "specpilot.bench.gateway.canned_engine", str(port)]
-        )
-        wait_for(self._program, f"http://127.0.0.1:{port}/v1/models", START_WITHIN_S)
+    def slots(self) -> int:
+        """Return the number of requests that the engines hold."""
+        held = 0
+        for engine in self._engine_ports:
+            with open_url(f"http://127.0.0.1:{engine}/slots", timeout=5.0) as reply:
+                held += json.load(reply)["held"]
+        return held
 
-    def kill_engine(self, port: int) -> None:
-        """Kill the engine of `port`."""
-        _kill(self.engines[port])
-
-    def set_mode(self, port: int, mode: dict[str, Any]) -> None:
-        """Set the mode of the engine of `port`, as in `bench.gateway.canned_engine`."""
-        request = Request(f"http://127.0.0.1:{port}/mode", method="PUT", data=json.dumps(mode).encode())
-        with open_url(request, timeout=5.0):
-            pass
-
-    def slots(self) -> dict[int, dict[str, int]]:
-        """Return each engine's held slots and its count of requests."""
-        slots = {}
-        for port in self.engine_ports:
-            with open_url(f"http://127.0.0.1:{port}/slots", timeout=5.0) as reply:
-                slots[port] = json.load(reply)
-        return slots
-
-    def start_gateway(self, port: int, flags: Sequence[str] = (), workers: int = 1) -> int:
-        """Start a gateway in front of all engines; return its process id once all of its workers serve.
+    def start_gateway(self, flags: Sequence[str] = (), workers: int = 1) -> int:
+        """Start the gateway in front of all engines; return its process id once all of its workers serve.
 
         Clients that connect while only the first worker serves would all stay with it.
         """
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "specpilot.cli",
-            "gateway",
-            "--port",
-            str(port),
-            "--workers",
-            str(workers),
-        ]
-        command += ["--redis-url", self.redis_url, "--admin-token", ADMIN_TOKEN]
-        for engine in self.engine_ports:
+        command = [sys.executable, "-P", "-m", "specpilot.cli", "gateway", "--port", str(self._port)]
+        command += ["--workers", str(workers), "--redis-url", self.redis_url, "--admin-token", ADMIN_TOKEN]
+        for engine in self._engine_ports:
             command += ["--engine", f"http://127.0.0.1:{engine}"]
-        path = self.out / f"gateway-{port}.log"
-        with path.open("ab") as log:
-            begin = log.tell()
+        with self._log.open("wb") as log:
             process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
-        self.gateways[port] = process
-        wait_for(self._program, f"http://127.0.0.1:{port}/ready", START_WITHIN_S)
-        if workers > 1:
-            self._wait_for_workers(path, begin, workers)
+        self._processes.append(process)
+        wait_for(self._program, f"http://127.0.0.1:{self._port}/ready", START_WITHIN_S)
+        ends_at = time.monotonic() + START_WITHIN_S
+        while workers > 1 and len(_SERVES.findall(self._log.read_bytes())) < workers:
+            if time.monotonic() > ends_at:
+                fail(self._program, f"{self._log} does not say that {workers} workers serve")
+            time.sleep(0.1)
         return process.pid
 
-    def _wait_for_workers(self, log: Path, begin: int, workers: int) -> None:
-        end = time.monotonic() + START_WITHIN_S
-        while len(_SERVES.findall(log.read_bytes()[begin:])) < workers:
-            if time.monotonic() > end:
-                fail(self._program, f"{log} does not say that {workers} workers serve within {START_WITHIN_S:.0f} s")
-            time.sleep(0.1)
+    def metrics(self) -> dict[str, float]:
+        """Return the gateway's metrics, each summed over its labels, without their common prefix."""
+        return {name.removeprefix("specpilot_gateway_"): value for name, value in metric_sums(self._port).items()}
 
-    def metrics(self, port: int) -> dict[str, float]:
-        """Return the metrics of the gateway on `port`, each summed over its labels, without their common prefix."""
-        return {name.removeprefix("specpilot_gateway_"): value for name, value in metric_sums(port).items()}
-
-    def workers(self, port: int) -> list[int]:
-        """Return the process ids of the workers of the gateway on `port`."""
-        return tree(self.gateways[port].pid)[1:]
-
-    def stop_gateway(self, port: int) -> None:
-        """End the gateway on `port` with a drain, and wait for its end."""
-        process = self.gateways.pop(port)
-        process.terminate()
-        process.wait(ENDS_WITHIN_S)
-
-    def kill_gateway(self, port: int) -> None:
-        """Kill the gateway on `port`."""
-        _kill(self.gateways.pop(port))
-
-    def complaints(self, port: int) -> list[str]:
-        """Return the first lines of the errors that the gateway on `port` has logged."""
-        with (self.out / f"gateway-{port}.log").open(errors="replace") as log:
+    def complaints(self) -> list[str]:
+        """Return the first lines of the errors that the gateway has logged."""
+        with self._log.open(errors="replace") as log:
             return [line.rstrip() for line in log if line.startswith(("ERROR", "CRITICAL", "Traceback"))]
 
     def close(self) -> None:
-        """Stop everything."""
-        processes = (*self.gateways.values(), *self.engines.values(), self.redis)
-        for process in processes:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
-        end(*processes, within_s=ENDS_WITHIN_S)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+        """Stop everything, the gateway first."""
+        end(*reversed(self._processes), within_s=ENDS_WITHIN_S)
 
 
 @contextmanager
@@ -150,8 +91,7 @@ def stage(program: str, out: Path, port: int, engines: int) -> Iterator[GatewayS
     out.mkdir(parents=True)
     scene = GatewayStage(program, out, port, engines)
     try:
-        for engine in scene.engine_ports:
-            scene.start_engine(engine)
+        scene.wait_for_engines()
         yield scene
     finally:
         scene.close()

@@ -1,4 +1,4 @@
-"""One check of one machine: its settings, the files of its outcomes, and the processes of its parts."""
+"""One check of one machine: its settings, the lines and files of its outcomes, and the processes of its parts."""
 
 import json
 import os
@@ -8,29 +8,38 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specpilot.bench.adapter.engine_worker import prompt_texts
-from specpilot.bench.gpu_check.line import FAILED, Line
+from specpilot.bench.gpu_engine.engine import prompt_texts
 
-SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilot{}Scheduler"
+PASSED, FAILED, SKIPPED, MEASURED = "passed", "failed", "skipped", "measured"
 NO_CUDA = "no CUDA device"
 NO_ENGINE = "vLLM cannot run here: see the part `machine`"
-LONGEST = 2048
-"""Most positions of a request: the demo pair was trained for no more."""
 LONGEST_REPLY = 1700
 """Most tokens of a reply, so that the demo's prompts fit beside it."""
 
 _END_WITHIN_S = 30.0
-_SHARE = 0.6
-"""The share of the GPU's memory for an engine that runs alone."""
-_CACHED_TOKENS = 512
-"""Tokens of KV cache for each request when engines run side by side: a cell's requests have 300."""
-_LEAST_CACHE = 2 << 30
-_BESIDE_WEIGHTS = 5 << 30
-"""Bytes of an engine besides weights and cache: CUDA itself, graphs, activations of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A check's `name` and `verdict`; `text` has the figures, or the reason that it was skipped."""
+
+    name: str
+    verdict: str
+    text: str
+
+    def plain(self) -> dict[str, str]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def judged(name: str, text: str, *, is_right: bool) -> Line:
+    """Return a line that passed if `is_right`."""
+    return Line(name, PASSED if is_right else FAILED, text)
+
 
 Outcome = tuple[list[Line], dict[str, Any]]
 
@@ -51,16 +60,13 @@ class PartError(Exception):
 class Part:
     """A part of the check; it is ended after `at_most_s` seconds.
 
-    It begins only if `needs_s` seconds are left (`None`: `at_most_s`), after the part named `after` has ended. With
-    `is_alone` no other part runs beside it, because it does not hold the timing lock.
+    It begins only if `needs_s` seconds are left (`None`: `at_most_s`).
     """
 
     name: str
     at_most_s: float
     run: Callable[["Check"], Outcome]
     needs_s: float | None = None
-    after: str | None = None
-    is_alone: bool = False
 
     def fits(self, left_s: float) -> bool:
         """Return whether it may begin with `left_s` seconds left."""
@@ -85,10 +91,8 @@ class Check:
     profiled_steps: int = 4
     capture_size: int | None = None
     batch_invariant: str = "auto"
-    side_by_side: int = 1
     timed_s: float | None = None
     limit_s: float = 0.0
-    started: "set[subprocess.Popen[Any]]" = field(default_factory=set)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that the figures depend on, as plain data."""
@@ -144,57 +148,6 @@ class Check:
         """Return `count` prompts, cycling through the classes."""
         return prompt_texts(self.prompts, count)
 
-    def options(self, **other: Any) -> dict[str, Any]:
-        """Return vLLM's options for an engine without speculation."""
-        options: dict[str, Any] = {
-            "model": str(self.model),
-            "max_num_seqs": self.most_running,
-            "max_model_len": LONGEST,
-            "enable_prefix_caching": False,
-            "disable_log_stats": False,
-            "seed": 0,
-        }
-        if self.has_cuda:
-            options |= self._memory()
-        return options | other
-
-    def _memory(self) -> dict[str, Any]:
-        """Return vLLM's options for an engine's memory: with several engines a cache of fixed size."""
-        if self.side_by_side == 1:
-            return {"gpu_memory_utilization": _SHARE}
-        tokens = self.most_running * _CACHED_TOKENS
-        needed = tokens * sum(cache_bytes(folder) for folder in (self.model, self.drafter))
-        return {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": max(_LEAST_CACHE, needed)}
-
-    def at_once(self) -> int:
-        """Return the number of engines that run side by side: `side_by_side`, if the GPU has memory for them."""
-        total = self.data("machine").get("device_bytes")
-        if not total or self.side_by_side == 1:
-            return self.side_by_side
-        weights = sum(
-            path.stat().st_size for folder in (self.model, self.drafter) for path in folder.glob("*.safetensors")
-        )
-        each = weights + self._memory()["kv_cache_memory_bytes"] + _BESIDE_WEIGHTS
-        return max(1, min(self.side_by_side, int(0.95 * total / each)))
-
-    def head(self) -> dict[str, Any]:
-        """Return vLLM's `speculative_config` for the head at K_max."""
-        return {
-            "method": "eagle3",
-            "model": str(self.drafter),
-            "num_speculative_tokens": self.k_max,
-            "parallel_drafting": True,
-        }
-
-    def steered(self, *, is_async: bool, **other: Any) -> dict[str, Any]:
-        """Return vLLM's options for an engine with the adapter."""
-        return self.options(
-            speculative_config=self.head(),
-            scheduler_cls=SCHEDULER.format("Async" if is_async else ""),
-            async_scheduling=is_async,
-            **other,
-        )
-
     def engine(
         self, kind: str, options: Mapping[str, Any], log: str, variables: Mapping[str, str] | None = None, **job: Any
     ) -> dict[str, Any]:
@@ -205,9 +158,7 @@ class Check:
             environment |= {"VLLM_CPU_OMP_THREADS_BIND": str(max(os.sched_getaffinity(0)))}
         if kind == "waits":
             environment["VLLM_GPU_SYNC_CHECK"] = "warn"
-        lock = self.out / "timing.lock"
-        lock.touch()
-        arguments = json.dumps({"kind": kind, "options": dict(options), "lock": str(lock.resolve()), **job})
+        arguments = json.dumps({"kind": kind, "options": dict(options), **job})
         environment |= variables or {}
         return self.program("specpilot.bench.gpu_engine.worker", arguments, log=log, environment=environment)
 
@@ -222,15 +173,13 @@ class Check:
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True
             )
-            self.started.add(process)
             status: int | None = None
             try:
                 status = process.wait(self.limit_s)
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                end_all(process)
-                self.started.discard(process)
+                _end_all(process)
             output.seek(0)
             lines = output.read().splitlines()
         json_line = next((line for line in reversed(lines) if line.startswith("{") and line.endswith("}")), None)
@@ -246,18 +195,7 @@ class Check:
         return time.monotonic() + max(0.0, 0.97 * self.limit_s - 5.0)
 
 
-def cache_bytes(folder: Path) -> int:
-    """Return the bytes of KV cache of a token in a model of 16-bit numbers; 0 when its layout is unknown."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
-        return 0
-    heads = config.get("num_attention_heads", 0)
-    size = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
-    return int(4 * config.get("num_hidden_layers", 0) * (config.get("num_key_value_heads") or heads) * size)
-
-
-def end_all(process: "subprocess.Popen[Any]") -> None:
+def _end_all(process: "subprocess.Popen[Any]") -> None:
     """End the process and all processes of its session, which it leads."""
     if process.poll() is None:
         process.terminate()

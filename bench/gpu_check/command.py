@@ -2,9 +2,8 @@
 
 Parts run in the order of their value, each in processes of its own, and each writes a file to `OUT/parts`; the same
 command goes on where it stopped. A call takes 40 minutes at most, or `--within-s`: it begins no part that may not fit,
-and parts that time steps end early with the cells so far. With `--side-by-side N` up to N engines start and run at
-once, but only one at a time is timed. Parts that need CUDA are skipped on a CPU, with the reason, so that the command
-runs anywhere.
+and parts that time steps end early with the cells so far. Parts that need CUDA are skipped on a CPU, with the reason,
+so that the command runs anywhere.
 
 - `machine`: versions and devices; whether the adapter supports the installed vLLM.
 - `operations`: the adapter's own operations on tensors, compared with the CPU's; torch raises if one waits for the
@@ -20,9 +19,6 @@ runs anywhere.
 - `catching up, with graphs`, `catching up, without graphs`: after a period of K = 0 drafts are accepted as often as
   without this period.
 - `waits`: synchronisations and compilations after warm-up, by vLLM's own checks.
-- `unit tests`: those of the adapter in the checkout, with this machine's vLLM and torch.
-- `host time`: the adapter's time in a step.
-- `adaptive`: a small shifting load, adaptive K beside two static ones, on a system of its own.
 """
 
 import json
@@ -34,10 +30,9 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.gpu_check import exact_parts, order, report, step_parts
-from specpilot.bench.gpu_check.check import Check, Part
-from specpilot.bench.gpu_check.line import FAILED, Line
-from specpilot.bench.gpu_check.parts import all_parts
+from specpilot.bench.gpu_check import exact_parts, report, step_parts
+from specpilot.bench.gpu_check.check import FAILED, Check, Line, Part
+from specpilot.bench.gpu_check.parts import machine, operations
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.settings import ProgramSettings, fail, load
@@ -77,7 +72,6 @@ class GpuCheckSettings(ProgramSettings):
         pattern="^(auto|on|off)$",
         description="compare replies under VLLM_BATCH_INVARIANT=1: where it runs (auto), on or off",
     )
-    side_by_side: int = Field(default=1, ge=1, description="engines that may run at once; only one is timed")
     timed_s: float | None = Field(default=None, gt=0, description="longest timing of one engine's steps in seconds")
     only: str | None = Field(default=None, description="parts to run, by commas")
     again: bool = Field(default=False, description="run finished parts again")
@@ -118,20 +112,30 @@ def main(arguments: Sequence[str]) -> None:
         profiled_steps=settings.profiled_steps,
         capture_size=settings.capture_size,
         batch_invariant=settings.batch_invariant,
-        side_by_side=settings.side_by_side,
         timed_s=settings.timed_s,
     )
     _refuse_other(settings.out, check)
     until = began + settings.within_s
     due = [part for part in parts if not check.path(part.name).exists() or (settings.again and part in selection)]
-    machine, others = parts[0], [part for part in due if part in selection and part is not parts[0]]
-    if machine in due and not _run(check, machine, until - time.monotonic()):
-        fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice for the part `machine`")
-    if check.at_once() < check.side_by_side:
-        say(f"side by side: {check.at_once()} engines, for which the GPU has memory")
-    check.side_by_side = check.at_once()
-    remaining = order.run(check, others, until, lambda part, left_s: _run(check, part, left_s))
+    remaining = []
+    for part in [part for part in due if part in selection or part is parts[0]]:
+        left_s = until - time.monotonic()
+        if not (part.fits(left_s) and _run(check, part, left_s)):
+            remaining.append(part)
+            if part is parts[0]:  # the others rest on it
+                fail(PROGRAM, f"--within-s: {settings.within_s:g} s do not suffice for the part `{part.name}`")
     _end(check, parts, [part.name for part in remaining], settings.within_s)
+
+
+def all_parts(modes: Sequence[str]) -> list[Part]:
+    """Return the parts for these modes of CUDA graphs, in the order of their value.
+
+    First step times beside stock vLLM and the exactness of replies; then the rest.
+    """
+    replies, asynchronous, *others = exact_parts.parts()
+    first, *steps = step_parts.parts(modes)
+    beginning = [Part("machine", 60, machine), Part("operations", 120, operations, 60)]
+    return [*beginning, first, replies, asynchronous, *steps, *others]
 
 
 def _selection(only: str | None, parts: Sequence[Part]) -> list[Part]:

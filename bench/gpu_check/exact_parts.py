@@ -8,9 +8,20 @@ is nearly as likely: see `logit_gap`.
 from collections.abc import Mapping
 from typing import Any
 
-from specpilot.bench.gpu_check.check import NO_CUDA, NO_ENGINE, Check, Outcome, Part, PartError
-from specpilot.bench.gpu_check.line import MEASURED, SKIPPED, Line, judged
+from specpilot.bench.gpu_check.check import (
+    MEASURED,
+    NO_CUDA,
+    NO_ENGINE,
+    SKIPPED,
+    Check,
+    Line,
+    Outcome,
+    Part,
+    PartError,
+    judged,
+)
 from specpilot.bench.gpu_check.logit_gap import BOUNDS, partings
+from specpilot.bench.gpu_check.parts import options_of, steered
 
 REFERENCE = "replies without speculation"
 AUTO, ON, OFF = "auto", "on", "off"
@@ -28,8 +39,8 @@ def parts() -> list[Part]:
     """Return the parts, the most informative first."""
     return [
         Part(REFERENCE, 300, reference, _NEEDS_S),
-        Part("replies, asynchronous", 420, lambda check: exact(check, is_async=True), _NEEDS_S, after=REFERENCE),
-        Part("replies, synchronous", 420, lambda check: exact(check, is_async=False), _NEEDS_S, after=REFERENCE),
+        Part("replies, asynchronous", 420, lambda check: exact(check, is_async=True), _NEEDS_S),
+        Part("replies, synchronous", 420, lambda check: exact(check, is_async=False), _NEEDS_S),
         Part("catching up, with graphs", 300, lambda check: catching_up(check, has_graphs=True), _NEEDS_S),
         Part("catching up, without graphs", 300, lambda check: catching_up(check, has_graphs=False), _NEEDS_S),
         Part("waits", 300, waits, _NEEDS_S),
@@ -44,13 +55,13 @@ def reference(check: Check) -> Outcome:
     replies: dict[str, Any] | None = None
     if why is None:
         try:
-            replies = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=True)
+            replies = _replies(check, options_of(check, **_exact(check)), "without speculation", is_invariant=True)
         except PartError as error:
             if check.batch_invariant == ON or error.is_cut:
                 raise
             why = str(error)
     if replies is None:
-        replies = _replies(check, check.options(**_exact(check)), "without speculation", is_invariant=False)
+        replies = _replies(check, options_of(check, **_exact(check)), "without speculation", is_invariant=False)
     how = "batch-invariant" if why is None else f"not batch-invariant: {why}"
     text = f"{len(replies['ids']['plain'])} replies, {how}"
     return [Line(REFERENCE, MEASURED, text)], replies | {"is_invariant": why is None}
@@ -66,14 +77,14 @@ def exact(check: Check, *, is_async: bool) -> Outcome:
     if "ids" not in known:
         return [Line(name, SKIPPED, "there are no replies without speculation to compare with")], {}
     is_invariant = known["is_invariant"]
-    options = check.steered(is_async=is_async, **_exact(check))
+    options = steered(check, is_async=is_async, **_exact(check))
     try:
         replies = _replies(check, options, how, is_invariant=is_invariant)
     except PartError as error:
         if not is_invariant or check.batch_invariant == ON or error.is_cut:
             raise
         is_invariant = False  # the head may not support it, although the target alone does
-        known = _replies(check, check.options(**_exact(check)), f"without speculation, {how}", is_invariant=False)
+        known = _replies(check, options_of(check, **_exact(check)), f"without speculation, {how}", is_invariant=False)
         replies = _replies(check, options, how, is_invariant=False)
     plain, likeliest = known["ids"]["plain"], known["likeliest"]
     lines, places = [], {}
@@ -106,7 +117,7 @@ def catching_up(check: Check, *, has_graphs: bool) -> Outcome:
     name = f"acceptance after a spell of K = 0, {'with' if has_graphs else 'without'} graphs"
     if not check.has_engine or (has_graphs and not check.has_cuda):
         return [Line(name, SKIPPED, NO_CUDA if check.has_engine else NO_ENGINE)], {}
-    options = check.steered(is_async=check.has_cuda, **_exact(check) | {"enforce_eager": not has_graphs})
+    options = steered(check, is_async=check.has_cuda, **_exact(check) | {"enforce_eager": not has_graphs})
     texts, tokens = check.texts(check.by_device(check.replies, 32, 6)), check.by_device(check.tokens, 128, 48)
     counts = check.engine("caught up", options, name, texts=texts, tokens=tokens)
     rates = {
@@ -128,7 +139,7 @@ def waits(check: Check) -> Outcome:
     names = ("the adapter waits for the device in no step", "nothing is compiled after warm-up")
     if not check.has_cuda or not check.has_engine:
         return [Line(name, SKIPPED, NO_ENGINE if check.has_cuda else NO_CUDA) for name in names], {}
-    options = check.steered(is_async=True, jit_monitor_mode="warn")
+    options = steered(check, is_async=True, jit_monitor_mode="warn")
     texts, tokens = check.texts(check.by_device(check.replies, 48, 6)), check.by_device(check.tokens, 96, 24)
     counts = check.engine("waits", options, "waits", texts=texts, tokens=tokens, ks=list(check.ks))
     others = sum(counts["waits"].values()) - sum(counts["own"].values())

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specpilot.bench.gpu_check.line import FAILED, MEASURED, PASSED, SKIPPED
-from specpilot.bench.gpu_check.step_plot import step_plot
+from specpilot.bench.gpu_check.check import FAILED, MEASURED, PASSED, SKIPPED
 from specpilot.bench.gpu_check.step_tables import step_tables
 from specpilot.bench.report.markdown import table
 
@@ -14,7 +13,7 @@ VERDICTS = (PASSED, FAILED, MEASURED, SKIPPED)
 
 
 def write(out: Path, documents: Sequence[Mapping[str, Any]], remaining: Sequence[str], within_s: float) -> None:
-    """Write `report.md` and `report.json` of the parts' `documents`, and `steps.svg` if steps were timed.
+    """Write `report.md` and `report.json` of the parts' `documents`.
 
     `remaining` are the parts that did not run, because they might not have fitted the `within_s` seconds of a call.
     """
@@ -22,12 +21,7 @@ def write(out: Path, documents: Sequence[Mapping[str, Any]], remaining: Sequence
         json.dumps({"parts": list(documents), "left": list(remaining), "within_s": within_s}, indent=1),
         encoding="utf-8",
     )
-    page = markdown(documents, remaining, within_s)
-    plot = step_plot({document["part"]: document["data"] for document in documents})
-    if plot is not None:
-        (out / "steps.svg").write_text(plot, encoding="utf-8")
-        page += "\n![Milliseconds a step by running requests and K](steps.svg)\n"
-    (out / "report.md").write_text(page, encoding="utf-8")
+    (out / "report.md").write_text(markdown(documents, remaining, within_s), encoding="utf-8")
 
 
 def markdown(documents: Sequence[Mapping[str, Any]], remaining: Sequence[str], within_s: float) -> str:

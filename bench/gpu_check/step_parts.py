@@ -4,9 +4,21 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specpilot.bench.gpu_check.check import LONGEST_REPLY, NO_CUDA, NO_ENGINE, Check, Outcome, Part, PartError
-from specpilot.bench.gpu_check.expected_graph import expected
-from specpilot.bench.gpu_check.line import FAILED, MEASURED, SKIPPED, Line, judged
+from specpilot.bench.gpu_check.check import (
+    FAILED,
+    LONGEST_REPLY,
+    MEASURED,
+    NO_CUDA,
+    NO_ENGINE,
+    SKIPPED,
+    Check,
+    Line,
+    Outcome,
+    Part,
+    PartError,
+    judged,
+)
+from specpilot.bench.gpu_check.parts import head_of, options_of, steered
 from specpilot.bench.gpu_engine.cells import UNIFORM, Cell, cells, mean_k, stock, summaries, untypical
 from specpilot.engine_adapter import graph_size
 from specpilot.policy.codec import from_plain
@@ -60,7 +72,7 @@ def adapter_steps(check: Check, mode: str) -> Outcome:
     plan = cells(running, check.ks, check.k_max)
     beside = min(BESIDE_ARRIVALS, check.most_running - 1)
     arrivals = [_arrival(check, beside, k) for k in sorted({0, mean_k(check.k_max)})] if beside else []
-    options = check.steered(is_async=check.has_cuda, **_graph_options(check, mode))
+    options = steered(check, is_async=check.has_cuda, **_graph_options(check, mode))
     return _timed(check, mode, options, plan, arrivals)
 
 
@@ -71,9 +83,9 @@ def stock_steps(check: Check, *, speculates: bool) -> Outcome:
         return [Line(name_of(engine), SKIPPED, NO_ENGINE)], {}
     running = check.by_device(check.running, [1, 8, 32, 64, 128], [1, 4])
     beside = min(BESIDE_ARRIVALS, check.most_running - 1)
-    options = check.options(**_graph_options(check, DEFAULT if check.has_cuda else NO_GRAPHS))
+    options = options_of(check, **_graph_options(check, DEFAULT if check.has_cuda else NO_GRAPHS))
     if speculates:
-        options["speculative_config"] = check.head()
+        options["speculative_config"] = head_of(check)
     return _timed(check, engine, options, stock(running), [_arrival(check, beside, None)] if beside else [])
 
 
@@ -210,6 +222,20 @@ def as_recorded(engine: str, outcome: Mapping[str, Any]) -> Line:
         if not whole or right < LEAST_AS_RECORDED * sum(item[-1] for item in whole):
             wrong.append(f"{row['running']} at K = {k}: {want} expected, {whole} found")
     return judged(name, "; ".join(wrong) or f"{len(rows)} cells as recorded", is_right=not wrong)
+
+
+def expected(graphs: Graphs, running: int, k: int) -> tuple[str, int]:
+    """Return mode and padded tokens of a step with `running` requests of `k` drafts, by the engine's record."""
+    tokens = running * (1 + k)
+    for mode, sizes in (
+        ("FULL", graphs.uniform.get(1 + k, ())),
+        ("FULL", graphs.varlen),
+        ("FULL" if graphs.mode == "FULL" else "PIECEWISE", graphs.mixed),
+    ):
+        fitting = [size for size in sizes if size >= tokens]
+        if fitting:
+            return mode, min(fitting)
+    return "NONE", tokens
 
 
 def _with_device(rows: list[dict[str, Any]], device: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

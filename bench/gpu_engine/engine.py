@@ -1,17 +1,46 @@
-"""A vLLM engine in a process of its own, which the caller steps.
+"""A vLLM engine in a process of its own, which the caller steps: for measurements, and for the tests of real engines.
 
 The engine's core runs in this process, so that its runner and its drafter can be inspected. The adapter is registered
 by code, so that it works from a checkout that is not installed.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from specpilot.bench.adapter.parts import runner_of
 from specpilot.engine_adapter import number_format, plugin_names
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import KRange, Schedule
 
 Prompt = str | dict[str, list[int]]
+
+
+def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
+    """Put a K in force for each row of `k`, a class or a band of one, from the next step on."""
+    rows = {name: (KRange(1, 1, value),) for name, value in k.items()}  # the last range holds for larger batches too
+    schedule = Schedule(control.model, control.pool, control.version + 1, time.time(), 3600.0, probe_ratio, rows)
+    control.offer(schedule, time.monotonic())
+
+
+def runner_of(core: Any) -> Any:
+    """Return the model runner of an engine's `core` in this process."""
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def chat_text(llm: Any, messages: Any) -> str:
+    """Return the prompt of a chat."""
+    return str(llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def prompt_texts(folder: Path, count: int) -> list[str]:
+    """Return `count` prompts, cycling through the classes."""
+    classes = [
+        [json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("*.jsonl"))
+    ]
+    return [classes[i % len(classes)][(i // len(classes)) % len(classes[i % len(classes)])] for i in range(count)]
 
 
 class Engine:
@@ -22,8 +51,9 @@ class Engine:
 
         from specpilot.engine_adapter import plugin  # noqa: PLC0415 - imports vLLM
 
-        plugin_names.switch_on()
-        plugin.register()
+        if "scheduler_cls" in options:
+            plugin_names.switch_on()
+            plugin.register()
         self.llm = LLM(**{"dtype": number_format.fitting()} | options)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.control: Any = getattr(self.core.scheduler, "control", None)
@@ -37,15 +67,8 @@ class Engine:
 
         Requests without a group have the K of group 0.
         """
-        from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
-
-        control = self.control
-        most = self.core.vllm_config.scheduler_config.max_num_seqs
         ks = [k] if isinstance(k, int) else list(k)
-        rows = {"default": (KRange(1, most, ks[0]),)}
-        rows |= {group(number): (KRange(1, most, value),) for number, value in enumerate(ks)}
-        version = control.version + 1
-        control.offer(Schedule(control.model, control.pool, version, time.time(), 3600.0, 0.0, rows), time.monotonic())
+        offer(self.control, {DEFAULT_CLASS: ks[0], **{group(number): value for number, value in enumerate(ks)}})
 
     def add(self, prompts: Sequence[Prompt], tokens: int, groups: int = 1, logprobs: int | None = None) -> list[str]:
         """Add a request for `tokens` tokens at temperature 0 for each prompt; return their ids.
@@ -76,8 +99,7 @@ class Engine:
         """Return the prompt for a user's message, in the model's chat template if it has one."""
         if not getattr(self._tokenizer, "chat_template", None):
             return text
-        message = [{"role": "user", "content": text}]
-        return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+        return chat_text(self.llm, [{"role": "user", "content": text}])
 
     def serve(
         self,

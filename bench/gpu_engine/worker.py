@@ -9,10 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from specpilot.bench.gpu_engine.alone import Quiet
 from specpilot.bench.gpu_engine.engine import Engine
 from specpilot.bench.gpu_engine.reply_jobs import caught_up, replies, waits
 from specpilot.bench.gpu_engine.step_jobs import StepJob, about
@@ -26,16 +24,13 @@ JOBS: dict[str, Callable[[Engine, dict[str, Any]], dict[str, Any]]] = {
 
 def main(job: dict[str, Any]) -> None:
     """Start the engine and do the job."""
-    quiet = Quiet(Path(job["lock"]))
     began = time.monotonic()
     engine = Engine(job["options"])
     start_s = time.monotonic() - began
     if job["kind"] == "steps":
         report = about(engine) | {"start_s": start_s}
         _say(report)
-        with quiet.alone():
-            outcome = StepJob(engine, job, lambda part: _say(report | part)).run()
-        report |= outcome
+        report |= StepJob(engine, job, lambda part: _say(report | part)).run()
     else:
         report = JOBS[job["kind"]](engine, job) | {"start_s": start_s}
     _say(report)

@@ -1,4 +1,4 @@
-"""The cells of a sweep, their order, and their estimated duration. Pure.
+"""The cells of a sweep and their order. Pure.
 
 A *system* is a running server: one that the sweep starts, or an endpoint. An *arm* is a system at a K. A *cell* is one
 arm at one load with one data set in one repetition. Compared cells are close in time: for each repetition, data set and
@@ -7,13 +7,10 @@ faster affects all arms equally. If only one engine fits on the machine, the eng
 their cells instead.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
-
-from specpilot.bench.data.conversation import Conversation
 
 NO_SPECULATION = "none"
 EAGLE_3 = "eagle3"
@@ -25,13 +22,8 @@ SYSTEMS = (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE)
 STEPPED = (EAGLE_3, P_EAGLE)
 """Systems with an arm for each K, if the server allows to set K."""
 
-DEMO_TOKENS_PER_SECOND = 1400.0
-DEMO_HALF_AT = 6.4
-"""The demo pair on two cores has `1400 n / (n + 6.4)` output tokens per second with `n` in flight, in the mean over all
-arms and data sets: fitted to a sweep of 180 cells in 10 minutes, within a third at each load."""
-
 ROUNDS = 3
-"""Least conversations of a cell for each one in flight: with fewer, most of a cell is its beginning and end."""
+"""Least requests of a cell for each one in flight: with fewer, most of a cell is its beginning and end."""
 
 T = TypeVar("T")
 
@@ -50,7 +42,7 @@ class Arm:
 
 
 class Load(NamedTuple):
-    """A load: conversations in flight (closed loop), or conversations a second (open loop)."""
+    """A load: requests in flight (closed loop), or requests a second (open loop)."""
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -59,6 +51,10 @@ class Load(NamedTuple):
     def name(self) -> str:
         """`c8` or `r2.5`."""
         return f"c{self.concurrency}" if self.concurrency is not None else f"r{self.request_rate:g}"
+
+    def requests(self, at_least: int) -> int:
+        """Return the number of requests of a cell: `at_least`, and `ROUNDS` for each in flight."""
+        return max(at_least, ROUNDS * (self.concurrency or 1))
 
 
 class Cell(NamedTuple):
@@ -99,25 +95,6 @@ def plan(
             ordered = turned if (index + repetition) % 2 == 0 else list(reversed(turned))
             cells += [Cell(arm, data, load, repetition + 1) for arm in ordered]
     return cells
-
-
-def conversations_in(load: Load, num_prompts: int, data: Sequence[Conversation]) -> int:
-    """Return a cell's number of conversations: for `num_prompts` requests, and at least `ROUNDS` for each in flight."""
-    turns = sum(len(conversation.turns) for conversation in data)
-    return max(math.ceil(num_prompts * len(data) / turns), ROUNDS * (load.concurrency or 1))
-
-
-def expected_s(cell: Cell, conversations: int, turns: float, output_tokens: int, settle_s: float) -> float:
-    """Return the estimated seconds of a cell with `conversations`, each of `turns` in the mean.
-
-    They hold for the demo pair on two cores. On other machines only the ratio of two cells' seconds is meaningful.
-    """
-    settled_s = settle_s if cell.arm.system == ADAPTIVE else 0.0
-    if cell.load.request_rate is not None:
-        return settled_s + conversations / cell.load.request_rate
-    in_flight = cell.load.concurrency or 1
-    tokens = conversations * turns * output_tokens
-    return settled_s + tokens * (in_flight + DEMO_HALF_AT) / (DEMO_TOKENS_PER_SECOND * in_flight)
 
 
 def _turned(items: Sequence[T], repetition: int, repetitions: int) -> list[T]:

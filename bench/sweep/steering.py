@@ -10,12 +10,16 @@ rows, because an engine holds the rows of a schedule that has expired. If anothe
 stays.
 """
 
+import json
+import os
 import time
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request
 
-from specpilot.bench.sweep import endpoint
-from specpilot.bench.sweep.endpoint import EndpointError
+from specpilot.policy.http_client import open_url
 
 K_VALID_FOR_S = 86400.0
 """Validity of a K in seconds, longer than any cell; the longest that an engine accepts."""
@@ -23,9 +27,39 @@ RESTORED_FOR_S = 1.0
 """Validity of the restored static K in seconds: afterwards the engine holds it, and then uses it by itself."""
 CALIBRATED_WITHIN_S = 180.0
 """Seconds in which a starting engine has measured its own steps, or stopped trying."""
+TIMEOUT_S = 10.0
 _POLL_S = 0.2
 _IN_FORCE = ("schedule", "held")
 _CALIBRATION = "calibration"
+_NOT_FOUND = 404
+
+
+class EndpointError(RuntimeError):
+    """An endpoint that does not answer, or answers like another kind of server."""
+
+
+class RefusedError(EndpointError):
+    """An engine with SpecPilot's adapter that rejects a call without its control token."""
+
+
+def model_of(url: str) -> str:
+    """Return the first model that the endpoint serves; raises `EndpointError`.
+
+    The bearer token is `OPENAI_API_KEY`, as in `vllm bench serve`.
+    """
+    address = f"{url}/v1/models"
+    request = Request(address)  # noqa: S310 - the address that the user gave
+    if key := os.environ.get("OPENAI_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with open_url(request, timeout=TIMEOUT_S) as reply:
+            return str(json.loads(reply.read())["data"][0]["id"])
+    except HTTPError as error:
+        raise EndpointError(f"{address} answers {error.code}; check the URL, without /v1") from error
+    except (OSError, HTTPException) as error:
+        raise EndpointError(f"{address} does not answer: {getattr(error, 'reason', error)}") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise EndpointError(f"{address} does not list models as OpenAI's API does; check the URL") from error
 
 
 class Steering:
@@ -37,17 +71,20 @@ class Steering:
         self._before: dict[str, Any] | None = None
         self._version: int | None = None
 
-    def set_k(self, k: int) -> None:
-        """Set K = `k` for all requests from the next step on; raises `EndpointError`."""
+    def set_k(self, k: int | None) -> None:
+        """Set K = `k` for all requests from the next step on, or restore what was before; raises `EndpointError`."""
+        if k is None:
+            self.give_back()
+            return
         if self._before is None:
             self._before = self._calibrated()
         schedule = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": K_VALID_FOR_S}
-        self._version = int(endpoint.put_schedule(self._url, schedule, self._token)["version"])
+        self._version = int(self._put(schedule)["version"])
         self.check(k)
 
-    def check(self, k: int) -> None:
+    def check(self, k: int | None) -> None:
         """Raise `EndpointError` unless the schedule by which K was set to `k` is the one in force."""
-        fault = fault_of(self._state(), self._version)
+        fault = None if k is None else fault_of(self.state(), self._version)
         if fault is not None:
             raise EndpointError(f"{self._url} no longer has the K = {k} of this arm: {fault}")
 
@@ -57,18 +94,63 @@ class Steering:
             return
         before, version = self._before, self._version
         self._before = self._version = None
-        if self._state()["version"] == version:
-            endpoint.put_schedule(self._url, restoring(before), self._token)
+        if self.state()["version"] == version:
+            self._put(restoring(before))
 
-    def _state(self) -> dict[str, Any]:
-        return endpoint.speculation(self._url, self._token)
+    def state(self) -> dict[str, Any]:
+        """Return the engine's state of K.
+
+        Raises `RefusedError` when it needs another control token, else `EndpointError`.
+        """
+        return self._call(None, "to name its K")
+
+    def _put(self, schedule: Mapping[str, Any]) -> dict[str, Any]:
+        return self._call(json.dumps(schedule).encode(), "a schedule")
 
     def _calibrated(self) -> dict[str, Any]:
         """Return the engine's state of K, once it does not measure its own steps."""
         deadline = time.monotonic() + CALIBRATED_WITHIN_S
-        while (state := self._state())["source"] == _CALIBRATION and time.monotonic() < deadline:
+        while (state := self.state())["source"] == _CALIBRATION and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return state
+
+    def _call(self, body: bytes | None, action: str) -> dict[str, Any]:
+        """`GET /speculation`, or `PUT` of a schedule."""
+        request = Request(f"{self._url}/speculation", method="GET" if body is None else "PUT", data=body)  # noqa: S310
+        request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
+        try:
+            with open_url(request, timeout=TIMEOUT_S) as reply:
+                state = json.loads(reply.read())
+        except HTTPError as error:
+            with error:
+                text = error.read().decode(errors="replace")[:300]
+            if (refusal := _refusal(text, has_token=bool(self._token))) is not None:
+                raise RefusedError(f"{self._url} {refusal}") from error
+            if error.code == _NOT_FOUND:
+                raise EndpointError(f"{self._url} has no /speculation, so it is no engine of SpecPilot's") from error
+            raise EndpointError(f"{self._url} refuses {action}: {error.code} {text}") from error
+        except (OSError, HTTPException) as error:
+            raise EndpointError(f"{self._url} does not answer: {getattr(error, 'reason', error)}") from error
+        except ValueError:
+            state = None
+        if not isinstance(state, dict) or not state.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
+            raise EndpointError(f"{self._url} does not report the K in force, so it is no engine of SpecPilot's")
+        return state
+
+
+def _refusal(answer: str, *, has_token: bool) -> str | None:
+    """Return the remedy for a rejection that an engine's adapter sent as `answer`; `None` for any other answer."""
+    if '"control_token_needed"' in answer:
+        return (
+            "rejects a change of K from here, because it has no control token: start it with "
+            "SPECPILOT_ENGINE_CONTROL_TOKEN and give the same with --control-token, or with --trust-this-machine here"
+        )
+    if '"invalid_token"' not in answer:
+        return None
+    remedy = "it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"
+    return f"refuses this --control-token: {remedy}" if has_token else f"wants --control-token to set K: {remedy}"
 
 
 def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:

@@ -14,16 +14,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO
 
-from specpilot.bench.process_end import end
-from specpilot.bench.sweep.endpoint import EndpointError, check_health
-from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE
-from specpilot.bench.sweep.steering import Steering
+from specpilot.bench.processes import end
+from specpilot.bench.sweep.plan import ADAPTIVE, NO_SPECULATION, P_EAGLE, SYSTEMS
+from specpilot.bench.sweep.steering import EndpointError, Steering
 from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.vllm import versions
+from specpilot.policy.http_client import open_url
 from specpilot.ports import check_port
 
 START_WITHIN_S = 600.0
@@ -57,63 +57,57 @@ class Engines:
 
 @dataclass(slots=True)
 class RunningSystem:
-    """A server that answers at `url`; `pid` is the root of its processes if they run on this machine.
-
-    `is_warm`: it has answered the unmeasured requests of a warm-up.
-    """
+    """A server that answers at `url`; `is_warm`: it has answered the unmeasured requests of a warm-up."""
 
     url: str
-    pid: int | None = None
-    _process: subprocess.Popen[bytes] | None = None
-    _log: IO[bytes] | None = None
-    control_token: str | None = field(default=None, repr=False)
+    steering: Steering
+    process: subprocess.Popen[bytes] | None = None
     is_warm: bool = False
-    steering: Steering = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steering = Steering(self.url, self.control_token)
 
     def stop(self) -> None:
         """End the processes that were started for it, and wait; an endpoint gets its K back."""
-        if self._process is None:
-            try:
-                self.steering.give_back()
-            except EndpointError as error:
-                sys.stderr.write(f"the K that {self.url} had before was not put back: {error}\n")
+        if self.process is not None:
+            end(self.process, within_s=STOP_WITHIN_S)
             return
-        end(self._process, within_s=STOP_WITHIN_S)
-        if self._log is not None:
-            self._log.close()
+        try:
+            self.steering.give_back()
+        except EndpointError as error:
+            sys.stderr.write(f"the K that {self.url} had before was not put back: {error}\n")
 
 
-@dataclass(slots=True)
 class Systems:
     """Starts systems when they are first needed, and stops them. With `one_at_a_time` it stops the last one before.
 
-    `control_token` is the endpoints'.
+    `control_token` is the endpoints'. Endpoints with one URL are one server, whose K an arm without a K gets back.
     """
 
-    engines: Engines
-    endpoints: Mapping[str, str]
-    one_at_a_time: bool = False
-    control_token: str | None = field(default=None, repr=False)
-    _running: dict[str, RunningSystem] = field(default_factory=dict)
+    def __init__(
+        self,
+        engines: Engines,
+        endpoints: Mapping[str, str],
+        *,
+        one_at_a_time: bool = False,
+        control_token: str | None = None,
+    ) -> None:
+        self._engines = engines
+        self._endpoints = endpoints
+        self._one_at_a_time = one_at_a_time
+        self._steerings = {url: Steering(url, control_token) for url in endpoints.values()}
+        self._running: dict[str, RunningSystem] = {}
 
     def start(self, names: Sequence[str]) -> None:
         """Start engines together; raises `SystemFailedError` with the log of one that does not come up."""
         missing = [name for name in names if name not in self._running]
         for name in missing:
-            if name in self.endpoints:
-                self._running[name] = RunningSystem(self.endpoints[name], control_token=self.control_token)
-            else:
-                self._running[name] = self._launch(name)
+            url = self._endpoints.get(name)
+            self._running[name] = self._launch(name) if url is None else RunningSystem(url, self._steerings[url])
         for name in missing:
             self._wait(name)
 
     def use(self, name: str) -> RunningSystem:
         """Return the system `name`, running."""
         if name not in self._running:
-            if self.one_at_a_time:
+            if self._one_at_a_time:
                 self.stop()
             self.start([name])
         return self._running[name]
@@ -124,32 +118,32 @@ class Systems:
             _, system = self._running.popitem()
             system.stop()
 
+    def _log(self, name: str) -> Path:
+        return self._engines.folder / "logs" / f"{name}.log"
+
     def _launch(self, name: str) -> RunningSystem:
-        port = self.engines.port + PORTS * (NO_SPECULATION, EAGLE_3, P_EAGLE, ADAPTIVE).index(name)
+        port = self._engines.port + PORTS * SYSTEMS.index(name)
         if (fault := check_port("127.0.0.1", port)) is not None:
             raise SystemFailedError(f"the engine of {name!r} did not start: {fault} with --port")
-        folder = self.engines.folder / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        log = (folder / f"{name}.log").open("wb")
-        process = subprocess.Popen(
-            command_of(self.engines, name, port, has_gpu=has_gpu()),
-            env=os.environ | environment(has_gpu=has_gpu(), is_local=Path(self.engines.model).is_dir()),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        return RunningSystem(f"http://127.0.0.1:{port}", process.pid, process, log)
+        self._log(name).parent.mkdir(parents=True, exist_ok=True)
+        with self._log(name).open("wb") as log:
+            process = subprocess.Popen(
+                command_of(self._engines, name, port, has_gpu=has_gpu()),
+                env=os.environ | environment(has_gpu=has_gpu(), is_local=Path(self._engines.model).is_dir()),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        url = f"http://127.0.0.1:{port}"
+        return RunningSystem(url, Steering(url), process)
 
     def _wait(self, name: str) -> None:
         system = self._running[name]
-        process = system._process  # noqa: SLF001 - of this module
         deadline = time.monotonic() + START_WITHIN_S
-        while process is not None:
-            with suppress(EndpointError):
-                check_health(system.url)
+        while system.process is not None:
+            with suppress(OSError, HTTPException), open_url(f"{system.url}/health", timeout=2.0):
                 return
-            if process.poll() is not None or time.monotonic() > deadline:
-                log = self.engines.folder / "logs" / f"{name}.log"
-                raise SystemFailedError(f"the engine of {name!r} did not start; its output is in {log}")
+            if system.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemFailedError(f"the engine of {name!r} did not start; its output is in {self._log(name)}")
             time.sleep(0.3)
 
 
@@ -192,20 +186,13 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
             *("--state-dir", str(engines.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
         ]
     engine = ["--model", engines.model, *served, "--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared]
-    engine += number_format.flags(engines.model, shared)
+    if "--dtype" not in shared:
+        engine += ["--dtype", number_format.fitting(engines.model)]
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
     return [
-        *(
-            sys.executable,
-            "-P",
-            "-m",
-            "specpilot.cli",
-            "engine",
-            *engine,
-            "--calibrate-s",
-            "0",
-        ),  # no controller reads it
+        *(sys.executable, "-P", "-m", "specpilot.cli", "engine", *engine),
+        *("--calibrate-s", "0"),  # no controller reads it
         "--trust-this-machine",  # the sweep sets K
         *("--speculative-config", speculative_config(name, engines.heads[name], engines.k_max)),
     ]

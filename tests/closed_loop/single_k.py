@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from specpilot.bench.simulation.engine import K_MAX, uniform
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.step_times import StepTime, cpu_step_s
-from specpilot.bench.simulation.traffic import Phase
+from tests.simulation.engine import K_MAX, uniform
+from tests.simulation.loop import simulate
+from tests.simulation.step_times import StepTime, cpu_step_s
+from tests.simulation.traffic import Phase
 
 SECONDS = 12
 """Seconds that are played. A single K has nothing to learn, so it needs less time than the law."""

@@ -2,15 +2,15 @@
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.bench.simulation.loop import Run, simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.schedule import Ranges
 from tests.closed_loop.single_k import of_single_k
+from tests.simulation.engine import MODEL, POOL
+from tests.simulation.loop import Run, simulate
+from tests.simulation.traffic import Phase, Source
 
 
 def policy(control_group_ratio: float = 0.0, **classes: ClassPolicy) -> Policy:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.canary import Canary, Lost, Outcome
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
+from tests.simulation.engine import MODEL, POOL
 from tests.support.canary_rig import DEEP, SHALLOW, TIMES, experiment, k_published, rig_with, start, told, until_it_ends
 from tests.support.loop_rig import Rig
 

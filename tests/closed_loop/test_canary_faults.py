@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
@@ -14,6 +13,7 @@ from specpilot.policy.canary import Arm, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Lease
+from tests.simulation.engine import MODEL, POOL, Engine
 from tests.support.canary_rig import DEEP, SHALLOW, experiment, k_published, rig_with, told, until_it_ends
 from tests.support.loop_rig import Rig, registered
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, Engine, uniform
-from specpilot.bench.simulation.loop import Run, simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.closed_loop.single_k import of_single_k
+from tests.simulation.engine import MODEL, Engine, uniform
+from tests.simulation.loop import Run, simulate
+from tests.simulation.traffic import Phase, Source
 
 OFTEN = Policy(MODEL, control_group_ratio=0.2)
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.step_times import demo_pair_step_s, gpu_step_s
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Objective
+from tests.simulation.engine import MODEL
+from tests.simulation.loop import simulate
+from tests.simulation.step_times import demo_pair_step_s, gpu_step_s
+from tests.simulation.traffic import Phase, Source
 
 SETTLED = slice(10, 30)
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.ablations import IDEAS, without
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
-from specpilot.bench.simulation.loop import Run, simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import K_LIMIT
+from tests.simulation.ablations import IDEAS, without
+from tests.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
+from tests.simulation.loop import Run, simulate
+from tests.simulation.traffic import Phase, Source
 
 JSON = [Source("json", 8)]
 WARM_UP = Phase(25, JSON)

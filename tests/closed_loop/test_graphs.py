@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import K_MAX
-from specpilot.bench.simulation.graph_plant import GRAPHS, graph_step_s
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.price_fit import StepCost
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import PriceList, Prices, StepExtras
 from tests.closed_loop.single_k import best_single_k, of_single_k
+from tests.simulation.engine import K_MAX
+from tests.simulation.graph_plant import GRAPHS, graph_step_s
+from tests.simulation.loop import simulate
+from tests.simulation.traffic import Phase, Source
 
 SETTLE_S = 8
 SEEDS = range(3)

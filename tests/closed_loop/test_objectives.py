@@ -2,12 +2,12 @@
 
 import pytest
 
-from specpilot.bench.ablations import without
-from specpilot.bench.simulation.engine import MODEL
-from specpilot.bench.simulation.loop import Run, simulate
-from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Objective
+from tests.simulation.ablations import without
+from tests.simulation.engine import MODEL
+from tests.simulation.loop import Run, simulate
+from tests.simulation.traffic import Phase, Source
 
 CHANGED_S, ENDS_S = 40, 100
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, uniform
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import k_at
 from tests.closed_loop.single_k import best_single_k, of_single_k
+from tests.simulation.engine import MODEL, uniform
+from tests.simulation.loop import simulate
+from tests.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
+from tests.simulation.traffic import ACCEPTANCE, Phase, Source
 
 SETTLE_S = 8
 STATIC_K = 3

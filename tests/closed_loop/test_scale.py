@@ -4,13 +4,13 @@ import time
 
 import numpy as np
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, Engine, uniform
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.model_policy import ClassPolicy, Policy
+from tests.simulation.engine import K_MAX, MODEL, Engine, uniform
+from tests.simulation.traffic import ACCEPTANCE, Source
 
 ENGINES, POOLS = 1000, 50
 CLASSES = [f"class{index:02d}" for index in range(15)]

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.records import Decision
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 

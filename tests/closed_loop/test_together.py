@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL
 from specpilot.controller.cli.replay import replay
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.loop import RESUME_TRIES
@@ -15,6 +14,7 @@ from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.records import Decision
+from tests.simulation.engine import K_MAX, MODEL, POOL
 from tests.support.loop_rig import Rig, k_of, registered
 
 

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specpilot.bench.adapter.engine_worker import EngineWorker, prompt_texts
+from specpilot.bench.adapter.engine_worker import EngineWorker
+from specpilot.bench.gpu_engine.engine import prompt_texts
 from tests.support.chi_square import SIGMAS, sigmas
 from tests.support.stack import DEMO_MODEL
 

@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.bench.simulation.loop import simulate
-from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import TTL_S, Leadership
 from specpilot.controller.loop import ControlLoop
@@ -24,6 +21,9 @@ from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
+from tests.simulation.engine import MODEL, POOL
+from tests.simulation.loop import simulate
+from tests.simulation.traffic import ACCEPTANCE, Phase, Source
 from tests.support.controller_engine import HttpEngine, own_k
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer

@@ -20,8 +20,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.bench.simulation.traffic import Source
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
@@ -32,6 +30,8 @@ from specpilot.policy.model_policy import Policy
 from specpilot.policy.model_routes import ModelRoutes
 from specpilot.policy.records import Lease
 from specpilot.policy.redis_store import RedisStore
+from tests.simulation.engine import MODEL, POOL
+from tests.simulation.traffic import Source
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import free_port, running_controller
 from tests.support.gateway_server import GatewayThread

@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.redis_store import RedisStore
+from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_engine import HttpEngine, own_k
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S

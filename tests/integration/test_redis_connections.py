@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from redis.exceptions import NoPermissionError
 
-from specpilot.bench.fleet.redis_servers import Node, is_answering
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.redis_store import RedisStore
 from tests.support.certificates import make_certificates
 from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.redis_topologies import Node, is_answering
 from tests.support.stack import until
 from tests.support.store_operations import use_everything
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.fleet.redis_servers import Node
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.errors import StoreUnavailableError
@@ -22,6 +21,7 @@ from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_load import Beating, ask_until
 from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.redis_topologies import Node
 from tests.support.scripted_engine import ScriptedEngine, completion, reply
 from tests.support.stack import call, free_port
 from tests.support.store_operations import RECORD

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.fleet.redis_servers import Node, is_answering
 from specpilot.policy import redis_keys
 from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
@@ -21,6 +20,7 @@ from tests.support.controller_program import running_controller
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.redis_topologies import Node, is_answering
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import until
 from tests.support.store_operations import RECORD, use_everything

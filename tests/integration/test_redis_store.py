@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.fleet.redis_servers import Cluster
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry, Result
@@ -20,6 +19,7 @@ from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
+from tests.support.redis_topologies import Cluster
 from tests.support.stack import until
 
 SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}

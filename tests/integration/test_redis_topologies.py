@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.fleet.redis_servers import Cluster, Node, Sentinels
 from specpilot.policy import redis_keys
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
@@ -16,6 +15,7 @@ from tests.support.gateway_client import Answer
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_load import Beating, ask_until
 from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.redis_topologies import Cluster, Node, Sentinels
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import until
 from tests.support.store_operations import RECORD, use_everything

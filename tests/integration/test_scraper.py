@@ -7,14 +7,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from specpilot.bench.fleet.simulated_engines import page
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy.clock import SystemClock
+from specpilot.policy.engine_metrics import TRIALS
 from specpilot.policy.records import EngineRecord
 from tests.support.gateway_server import eventually
 from tests.support.hand_clock import Clock
 
 RECORD = EngineRecord("e", "http://e", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
+PAGE = f'{TRIALS}{{model_name="m",band="3",position="1"}} 10\n'
 TIMEOUT_S = 200.0  # less than the five minutes after which the session itself gives up
 
 
@@ -29,7 +30,7 @@ async def test_an_engines_time_counts_from_when_it_is_asked(monkeypatch: pytest.
         del request
         waiting.append(asyncio.Event())
         await waiting[-1].wait()
-        return web.Response(text=page("m", 60.0))
+        return web.Response(text=PAGE)
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)

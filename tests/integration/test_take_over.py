@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.lease import TTL_S
 from specpilot.policy import redis_keys
 from specpilot.policy.bands import BANDS, row_of
@@ -25,6 +24,7 @@ from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import Decision
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import FleetAcceptance, Schedule
+from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_engine import HttpEngine
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer

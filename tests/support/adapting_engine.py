@@ -1,7 +1,7 @@
 """A real engine that adapts alone, in this process: no Redis, no controller, no server.
 
-`run("adapting_engine", STEPS)` keeps 2 JSON and 2 code requests running until the law has chosen K often enough, and for
-so many steps more. It finds where K came from, and the mean K that the law gave each kind in these steps.
+`run("adapting_engine", STEPS)` keeps 2 JSON and 2 code requests running until the law has chosen K often enough, and
+for so many steps more. It finds where K came from, and the mean K that the law gave each kind in these steps.
 """
 
 import os
@@ -11,12 +11,14 @@ from collections import defaultdict
 
 from vllm import SamplingParams
 
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.engine_adapter import number_format
-from tests.support.engine_program import chat_text, finish, head, start
+from tests.support.engine_program import finish, head, start
 from tests.support.stack import prompts
 
 RUNNING = {"json": 2, "code": 2}
-"""Requests at all times. So few that a step costs nearly the same for every K: then drafts of JSON pay on every machine, a busy one too."""
+"""Requests at all times: so few that a step costs nearly the same for every K. Then drafts of JSON pay on every machine, a
+busy one too."""
 
 
 LEARNT = 10

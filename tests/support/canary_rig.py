@@ -1,9 +1,9 @@
 """A whole control loop in virtual time that tries one static K beside another, or any canary."""
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 SHALLOW = Policy(MODEL, mode=Mode.OFF, static_k=1)

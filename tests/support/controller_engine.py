@@ -10,13 +10,13 @@ from typing import Self
 import numpy as np
 from aiohttp import web
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
-from specpilot.bench.simulation.traffic import Source
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store
+from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
+from tests.simulation.traffic import Source
 
 
 class HttpEngine:

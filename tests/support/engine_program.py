@@ -8,12 +8,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from specpilot.engine_adapter import plugin_names
-from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
@@ -81,11 +79,6 @@ def _make_asynchronous() -> None:
     CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
 
 
-def chat_text(llm: Any, messages: Any) -> str:
-    """Return the prompt of a chat."""
-    return str(llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
 def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) -> dict[str, list[int]]:
     """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1."""
     found: dict[str, list[int]] = {}
@@ -97,13 +90,6 @@ def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) 
             if output.finished:
                 found[output.request_id] = list(output.outputs[0].token_ids)
     return found
-
-
-def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
-    """Put a K in force for each row of `k`."""
-    rows = {name: (KRange(1, 32, value),) for name, value in k.items()}
-    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, rows)
-    control.offer(schedule, time.monotonic())
 
 
 def finish(report: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ know is an error, never silence.
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -220,8 +219,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-if __name__ == "__main__":  # the plain base of deploy/kustomize
-    pool = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OSS-20B-P-EAGLE"}
-    sys.stdout.write(yaml.safe_dump_all(render(values({"pools": [pool]}), "specpilot"), sort_keys=False))

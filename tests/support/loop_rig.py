@@ -6,9 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
-from specpilot.bench.simulation.step_times import cpu_step_s
-from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
@@ -21,6 +18,9 @@ from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Ranges, k_at
+from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
+from tests.simulation.step_times import cpu_step_s
+from tests.simulation.traffic import Source
 from tests.support.controller_store import MemoryStore
 from tests.support.hand_clock import Clock
 

@@ -28,7 +28,8 @@ from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from tests.support.engine_program import chat_text, finish, head, offer, replies, start
+from specpilot.bench.gpu_engine.engine import chat_text, offer
+from tests.support.engine_program import finish, head, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES
 

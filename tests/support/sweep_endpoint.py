@@ -30,17 +30,14 @@ ANSWER: Script = [SSE_HEAD, chunk(event("hi")), chunk(event("", finish="length")
 class Endpoint(ScriptedEngine):
     """An OpenAI-compatible server with vLLM's counters and, with the adapter, SpecPilot's `/speculation`.
 
-    `controller_after` is the number of requests after which a controller publishes; `slow_s` is the time of a request,
-    from `slow_after` requests on if that is set. With `guard` it is on another machine, and the adapter's own rule
-    decides which clients may set K.
+    `slow_s` is the time of a request, from `slow_after` requests on if that is set. With `guard` it is on another
+    machine, and the adapter's own rule decides which clients may set K.
     """
 
     def __init__(
         self,
         *,
         has_adapter: bool = False,
-        dies_after: int | None = None,
-        controller_after: int | None = None,
         schedule: dict[str, Any] | None = None,
         slow_s: float = 0.0,
         guard: SpeculationEndpoint | None = None,
@@ -48,8 +45,6 @@ class Endpoint(ScriptedEngine):
         super().__init__()
         self.metrics = None
         self.has_adapter = has_adapter
-        self.dies_after = dies_after
-        self.controller_after = controller_after
         self.slow_s = slow_s
         self.guard = guard
         self.schedule = schedule
@@ -104,20 +99,13 @@ class Endpoint(ScriptedEngine):
         self.asked.append(seen.json)
         if len(self.asked) == self.under_way_at:
             self.under_way.set()
-        if len(self.asked) == self.controller_after:
-            self.apply({"classes": {"default": [[1, 64, 2]]}, "valid_for_s": 60.0})
-        if self.dies_after is not None and len(self.asked) > self.dies_after:
-            assert self._server is not None
-            self._server.close()
-            for connection in [*self.open]:
-                connection.end()
         is_slow = self.slow_after is None or len(self.asked) > self.slow_after
         return [self.slow_s if is_slow else 0.0, *ANSWER]
 
 
 def arguments(out: Path, endpoints: str) -> list[str]:
     """A small sweep: two loads, of 3 and 6 requests, after 6 to warm up."""
-    flags = ["--endpoints", endpoints, "--out", str(out), "--data", "adversarial"]
+    flags = ["--endpoints", endpoints, "--out", str(out), "--data", "json", "--repetitions", "1"]
     return [*flags, "--num-prompts", "2", "--concurrency", "1,2"]
 
 

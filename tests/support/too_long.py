@@ -14,12 +14,13 @@ from typing import Any
 
 from vllm import SamplingParams
 
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.engine_adapter.evidence.meter import Draft
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-from tests.support.engine_program import chat_text, finish, head, replies, start
+from tests.support.engine_program import finish, head, replies, start
 from tests.support.k_tables import table
 from tests.support.stack import prompts
 

@@ -15,7 +15,7 @@ from tests.support.stack import ROOT
 FOLDERS = ("specpilot", "policy", "gateway", "controller", "engine_adapter", "bench")
 PLANTS = {
     "The three programs never import one another": ("gateway/wire/sse.py", "specpilot.controller.law.tick"),
-    "The contract knows none of the programs": ("policy/codec.py", "specpilot.bench.load.trace"),
+    "The contract knows none of the programs": ("policy/codec.py", "specpilot.bench.demo.trace"),
     "Redis is spoken in two modules only": ("controller/lease.py", "redis"),
     "What decides is pure: no clock, no input or output, no framework": ("gateway/routing/prefix.py", "time"),
     "The gateway's folders import downwards": ("gateway/engines/fleet.py", "specpilot.gateway.relay.context"),
@@ -33,7 +33,7 @@ PLANTS = {
         "engine_adapter/vllm/v2/step.py",
         "specpilot.engine_adapter.vllm.v1.subset",
     ),
-    "The bench's folders import downwards": ("bench/load/trace.py", "specpilot.bench.control.report"),
+    "The bench's folders import downwards": ("bench/report/slope.py", "specpilot.bench.demo.command"),
 }
 
 

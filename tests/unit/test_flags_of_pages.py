@@ -22,11 +22,7 @@ SETTINGS = {
     "export": "specpilot.controller.cli.export:ExportSettings",
     "replay": "specpilot.controller.cli.replay:ReplaySettings",
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
-    "bench rate": "specpilot.bench.sweep.rate_command:RateSettings",
-    "bench agreement": "specpilot.bench.agreement.command:AgreementSettings",
-    "bench ablate": "specpilot.bench.simulation.ablate:AblateSettings",
-    "bench simulate": "specpilot.bench.simulation.command:SimulateSettings",
-    "bench demo": "specpilot.bench.control.demo:DemoSettings",
+    "bench demo": "specpilot.bench.demo.command:DemoSettings",
 }
 
 

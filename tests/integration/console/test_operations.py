@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL
+from tests.simulation.engine import MODEL
 from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import PAGES, show
 from tests.support.controller_program import TOKEN, Controller, running_controller

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL
 from specpilot.policy import redis_keys
 from specpilot.policy.records import Lease
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
+from tests.simulation.engine import MODEL
 from tests.support import axe
 from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import PAGES, show

@@ -1,6 +1,6 @@
 """Policies and canaries in the console: made, tried, compared and rolled back, by several operators at once."""
 
-from specpilot.bench.simulation.engine import MODEL
+from tests.simulation.engine import MODEL
 from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import show
 from tests.support.controller_program import TOKEN, Controller, running_controller

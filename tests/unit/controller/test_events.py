@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.model_policy import Policy
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL
 from specpilot.controller.forecast import forecast_of, forecaster
 from specpilot.policy.bands import BANDS
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.schedule import Objective
+from tests.simulation.engine import MODEL
 from tests.support.loop_rig import Rig, k_of
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.freezing import held
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.policy.canary import Canary, Experiment
@@ -15,6 +14,7 @@ from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import Schedule, k_at
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig, k_of, registered
 
 

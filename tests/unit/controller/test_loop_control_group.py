@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL, Engine
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from tests.simulation.engine import MODEL, POOL, Engine
 from tests.support.loop_rig import ENGINES_CHOOSE, Rig, registered
 
 

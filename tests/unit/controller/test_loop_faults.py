@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller import lease
 from specpilot.controller.app import create_app
 from specpilot.controller.law.context import PoolContext, TickResult
@@ -20,6 +19,7 @@ from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.records import Lease
 from specpilot.policy.store import StoreMemory
+from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_store import MemoryStore
 from tests.support.gateway_server import eventually
 from tests.support.loop_rig import Rig, k_of, registered

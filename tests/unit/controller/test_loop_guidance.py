@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import ENGINES_CHOOSE, Rig, k_of
 
 

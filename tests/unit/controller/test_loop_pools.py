@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.pools import FORGET_S
 from specpilot.policy.errors import InvalidDocumentError
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig, registered
 from tests.support.schedules import largest_k
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig, registered
 
 

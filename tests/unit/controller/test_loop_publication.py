@@ -2,10 +2,10 @@
 
 import re
 
-from specpilot.bench.simulation.engine import MODEL, POOL
 from specpilot.controller.pools import VALID_FOR_S
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.model_policy import Mode, Policy
+from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig, registered
 
 

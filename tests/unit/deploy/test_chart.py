@@ -7,7 +7,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from tests.support.chart_values import FULL, OWN_REDIS, POOL, SCHEMA
 from tests.support.custom_resources import SCHEMAS as CUSTOM
@@ -60,12 +59,3 @@ def test_every_value_is_documented_and_in_the_schema_and_the_other_way_round() -
     assert documented == stated
     without = copy.deepcopy(values())
     jsonschema.validate(without, SCHEMA)
-
-
-def test_the_plain_base_is_the_chart_with_its_defaults() -> None:
-    """So that there is one truth: `deploy/kustomize/base` is made of the chart, see its kustomization."""
-    folder = CHART.parents[1] / "kustomize" / "base"
-    found = list(yaml.safe_load_all((folder / "specpilot.yaml").read_text()))
-    assert found == render(values({"pools": [POOL]}), release="specpilot")
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert kustomization["resources"] == ["specpilot.yaml"]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.h200_plant import FULL, graphs
 from specpilot.policy.choice import Chooser, Group, step_of, worth_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.policy.schedule import Objective
+from tests.simulation.h200_plant import FULL, graphs
 
 K = 4
 

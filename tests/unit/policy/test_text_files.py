@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.load.trace import read_prompts
+from specpilot.bench.demo.trace import read_prompts
 from specpilot.engine_adapter.__main__ import _head_config
 from specpilot.gateway.app import _own_keys
 from specpilot.gateway.settings import GatewaySettings

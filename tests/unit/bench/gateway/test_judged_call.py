@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specpilot.bench.gateway.call_mix import EVERYDAY, EVERYTHING, LEAVING, Mix
+from specpilot.bench.gateway.call_mix import LEAVING, WEIGHTS, Mix
 from specpilot.bench.gateway.canned_engine import CannedConnection, CannedEngine
 from specpilot.bench.gateway.judged_call import LEFT, OK, Call, Verdict, connect, judge, post
 from tests.support.gateway_server import eventually
@@ -66,8 +66,8 @@ async def test_the_canned_engine_answers_each_kind_as_asked_and_frees_its_slots(
     engine: tuple[CannedEngine, int],
 ) -> None:
     canned, port = engine
-    mix = Mix(EVERYDAY, 1, "token")
-    for kind in (*EVERYDAY, "conversation", "stalled"):
+    mix = Mix(1, "token")
+    for kind in ("json", "stream", "paced", "large", "conversation", "stalled"):
         caller = await connect(port)
         assert await caller.ask(mix.of(kind)) == OK
         assert not canned.held
@@ -80,26 +80,15 @@ async def test_the_canned_engine_answers_each_kind_as_asked_and_frees_its_slots(
 async def test_a_client_that_leaves_holds_no_slot(engine: tuple[CannedEngine, int], phase: str) -> None:
     canned, port = engine
     caller = await connect(port)
-    assert await caller.ask(Mix(EVERYDAY, 1, "token").leaving(phase)) == LEFT
+    assert await caller.ask(Mix(1, "token").leaving(phase)) == LEFT
     assert canned.requests == (phase in {"wait", "stream"})
     await eventually(lambda: not canned.held)
 
 
-async def test_a_mode_changes_how_everyone_fares(engine: tuple[CannedEngine, int]) -> None:
-    canned, port = engine
-    canned.mode = {"status": 500}
-    caller = await connect(port)
-    mix = Mix(EVERYDAY, 1, "token")
-    assert await caller.ask(mix.of("stream")) == Verdict("refused", "canned_500")
-    canned.mode = {}
-    assert await caller.ask(mix.of("stream")) == OK
-    caller.close()
-
-
 def test_a_mix_is_the_same_for_a_seed_and_has_every_kind() -> None:
-    first, second, other = (Mix(EVERYTHING, seed, "token") for seed in (1, 1, 2))
+    first, second, other = (Mix(seed, "token") for seed in (1, 1, 2))
     drawn = [first.draw() for _ in range(2000)]
     assert drawn == [second.draw() for _ in range(2000)]
     assert drawn != [other.draw() for _ in range(2000)]
-    assert {call.kind for call in drawn} == set(EVERYTHING)
+    assert {call.kind for call in drawn} == set(WEIGHTS)
     assert len({call.number for call in drawn}) == 2000

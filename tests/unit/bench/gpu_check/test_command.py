@@ -1,17 +1,13 @@
 """The order of the parts, their files, and the command's last lines, with short parts of the tests' own."""
 
 import json
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specpilot.bench.gpu_check import command, parts
-from specpilot.bench.gpu_check.check import Check, Part, PartError, slug
-from specpilot.bench.gpu_check.line import FAILED, PASSED, SKIPPED, Line
+from specpilot.bench.gpu_check import command
+from specpilot.bench.gpu_check.check import FAILED, PASSED, SKIPPED, Check, Line, Part, PartError, slug
 from specpilot.bench.gpu_check.step_parts import GRAPH_MODES
 from tests.support.stack import until
 
@@ -101,6 +97,14 @@ def test_a_line_that_fails_is_the_exit_status_and_stands_out(
     assert "**failed**" in (tmp_path / "report.md").read_text()
 
 
+def test_without_time_for_the_part_that_the_others_rest_on_nothing_runs(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--within-s", "0.5") == 2
+    assert "--within-s: 0.5 s do not suffice for the part `machine`" in capsys.readouterr().err
+    assert runs.ran == []
+
+
 def test_a_part_that_was_interrupted_runs_anew(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "first.partial").write_text('{"part": "fir')
@@ -132,13 +136,12 @@ def test_a_folder_of_other_settings_is_refused(runs: Runs, tmp_path: Path, capsy
 
 
 def test_the_names_of_real_parts_can_be_asked_for() -> None:
-    real = parts.all_parts(GRAPH_MODES)
+    real = command.all_parts(GRAPH_MODES)
     for part in real:
         assert command._selection(f"machine,{part.name}", real) == [real[0], part]
     assert len({slug(part.name) for part in real}) == len(real)
     assert max(part.at_most_s for part in real) < 600
     assert all(part.needs_s is None or part.needs_s <= part.at_most_s for part in real)
-    assert {part.after for part in parts.all_parts(["default"])} <= {None, *(part.name for part in real)}
 
 
 def test_a_part_that_can_be_cut_short_begins_with_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,79 +162,6 @@ def test_a_part_that_the_call_cut_is_left_and_one_that_its_own_limit_cut_fails(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ["steps"]
     assert not (tmp_path / "parts" / "steps.json").exists()
     assert "**failed**" in (tmp_path / "report.md").read_text()
-
-
-def test_parts_side_by_side_keep_their_order_where_one_needs_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    at_once, most, ended = 0, 0, list[str]()
-    lock = threading.Lock()
-
-    def part(name: str, **more: Any) -> Part:
-        def work(_: Check) -> Any:
-            nonlocal at_once, most
-            with lock:
-                at_once += 1
-                most = max(most, at_once)
-            if name == "first":
-                until(lambda: most > 1, every=0.01)  # one of the others may run beside it
-            with lock:
-                at_once -= 1
-                ended.append(name)
-            return [Line(name, PASSED, "")], {}
-
-        return Part(name, 1.0, work, **more)
-
-    needs = part("needs first", after="first")
-    use(monkeypatch, part("machine"), needs, part("alone", is_alone=True), part("first"), part("a"), part("b"))
-    assert run(tmp_path, "--side-by-side", "2") == 0
-    assert most == 2
-    assert ended[0] == "machine"
-    assert ended[-1] == "alone"
-    assert ended.index("first") < ended.index("needs first")
-    assert sorted(ended) == ["a", "alone", "b", "first", "machine", "needs first"]
-
-
-def test_an_error_beside_another_part_ends_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def hang(check: Check) -> Any:
-        check.program("time", log="hangs")  # replaced below
-        return [], {}
-
-    def break_down(check: Check) -> Any:
-        until(lambda: check.started, every=0.02)
-        raise KeyError("a fault of the check's own")
-
-    monkeypatch.setattr(Check, "program", _sleep)
-    use(
-        monkeypatch,
-        Part("machine", 1.0, lambda _: ([], {})),
-        Part("hangs", 60.0, hang),
-        Part("breaks", 60.0, break_down),
-    )
-    with pytest.raises(KeyError):
-        command.main(["--out", str(tmp_path), "--side-by-side", "2"])
-
-
-def _sleep(check: Check, *_: str, **__: Any) -> dict[str, Any]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    check.started.add(process)
-    process.wait()
-    return {}
-
-
-@pytest.mark.parametrize(("gib", "engines"), [(141, 4), (80, 2), (40, 1), (None, 4)])
-def test_engines_stand_side_by_side_as_far_as_memory_goes(gib: int | None, engines: int, tmp_path: Path) -> None:
-    check = a_check(tmp_path)
-    check.model = check.drafter = tmp_path
-    check.side_by_side = 4
-    (tmp_path / "config.json").write_text(
-        json.dumps({"num_hidden_layers": 18, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64})
-    )
-    with (tmp_path / "model.safetensors").open("wb") as weights:
-        weights.truncate(10 << 30)
-    known = {} if gib is None else {"device": "a GPU", "device_bytes": gib << 30}
-    check.path("machine").write_text(json.dumps({"data": known}))
-    assert check.at_once() == engines
 
 
 def a_check(out: Path) -> Check:

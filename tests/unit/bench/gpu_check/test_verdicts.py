@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from specpilot.bench.gpu_check import exact_parts, report, step_parts
-from specpilot.bench.gpu_check.check import Check, PartError
-from specpilot.bench.gpu_check.expected_graph import expected
-from specpilot.bench.gpu_check.line import FAILED, MEASURED, PASSED, SKIPPED
+from specpilot.bench.gpu_check.check import FAILED, MEASURED, PASSED, SKIPPED, Check, PartError
+from specpilot.bench.gpu_check.step_parts import expected
 from specpilot.policy.codec import to_plain
 from specpilot.policy.graphs import Graphs
 
@@ -285,21 +284,3 @@ def test_step_times_stand_beside_those_without_speculation() -> None:
     assert "| 8 | 7 | - | - to - | - | - | - | - | - | - | 0.70 (unusual) | - |" in page
     assert "| 31 | 0 | 5.00 | 7.25 (6.50 to 8.00) | 12.0 5.2 5.1 5.0 5.0 5.0 | 0.70 |" in page
     assert "| any mix | 50 | 3.0 | 900 |\n| 0 | 35 | 2.5 | 120 |" in page
-
-
-def test_the_plot_has_a_line_for_each_k_and_marks_for_mixed_batches(tmp_path: Path) -> None:
-    rows = [row(1, 0), row(8, 0), row(1, 7), row(8, 0, 6, kind="halves"), row(8, 7, step_ms=None)]
-    documents = [
-        {"part": part, "seconds": 60.0, "lines": [], "data": outcome() | {"cells": cells}}
-        for part, cells in (("steps, without speculation", [row(1), row(8)]), ("steps, FULL", rows))
-    ]
-    report.write(tmp_path, documents, [], 2400.0)
-    plot = (tmp_path / "steps.svg").read_text()
-    assert plot.startswith("<svg")
-    for label in ("K = 0", "K = 7", "mixed K, halves", "stock, without speculation", "milliseconds a step"):
-        assert f"<!-- {label} -->" in plot
-    assert "](steps.svg)" in (tmp_path / "report.md").read_text()
-    other = tmp_path / "other"
-    other.mkdir()
-    report.write(other, documents[:1], [], 2400.0)
-    assert not (other / "steps.svg").exists()

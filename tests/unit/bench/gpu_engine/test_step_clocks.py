@@ -1,8 +1,5 @@
 """The clocks of a step: the host's calls, the device's work, the processor's speed; and the lock of a timed engine."""
 
-import multiprocessing
-import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +7,10 @@ import pytest
 import torch
 
 from specpilot.bench.gpu_engine import host_clock, pace
-from specpilot.bench.gpu_engine.alone import Quiet
 from specpilot.bench.gpu_engine.arrival_cost import Arrivals, excess
 from specpilot.bench.gpu_engine.device_time import Profiled, Spans, busy_ns
 from specpilot.bench.gpu_engine.host_clock import HostClock
 from tests.support.hand_clock import Clock
-from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -109,27 +104,6 @@ def test_a_third_slower_is_another_pace_and_a_few_per_cent_are_not() -> None:
     assert pace.is_typical(1.05, usual)
     assert not pace.is_typical(1.32, usual)
     assert 0 < pace.probe_ms() < 1000
-
-
-def hold(path: Path, said: Any) -> None:
-    quiet = Quiet(path)
-    said.put("started")
-    time.sleep(0.1)  # in which the other would begin, if it did not wait
-    said.put("ended")
-    quiet.close()
-
-
-def test_what_is_timed_waits_until_no_other_engine_starts(tmp_path: Path) -> None:
-    path = tmp_path / "timing.lock"
-    context = multiprocessing.get_context("fork")
-    said = context.Queue()
-    quiet = Quiet(path)
-    other = context.Process(target=hold, args=(path, said))
-    other.start()
-    assert said.get(timeout=PATIENCE_S) == "started"
-    with quiet.alone():
-        assert said.get(timeout=PATIENCE_S) == "ended"
-    other.join()
 
 
 class Outputs:

@@ -1,125 +1,132 @@
-"""What `specpilot bench sweep` measures over real sockets: its cells, their requests, and what its page says of it."""
+"""What `specpilot bench sweep` measures over real sockets with the real `vllm bench serve`, and what it refuses."""
 
+import asyncio
 import re
-from collections import Counter
+import signal
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from specpilot.bench.data.catalogue import DEMO
-from specpilot.bench.data.forms import FORMS
-from specpilot.bench.data.shipped import SHIPPED
-from specpilot.bench.sweep import command, measure
-from specpilot.bench.sweep.systems import SystemFailedError
-from tests.support.scripted_engine import Script, Seen, reply
-from tests.support.sweep_endpoint import Endpoint, cells, sweep
+from specpilot.bench.sweep import command
+from specpilot.bench.sweep.texts import MIXED, SHIPPED
+from tests.support.patience import PATIENCE_S
+from tests.support.scripted_engine import ScriptedEngine, reply
+from tests.support.sweep_endpoint import Endpoint, arguments, cells, sweep
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "bench.md").read_text()
 
 
-async def test_a_sweep_over_endpoints_measures_every_cell_and_sets_k_where_it_can(
-    endpoint: Endpoint, tmp_path: Path
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    found = Endpoint(has_adapter=True)
+    await found.start()
+    yield found
+    await found.stop()
+
+
+@pytest.mark.timeout(300)
+async def test_a_sweep_over_endpoints_measures_every_cell_at_its_k(
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = endpoint.url
-    assert await sweep(tmp_path, f"none={url},p-eagle={url}/v1", "--k", "1,3", "--repetitions", "2") == 0
+    """The endpoint named `adaptive` is the same server: its arm gets back the K that the server had."""
+    asked, goodput = f"adaptive={endpoint.url},p-eagle={endpoint.url}/v1", ("--goodput", "ttft:60000")
+    assert await sweep(tmp_path, asked, "--k", "1,3", *goodput) == 0
     found = cells(tmp_path)
-    assert len(found) == 3 * 2 * 2
-    cell = found["p-eagle-k3__adversarial__c2__1"]
+    names = {f"{arm}__json__c{load}__1" for arm in ("adaptive", "p-eagle-k1", "p-eagle-k3") for load in (1, 2)}
+    assert set(found) == names
+    cell = found["p-eagle-k3__json__c2__1"]
     assert cell["spec_decode_acceptance_length"] == pytest.approx(3.0)
-    assert (cell["completed"], cell["total_output_tokens"]) == (6, 24)
-    assert cell["max_concurrency"] == 2
-    assert {1, 3} == set(endpoint.ks[:-1])
-    assert "| p-eagle-k3 |" in (tmp_path / "report.md").read_text()
-    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert (cell["completed"], cell["failed"], cell["total_output_tokens"]) == (6, 0, 24)
+    assert (cell["max_concurrency"], cell["k"], cell["load"]) == (2, 3, "c2")
+    assert cell["request_goodput"] == pytest.approx(cell["request_throughput"])
+    assert cell["median_tpot_ms"] >= 0
+    assert {1, 3, 5} == set(endpoint.ks)  # 5 is its static K
+    assert endpoint.ks[-1] == 5
+    assert len(endpoint.asked) == 2 * 6 + 2 * (3 + 6) + 2 * (3 + 6)  # warm-ups, adaptive K twice, two other arms
+    assert all(item["ignore_eos"] and item["messages"][-1]["role"] == "user" for item in endpoint.asked)
+    assert len({item["cache_salt"] for item in endpoint.asked}) == 2 + 2 * 2 + 4
+    text = (tmp_path / "report.md").read_text()
+    assert "| json | 2 in flight | p-eagle-k3 |" in text
+    (tmp_path / "report.md").unlink()
+    assert await sweep(tmp_path, "none=http://127.0.0.1:9", "--report-only") == 0
+    assert (tmp_path / "report.md").read_text() == text
+    assert await sweep(tmp_path, asked, "--k", "1,3", "--goodput", "ttft:1") == 2
+    assert "holds cells that were measured with other settings (goodput)" in capsys.readouterr().err
 
 
-async def test_a_cell_has_whole_conversations_three_for_each_in_flight(endpoint: Endpoint, tmp_path: Path) -> None:
-    data = tmp_path / "four.jsonl"
-    data.write_text('{"turns": ["1?", "2?", "3?", "4?"]}\n')
-    more = ("--repetitions", "1", "--data", str(data), "--concurrency", "4", "--num-prompts", "13")
-    assert await sweep(tmp_path, f"none={endpoint.url}", *more) == 0
-    [cell] = cells(tmp_path).values()
-    assert cell["num_prompts"] == 4 * 12
-    firsts = [asked for asked in endpoint.asked if len(asked["messages"]) == 1]
-    assert len(firsts) == 6 + 12  # 6 to warm up
-
-
-async def test_a_system_is_warmed_up_again_after_each_start(endpoint: Endpoint, tmp_path: Path) -> None:
-    asked = f"none={endpoint.url},mine={endpoint.url}"
-    assert await sweep(tmp_path, asked, "--repetitions", "1", "--one-at-a-time") == 0
-    assert len(endpoint.asked) == 2 * (6 + 3 + 6)
-
-
-async def test_cells_share_no_prefix_cache(endpoint: Endpoint, tmp_path: Path) -> None:
-    assert await sweep(tmp_path, f"adaptive={endpoint.url}", "--repetitions", "1", "--settle-s", "0.05") == 0
-    salts = Counter(asked["cache_salt"] for asked in endpoint.asked)
-    assert {6, 3} <= {*salts.values()}
-    assert len(salts) == 2 * 3  # warm-up and two cells, what settles before each apart
-
-
-async def test_acceptance_of_an_sglang_server_is_the_mean_of_what_it_shows_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.extended("bench sweep")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_missing_cells_alone(
+    sent: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measure, "LENGTH_EVERY_S", 0.05)
-    engine = Endpoint(slow_s=0.1)
-    play = engine.play
-
-    def sglang(seen: Seen) -> Script:
-        if seen.path != "/metrics":
-            return play(seen)
-        length = 2.0 if len(engine.asked) <= 6 else 3.0  # 2 is of the warm-up
-        return [reply(f"# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length {length}\n".encode())]
-
-    engine.choose = sglang
+    engine = Endpoint(has_adapter=True, slow_s=PATIENCE_S)
+    engine.slow_after = 6 + 3
+    engine.under_way_at = 6 + 3 + 2  # in the second cell
     await engine.start()
-    assert await sweep(tmp_path, f"mine={engine.url}", "--repetitions", "1") == 0
-    cell = cells(tmp_path)["mine__adversarial__c1__1"]
-    assert cell["spec_decode_acceptance_length"] == 3.0
-    assert "spec_decode_per_position_acceptance_rates" not in cell
-    assert "| mine | 3.00 |" in (tmp_path / "report.md").read_text()
+    flags = [*arguments(tmp_path, f"p-eagle={engine.url}"), "--k", "3"]
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "specpilot.bench", "sweep", *flags,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored by what a shell runs with `&`
+    )  # fmt: skip
+    await asyncio.wait_for(engine.under_way.wait(), PATIENCE_S)
+    running.send_signal(sent)
+    assert await running.wait() == status
+    assert engine.ks[0] == 3
+    assert engine.schedule is not None
+    assert engine.schedule["classes"] == {"default": [[1, 1, 5]]}
+    kept = cells(tmp_path)
+    assert set(kept) == {"p-eagle-k3__json__c1__1"}
+
+    asked, engine.slow_s = len(engine.asked), 0.0
+    assert await sweep(tmp_path, f"p-eagle={engine.url}", "--k", "3") == 0
+    assert len(engine.asked) == asked + 6 + 6
+    assert "1 of 2 cells were measured before" in capsys.readouterr().out
+    assert set(cells(tmp_path)) == {*kept, "p-eagle-k3__json__c2__1"}
+    assert cells(tmp_path).items() >= kept.items()
     await engine.stop()
 
 
-def test_how_long_the_sweep_takes_is_said_where_it_is_known_and_the_default_one_ends_within_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.extended("bench sweep")
+async def test_a_server_that_refuses_every_request_ends_the_sweep_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class NoEngines:
-        """Ends the sweep when the first engine is to start."""
-
-        def __init__(self, *_given: object) -> None: ...
-
-        def start(self, _names: object) -> None:
-            raise SystemFailedError("there is no engine here")
-
-        def stop(self) -> None: ...
-
-    monkeypatch.setattr(command, "Systems", NoEngines)
-    with pytest.raises(SystemExit):
-        command.main(["--out", str(tmp_path)])
-    said, faults = capsys.readouterr()
-    assert "--max-num-seqs" not in faults
-    found = re.match(r"cells to measure: (\d+); about (\d+) minutes on two cores", said)
-    assert found is not None
-    assert int(found[1]) == (1 + 4 + 4 + 1) * 3 * 4 * 3
-    assert int(found[2]) <= 40
-    assert f"{found[1]} cells and about {5 * round(int(found[2]) / 5)} minutes" in re.sub(r"\s+", " ", PAGE)
-    with pytest.raises(SystemExit):
-        command.main(
-            ["--out", str(tmp_path / "other"), "--model", "a/model", "--arms", "none", "--concurrency", "8,64"]
-        )
-    said = capsys.readouterr()
-    assert "the first one gives an estimate of the duration" in said.out
-    [queued, _] = said.err.splitlines()
-    assert "--concurrency 64 is above --max-num-seqs 32" in queued
+    engine = ScriptedEngine()
+    engine.script = [reply(b"no field ignore_eos", "400 Bad Request")]
+    await engine.start()
+    assert await sweep(tmp_path, f"none={engine.url}") == 1
+    said = capsys.readouterr().err
+    assert "cell none__json__c1__1: no request was answered: Bad Request; cells measured so far are kept" in said
+    assert cells(tmp_path) == {}
+    await engine.stop()
 
 
-async def test_an_open_loop_sweep_names_its_rate(endpoint: Endpoint, tmp_path: Path) -> None:
-    more = ("--repetitions", "1", "--request-rate", "50", "--goodput", "ttft:10000")
-    assert await sweep(tmp_path, f"none={endpoint.url}", *more) == 0
-    [cell] = cells(tmp_path).values()
-    assert (cell["request_rate"], cell["max_concurrency"]) == (50.0, None)
-    assert cell["request_goodput"] == pytest.approx(cell["request_throughput"])
-
-
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "bench.md").read_text()
+@pytest.mark.parametrize(
+    ("endpoints", "more", "said"),
+    [
+        ("none=http://127.0.0.1:9", (), "--endpoints: none: http://127.0.0.1:9/v1/models does not answer"),
+        ("none", (), "'none' is not NAME=URL"),
+        ("none=ftp://x", (), "is not NAME=URL"),
+        ("", ("--arms", "medusa"), "--arms: 'medusa' is none of"),
+        ("", ("--k", "a"), "--k: 'a' is not a list of numbers"),
+        ("", ("--data", ","), "--data: names none"),
+        ("", ("--data", "nowhere.jsonl"), "--data: nowhere.jsonl: No such file"),
+        ("", ("--goodput", "itl:5"), "is not ttft, tpot or e2el"),
+        ("", ("--model", "/nowhere"), "--model: no model in /nowhere"),
+        ("", ("--p-eagle", "./none"), "--p-eagle: no model in ./none"),
+        ("", ("--request-rate", "2,inf"), "--request-rate: '2,inf' is not a list of finite rates"),
+        ("", ("--concurrency", "0"), "each at least 1"),
+        ("", ("--report-only",), "no cell was measured into"),
+    ],
+)
+async def test_what_cannot_be_measured_is_said_before_anything_starts(
+    endpoints: str, more: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await sweep(tmp_path, endpoints, *more) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_every_setting_and_data_set_is_documented_and_no_other() -> None:
@@ -127,6 +134,4 @@ def test_every_setting_and_data_set_is_documented_and_no_other() -> None:
     rows = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert documented == set(command.SweepSettings.model_fields)
-    text = " ".join(re.findall(r"^\|([^|]*)\|", PAGE.split("## Data sets")[1], re.MULTILINE))
-    named = {name.partition("=")[0] for name in re.findall(r"`([a-z0-9=A-Z-]+)`", text)}
-    assert named == {*DEMO, *SHIPPED, *FORMS}
+    assert all(f"`{name}`" in PAGE for name in (*SHIPPED, MIXED))

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specpilot.bench.data.conversation import of_texts
-from specpilot.bench.sweep.plan import Arm, Cell, Load, conversations_in, expected_s, plan
+from specpilot.bench.sweep.plan import Arm, Cell, Load, plan
 
 ARMS = [Arm("none"), Arm("eagle3", 3), Arm("p-eagle", 3), Arm("p-eagle", 7)]
 LOADS = [Load(concurrency=1), Load(concurrency=8)]
@@ -45,19 +44,6 @@ def test_names_say_what_a_cell_is() -> None:
     assert Cell(Arm("none"), "code", Load(request_rate=2.5), 1).name == "none__code__r2.5__1"
 
 
-def test_a_cell_has_enough_conversations_for_those_in_flight_whatever_their_turns() -> None:
-    alone, four = [of_texts(["a"])] * 5, [of_texts(["a", "b", "c", "d"])] * 5
-    assert [conversations_in(Load(concurrency=n), 12, alone) for n in (1, 4, 32)] == [12, 12, 96]
-    assert [conversations_in(Load(concurrency=n), 12, four) for n in (1, 4, 32)] == [3, 12, 96]
-    assert [conversations_in(Load(request_rate=2.0), 12, data) for data in (alone, four)] == [12, 3]
-    assert conversations_in(Load(concurrency=1), 12, [of_texts(["a"]), of_texts(["a", "b"])]) == 8
-
-
-def test_a_cell_is_expected_to_take_what_the_demo_pair_takes_and_adaptive_k_to_settle_before() -> None:
-    alone = expected_s(Cell(Arm("none"), "code", Load(concurrency=1), 1), 12, 1.0, 96, 5.0)
-    many = expected_s(Cell(Arm("none"), "code", Load(concurrency=32), 1), 12, 1.0, 96, 5.0)
-    assert alone == pytest.approx(12 * 96 / 189, rel=0.01)
-    assert many < alone / 5
-    assert expected_s(Cell(Arm("adaptive"), "code", Load(concurrency=1), 1), 12, 1.0, 96, 5.0) == alone + 5.0
-    assert expected_s(Cell(Arm("none"), "code", Load(request_rate=2.0), 1), 12, 4.0, 96, 5.0) == 6.0
-    assert expected_s(Cell(Arm("none"), "code", Load(concurrency=1), 1), 3, 4.0, 96, 5.0) == alone
+def test_a_cell_has_enough_requests_for_those_in_flight() -> None:
+    assert [Load(concurrency=n).requests(12) for n in (1, 4, 32)] == [12, 12, 96]
+    assert Load(request_rate=2.0).requests(12) == 12

@@ -67,8 +67,8 @@ def test_engines_run_together_and_all_end(servers: Engines) -> None:
     running.start(["none", "eagle3", "mine"])
     ports = [servers.port, servers.port + systems.PORTS]
     assert all(is_listening(port) for port in ports)
-    assert running.use("none").pid is not None
-    assert running.use("mine").pid is None
+    assert running.use("none").process is not None
+    assert running.use("mine").process is None
     running.stop()
     assert not any(is_listening(port) for port in ports)
 

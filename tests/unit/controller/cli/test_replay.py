@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specpilot.bench.simulation.engine import K_MAX, MODEL, POOL, Engine
-from specpilot.bench.simulation.traffic import Source
 from specpilot.controller.cli.replay import main, replay
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
@@ -19,6 +17,8 @@ from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Schedule
+from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
+from tests.simulation.traffic import Source
 from tests.support.loop_rig import Rig, registered
 
 

@@ -1,0 +1,342 @@
+"""An engine in virtual time: the adapter's own plan and evidence, over simulated requests and step times.
+
+The adapter's real code (`engine_adapter.plan.steps`) does the adapter's work: bands, K, slots, probes, backlogs and
+counters. This engine replaces vLLM: it schedules all requests in each step, prompts in chunks, and the next step before
+the outcome of the last is known, like vLLM's asynchronous loop. The duration of a step is a function of its content,
+with some noise. Deterministic for a given seed.
+
+Host and device have a clock each (`plant`). The device runs one step after the other. The host launches the next step,
+then waits for the running one, so between two updates it has spent the launch of the *next* step, like vLLM's
+asynchronous loop. The adapter reads the device's end of each step, as on CUDA; with `reads_device=False` it has only
+the times of the updates.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specpilot.controller.estimation.observation import Observation, Series
+from specpilot.controller.telemetry.exposition import PageReader
+from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.evidence.meter import Meter
+from specpilot.engine_adapter.evidence.request_acceptance import Priors
+from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
+from specpilot.engine_adapter.plan.planner import Planner
+from specpilot.engine_adapter.plan.speculation_control import (
+    KTable,
+    calibration_table,
+    law_table,
+    static_table,
+    table_of,
+)
+from specpilot.engine_adapter.plan.speculation_control import Source as TableSource
+from specpilot.engine_adapter.plan.step_room import StepRoom
+from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.schedule import Guidance, KRange, Schedule
+from tests.simulation.plant import OneTime, Plant, Work
+from tests.simulation.requests import Request, Requests
+from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.traffic import Source
+
+MODEL, POOL = "demo", "cpu"
+K_MAX = 7
+"""The largest K of a simulated engine."""
+REPLY_TOKENS = 150.0
+_BACKLOG_ROWS = 8192
+_MOST_RUNNING = 512
+_CALIBRATION_ACCEPTANCE = 0.05
+"""Drafts for the random tokens of a calibration are almost never accepted."""
+
+
+class _UnderWay(NamedTuple):
+    """A step that was launched and has not ended: vLLM's output, the requests that get tokens, its work, its times.
+
+    The host launched it from `began_at` to `launched_at`.
+    """
+
+    output: SimpleNamespace
+    delivering: Sequence[str]
+    work: Work
+    began_at: float
+    launched_at: float
+
+
+class _Pace(NamedTuple):
+    """The present slowdown factors of a step."""
+
+    device: float
+    host: float
+
+
+_USUAL = _Pace(1.0, 1.0)
+
+
+@dataclass
+class Engine:
+    """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
+
+    A `plant` replaces both with times on the host and on the device.
+
+    `drafts` are all decodes of one request in one step, K = 0 included, `probes`
+    those that were verified deeper than their K, `deepest_probe` the depth of the deepest.
+
+    Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
+
+    With `adapts` it follows no schedule: its own law chooses K, by `guidance`, and updates when a `run` begins, once a
+    virtual second. `graphs` is its record of CUDA graphs.
+
+    For wrong evidence: `claims` are acceptances, by position, that its law and its counters show instead of the truth;
+    while `is_lying` the counters stand still.
+    """
+
+    engine_id: str
+    rng: np.random.Generator
+    step_s: StepTime = cpu_step_s
+    catch_up_s: CatchUpTime = cpu_catch_up_s
+    noise: float = 0.03
+    static_k: int = 3
+    k_max: int = K_MAX
+    started_at: float = 0.0
+    is_lying: bool = False
+    reply_tokens: float = REPLY_TOKENS
+    claims: Mapping[int, float] = field(default_factory=dict)
+    calibrated_to: int = 0
+    plant: Plant | None = None
+    reads_device: bool = True
+    graphs: Graphs | None = None
+    guidance: Guidance = NO_GUIDANCE
+    adapts: bool = False
+    tokens: float = 0.0
+    drafts: int = 0
+    probes: int = 0
+    deepest_probe: int = 0
+    frozen: Observation | None = None
+
+    def __post_init__(self) -> None:
+        self._requests = Requests(self.rng, self.reply_tokens)
+        self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
+        self.restart(self.started_at)
+
+    def restart(self, at: float) -> None:
+        """Restart: no request, no count."""
+        self.started_at = at
+        self._table = static_table(self.static_k)
+        self._table_of: Schedule | None = None
+        self._guidance: Guidance | None = None
+        self._meter = Meter()
+        self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=StepRoom(is_parallel=True))
+        self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
+        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
+        self.law.follow(self.guidance)
+        self._exporter = MetricsExporter(MODEL)
+        self._reader = PageReader()
+        self._requests.restart()
+        self._under_way: _UnderWay | None = None
+        self._now = 0.0  # on the host
+        self._device_done_at = 0.0  # with the last step that ended
+        if self.calibrated_to:
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        """Learn the step times at each load and setting of a calibration; its counters are not exported."""
+        tokens, table = self.tokens, self._table
+        for n in loads(self.calibrated_to):
+            self._requests.settle(
+                [Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)]
+            )
+            for k, others in settings(n, self.k_max):
+                self._table = calibration_table(k, {CLASS: others})
+                for _ in range(STEPS):
+                    self._step(_USUAL, None)
+                self.law.learn(self._meter.take_steps())
+        self._refresh()
+        self._requests.settle([])
+        self._step(_USUAL, None)
+        self._under_way = None
+        self._meter.take_evidence()
+        self._meter.take_steps()
+        self._steps.priors = Priors()
+        self.tokens, self._table = tokens, table
+
+    def run(
+        self,
+        seconds: float,
+        sources: Sequence[Source],
+        schedule: Schedule | None,
+        slowdown: float = 1.0,
+        queue: int | None = None,
+        host_slowdown: float = 1.0,
+    ) -> float:
+        """Run for some seconds; return the delivered tokens.
+
+        Steps take `slowdown` times as long on the device, and `slowdown * host_slowdown` times as long on the host.
+        """
+        before = self.tokens
+        self._take()
+        self._refresh()
+        if self.adapts:
+            self._table = law_table(self.law, self.guidance.probe_ratio)
+        elif schedule is not None and (guidance := schedule.guidance_of(self.engine_id)) is not None:
+            self._follow(schedule, guidance)
+        else:
+            self._use(schedule)
+        self._requests.settle(list(sources), queue)
+        device = slowdown * math.exp(self.rng.normal(0, self.noise))
+        pace = _Pace(device, device * host_slowdown)
+        left_s = seconds
+        while left_s > 0 and self._requests.running:
+            left_s -= self._step(pace, queue)
+        return self.tokens - before
+
+    @property
+    def by_source(self) -> NDArray[np.float64]:
+        """Of each running source the decodes of its requests so far, and the sum of their K [sources, 2]."""
+        return self._requests.by_source
+
+    @property
+    def page(self) -> str:
+        """Return the adapter's page of metrics in Prometheus' text format."""
+        self._take()
+        schedule = self._table_of
+        running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
+        verified: Counter[str] = Counter()
+        for state in self._steps.decoding if self._requests.running else ():
+            running[state.label] += 1
+            verified[state.label] += state.k
+        active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
+        version = schedule.version if schedule else 0
+        self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
+        self._exporter.show_law(self.law.price_list, self.law.decode_s)
+        return self._exporter.text()
+
+    @property
+    def values(self) -> dict[Series, float]:
+        """Return its cumulative counters as a controller reads them."""
+        return dict(self._reader.read(self.page))
+
+    def observe(self, at: float) -> Observation:
+        """Return the observation of a scrape at `at`."""
+        observation = Observation(self.engine_id, MODEL, POOL, at, self.started_at, self.values)
+        if self.is_lying:
+            self.frozen = self.frozen or observation
+            return replace(self.frozen, at=at)
+        self.frozen = None
+        return observation
+
+    def _step(self, pace: _Pace, queue: int | None) -> float:
+        """Launch the next step and end the one before; return the seconds."""
+        began_at, under_way = self._now, self._under_way
+        self._under_way = self._launched(pace)
+        if under_way is not None:
+            self._finish(under_way, pace, queue)
+        return self._now - began_at
+
+    def follow(self, guidance: Guidance) -> None:
+        """Change the guidance of an engine that `adapts`."""
+        self.guidance = guidance
+        self.law.follow(guidance)
+
+    def _take(self) -> None:
+        """Export the counts since the last call, and update the law with them."""
+        evidence = self._meter.take_evidence()
+        self.drafts += evidence.drafts.total()
+        self.probes += evidence.probes.total()
+        for tried, accepts in ((evidence.trials, evidence.accepts), (evidence.first_trials, evidence.first_accepts)):
+            for (band, position), count in tried.items():
+                if position in self.claims:
+                    accepts[band, position] = self.claims[position] * count  # type: ignore[assignment]
+        self._exporter.add(evidence)
+        self.law.learn(self._meter.take_steps(), evidence)
+
+    def _refresh(self) -> None:
+        self.law.refresh()
+        self._planner.prices = self.law.probe_prices
+
+    def _follow(self, schedule: Schedule, guidance: Guidance) -> None:
+        self._table_of = schedule
+        if schedule.fleet is not None:
+            self.law.acceptance.begin_with(schedule.fleet)
+        if guidance != self._guidance:
+            self._guidance = guidance
+            self.law.follow(guidance)
+        self._table = self._of_schedule(schedule)
+        if self.law.estimates is not None:
+            self._table = law_table(self.law, guidance.probe_ratio, TableSource.GUIDANCE)
+
+    def _use(self, schedule: Schedule | None) -> None:
+        if schedule is self._table_of:
+            return
+        self._table_of = schedule
+        self._table = self._of_schedule(schedule) if schedule else static_table(self.static_k)
+
+    def _of_schedule(self, schedule: Schedule) -> KTable:
+        table = table_of(schedule, _MOST_RUNNING)
+        rows = {
+            name: tuple(tuple(min(k, self.k_max) for k in row) for row in bands) for name, bands in table.rows.items()
+        }
+        return replace(table, rows=rows)
+
+    def _launched(self, pace: _Pace) -> _UnderWay:
+        """Launch a step of all requests; the adapter plans the drafts after it."""
+        began_at = self._now
+        scheduled = self._requests.scheduled(lambda name: self._steps.states[name].k)
+        output = scheduled.output
+        plan = self._steps.begin(output, self._requests.running, self._table, self._now)
+        if plan.width:
+            probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
+            self.deepest_probe = max(self.deepest_probe, *probes, 0)
+        deferred = sum(output.num_scheduled_tokens[name] - 1 for name in plan.deferred)
+        caught_up = plan.read if plan.width else max(0, plan.read - (scheduled.prefill - scheduled.prompts - deferred))
+        reads = plan.read if self._plant.reads_prompts_apart else caught_up
+        work = Work(
+            scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
+            scheduled.prompts, is_uniform=scheduled.is_uniform,
+        )  # fmt: skip
+        self._now += pace.host * self._plant.host_s(work)
+        return _UnderWay(output, scheduled.delivering, work, began_at, self._now)
+
+    def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
+        """End a step, and the requests that it completes."""
+        output = step.output
+        seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
+        items = []
+        over: list[Request] = []
+        for name in step.delivering:
+            request = self._requests.running.get(name)
+            if request is None:
+                continue
+            k = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            accepted = self._requests.accepted(request, k) if k else 0
+            if k:
+                request.num_computed_tokens -= k - accepted
+                self._steps.note_draft(name, k, accepted, 0)
+            request.num_output_tokens += 1 + accepted
+            self.tokens += 1 + accepted
+            items.append(SimpleNamespace(request_id=name, new_token_ids=range(1 + accepted)))
+            if request.num_output_tokens >= request.length:
+                over.append(request)
+        before = self._device_done_at
+        self._device_done_at = max(max(before, step.began_at) + seconds, step.launched_at)
+        self._now = max(self._now, self._device_done_at)
+        self._steps.end(
+            output,
+            {0: SimpleNamespace(outputs=items)},
+            self._now,
+            goes_on=True,
+            device_s=self._device_done_at - before if self.reads_device else None,
+        )
+        self._requests.replace(over, queue)
+
+
+def uniform(k: int, version: int = 1) -> Schedule:
+    """Return the schedule with `k` for all requests."""
+    return Schedule(MODEL, POOL, version, 0.0, 60.0, 0.0, {DEFAULT_CLASS: (KRange(1, 512, k),)})

@@ -1,0 +1,145 @@
+"""The closed loop in virtual time: engines, observations, the controller, schedule, engines."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specpilot.controller.law.context import PoolContext, TickResult
+from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.reason import Reason
+from specpilot.controller.pools import schedule_of
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.model_policy import Policy
+from specpilot.policy.schedule import Schedule
+from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
+from tests.simulation.plant import Plant
+from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.traffic import Phase
+
+WANDER_KEPT = math.exp(-1 / 15)
+"""Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
+
+
+@dataclass(frozen=True)
+class Second:
+    """One virtual second: its throughput, the schedule in force, and the law's result at its end."""
+
+    at: float
+    phase: int
+    throughput: float  # of the mean engine, tokens per second, corrected for the machine's slowdown
+    by_engine: dict[str, float]
+    in_force: Schedule | None
+    result: TickResult
+
+
+@dataclass
+class Run:
+    """The outcome of a simulation."""
+
+    seconds: list[Second] = field(default_factory=list)
+    fleet: list[Engine] = field(default_factory=list)
+
+    def of_phase(self, phase: int) -> list[Second]:
+        """Return the seconds of one phase."""
+        return [second for second in self.seconds if second.phase == phase]
+
+    def throughput(self, phase: int, settle_s: int = 0) -> float:
+        """Return the tokens per second of the mean engine in a phase, without its first `settle_s` seconds."""
+        return float(np.mean([second.throughput for second in self.of_phase(phase)[settle_s:]]))
+
+    @property
+    def reasons(self) -> set[Reason]:
+        """The reasons of all decisions."""
+        return {second.result.reason for second in self.seconds}
+
+    @property
+    def probe_ratio(self) -> float:
+        """Probes over drafts."""
+        return sum(engine.probes for engine in self.fleet) / sum(engine.drafts for engine in self.fleet)
+
+
+def simulate(
+    phases: Sequence[Phase],
+    *,
+    policy: Policy | None = None,
+    later: tuple[int, Policy] | None = None,
+    seed: int = 0,
+    step_s: StepTime = cpu_step_s,
+    catch_up_s: CatchUpTime = cpu_catch_up_s,
+    engines: int = 1,
+    disturb: Callable[[int, list[Engine]], None] | None = None,
+    law: ControlLaw | None = None,
+    start: Schedule | None = None,
+    static_k: int = 3,
+    is_scraped: Callable[[int], bool] = lambda _: True,
+    noise: float = 0.03,
+    wander: float = 0.0,
+    max_num_seqs: int = 64,
+    reply_tokens: float = REPLY_TOKENS,
+    is_steered: bool = True,
+    graphs: Graphs | None = None,
+    is_calibrated: bool = True,
+    plant: Plant | None = None,
+    reads_device: bool = True,
+    adapts: bool = False,
+) -> Run:
+    """Play `phases` and return the run.
+
+    - `later`: a second, and the policy from then on.
+    - `wander`: standard deviation of the machine's log slowdown, which varies over seconds.
+    - `is_steered`: whether the controller's schedules are applied; otherwise `start` stays.
+    - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
+    - `plant`: replaces `step_s` and `catch_up_s`.
+    - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
+    - `adapts`: whether the engines adapt by themselves, by the policy's guidance, and follow no schedule.
+    """
+    policy = policy or Policy(model=MODEL, control_group_ratio=0.0)
+    fleet = [
+        Engine(
+            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
+            static_k=static_k, noise=noise, reply_tokens=reply_tokens,
+            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
+            graphs=graphs, adapts=adapts,
+            guidance=PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None).guidance(),
+        )
+        for index in range(engines)
+    ]  # fmt: skip
+    law = law or ControlLaw()
+    schedule, run = start, Run(fleet=fleet)
+    second, log_slowdown, weather = 0, 0.0, np.random.default_rng([seed, 99])
+    law.observe(engine.observe(0.0) for engine in fleet)
+    for index, phase in enumerate(phases):
+        for _ in range(phase.seconds):
+            if disturb:
+                disturb(second, fleet)
+            log_slowdown = WANDER_KEPT * log_slowdown + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
+            slowdown = phase.slowdown * math.exp(log_slowdown)
+            in_force = schedule
+            tokens = {
+                engine.engine_id: engine.run(
+                    1.0,
+                    phase.of_engine.get(engine.engine_id, phase.sources),
+                    schedule,
+                    slowdown,
+                    phase.queue,
+                    phase.host_slowdown,
+                )
+                for engine in fleet
+            }
+            second += 1
+            if later is not None and second == later[0]:
+                policy = later[1]
+                changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)
+                for engine in fleet:
+                    engine.follow(changed.guidance())
+            if is_scraped(second):
+                law.observe(engine.observe(float(second)) for engine in fleet)
+            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
+            result = law.decide(context, float(second), float(second))
+            throughput = float(np.mean(list(tokens.values()))) * slowdown
+            run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
+            if is_steered and result.publish is not None:
+                schedule = schedule_of(context, result.publish, result, second, float(second))
+    return run

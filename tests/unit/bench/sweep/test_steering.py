@@ -1,0 +1,120 @@
+"""K of the endpoints of a sweep: set where that may be done, watched, and given back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from specpilot.bench.sweep.steering import EndpointError, RefusedError, Steering
+from specpilot.engine_adapter.agent.endpoint import SpeculationEndpoint
+from tests.support.scripted_engine import reply
+from tests.support.sweep_endpoint import Endpoint, sweep
+
+TOKEN = "a-token-of-the-engine"
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    found = Endpoint(has_adapter=True)
+    await found.start()
+    yield found
+    await found.stop()
+
+
+async def done(call: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.to_thread(call, *arguments)
+
+
+async def test_a_k_that_a_controller_replaced_is_said_with_the_remedy_and_stays(endpoint: Endpoint) -> None:
+    steering = Steering(endpoint.url)
+    await done(steering.set_k, 3)
+    await done(steering.check, 3)
+    endpoint.apply({"classes": {"default": [[1, 64, 2]]}, "valid_for_s": 60.0})
+    with pytest.raises(EndpointError, match=r"no longer has the K = 3 .* Stop the controller"):
+        await done(steering.check, 3)
+    await done(steering.give_back)
+    assert endpoint.ks == [3]
+
+
+async def test_an_engine_that_was_restarted_has_not_the_k_that_was_set(endpoint: Endpoint) -> None:
+    steering = Steering(endpoint.url)
+    await done(steering.set_k, 3)
+    endpoint.schedule, endpoint.version = None, 0
+    with pytest.raises(EndpointError, match="it was restarted meanwhile"):
+        await done(steering.check, 3)
+
+
+async def test_an_endpoint_gets_its_k_back_once_and_for_an_arm_without_one(endpoint: Endpoint) -> None:
+    before = {"classes": {"default": [[1, 8, 6], [9, 64, 2]]}, "probe_ratio": 0.1, "valid_for_s": 100.0}
+    steering = Steering(endpoint.url)
+    await done(steering.set_k, None)
+    assert endpoint.ks == []
+    await done(steering.set_k, 3)
+    await done(steering.set_k, None)
+    await done(steering.check, None)
+    await done(steering.give_back)
+    assert endpoint.ks == [3, 5]  # its static K
+    assert endpoint.schedule is not None
+    assert endpoint.schedule["valid_for_s"] <= 5
+    endpoint.apply(before)
+    await done(steering.set_k, 7)
+    await done(steering.give_back)
+    assert endpoint.schedule["classes"] == before["classes"]
+    assert (endpoint.schedule["probe_ratio"], endpoint.schedule["valid_for_s"]) == (0.1, 90.0)
+
+
+async def test_an_engine_that_measures_its_own_steps_is_waited_for(endpoint: Endpoint) -> None:
+    endpoint.calibrations_left = 3
+    await done(Steering(endpoint.url).set_k, 3)
+    assert endpoint.calibrations_left < 0
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "said"),
+    [
+        (TOKEN, None, "wants --control-token to set K: it must be the engine's SPECPILOT_ENGINE_CONTROL_TOKEN"),
+        (TOKEN, "another", "refuses this --control-token"),
+        (None, None, "rejects a change of K from here, because it has no control token"),
+        (TOKEN, TOKEN, ""),
+    ],
+)
+async def test_an_engine_elsewhere_lets_its_token_set_k_and_nobody_else(
+    token: str | None, given: str | None, said: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", token or "")
+    endpoint.guard = SpeculationEndpoint()
+    steering = Steering(endpoint.url, given)
+    if said:
+        with pytest.raises(RefusedError, match=said):
+            await done(steering.state)
+    else:
+        await done(steering.set_k, 3)
+        assert endpoint.ks == [3]
+    assert {seen.path for seen in endpoint.seen if TOKEN in str(seen.headers)} <= {"/speculation"}
+
+
+async def test_a_sweep_without_the_token_ends_before_anything_is_measured(
+    endpoint: Endpoint, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", TOKEN)
+    endpoint.guard = SpeculationEndpoint()
+    assert await sweep(tmp_path, f"p-eagle={endpoint.url}", "--k", "1,3", "--control-token", "another") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "name the endpoint otherwise to measure it at the K that it has" in line
+    assert "another" not in line.replace("another one", "")
+    assert not endpoint.asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (reply(b"{}", "404 Not Found"), "has no /speculation, so it is no engine of SpecPilot's"),
+        (reply(b"{}"), "does not report the K in force, so it is no engine of SpecPilot's"),
+        (reply(b'{"error": "no key"}', "401 Unauthorized"), "refuses to name its K: 401"),
+    ],
+)
+async def test_what_cannot_be_steered_is_told_apart(answer: bytes, said: str, endpoint: Endpoint) -> None:
+    endpoint.choose = lambda _: [answer]
+    with pytest.raises(EndpointError, match=said):
+        await done(Steering(endpoint.url).state)
