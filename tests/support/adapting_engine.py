@@ -17,8 +17,8 @@ from tests.support.engine_program import finish, head, start
 from tests.support.stack import prompts
 
 RUNNING = {"json": 2, "code": 2}
-"""Requests at all times: so few that a step costs nearly the same for every K. Then drafts of JSON pay on every machine, a
-busy one too."""
+"""Requests at all times: so few that a step costs nearly the same for every K. Then drafts of JSON pay on every
+machine, a busy one too."""
 
 
 LEARNT = 10
