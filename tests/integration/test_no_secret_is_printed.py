@@ -11,6 +11,7 @@ import pytest
 
 from specpilot import cli
 from specpilot.gateway.telemetry.otel import OtelTracing
+from tests.support.controller_program import TOKEN, running_controller
 from tests.support.stack import free_port
 
 MARK = "hunter2secret"
@@ -145,3 +146,41 @@ def test_a_keys_file_is_not_printed(content: str, tmp_path: Path, monkeypatch: p
     status, said = _said(("gateway", *flags), monkeypatch)
     assert status == 2
     assert MARK not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("key",), ("token",), ("policy",), ("policy", "canary"), ("models",), ("freeze",), ("bench",)],
+    ids=" ".join,
+)
+def test_a_secret_in_place_of_a_command_is_not_printed(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (MARK, f"{MARK}={MARK}"):
+        status, said = _said((*words, text), monkeypatch)
+        assert status not in (0, None)
+        assert MARK not in said
+
+
+def test_a_secret_in_place_of_an_id_is_neither_answered_nor_logged_nor_audited(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file, running_controller(log=file) as controller:
+        made = controller.call("/admin/keys", "POST", {})[1]["key"]
+        token = controller.call("/admin/tokens", "POST", {"name": "ada", "role": "viewer"})[1]["token"]
+        for kind, secret in (("keys", made), ("tokens", token)):
+            for path, method in (("", "DELETE"), ("/rotate", "POST"), ("", "PATCH")):
+                for caller in (TOKEN, "wrong"):
+                    status, answer, _ = controller.call(f"/admin/{kind}/{secret}{path}", method, token=caller)
+                    assert status in (401, 404, 405, 422)
+                    assert secret not in str(answer)
+            for words in (("revoke", secret), ("rotate", secret), ("revoke", f"{secret} {secret}"), (secret,)):
+                told = controller.command(kind[:-1], *words)
+                assert told.returncode != 0
+                assert secret not in told.stdout + told.stderr
+        audit = controller.call("/admin/audit")[1]
+        assert len(audit["entries"]) > 10
+        said = str(audit) + log.read_text()
+        assert made not in said
+        assert token not in said
+        [unknown, *_] = (item for item in audit["entries"] if item["code"] == "key_not_found")
+        assert (unknown["subject"], unknown["message"]) == ("", "there is no key of this id")
+        status, answer, _ = controller.call(f"/admin/keys/{'a' * 12}", "DELETE")
+        assert (status, answer["error"]["message"]) == (404, f"there is no key '{'a' * 12}'")

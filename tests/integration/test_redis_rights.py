@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.bench.fleet.redis_servers import Node, is_answering
 from specpilot.policy import redis_keys
 from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
@@ -20,28 +19,13 @@ from specpilot.policy.schedule import KRange, Schedule
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.redis_rights import NO_CHANNEL, Rights
 from tests.support.redis_server import NEEDS_SYSTEM
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.stack import until
 from tests.support.store_operations import RECORD, use_everything
 
 pytestmark = NEEDS_SYSTEM
-NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
 REMEDY = "ACL SETUSER app &{specpilot}:*"
-
-
-class Rights:
-    """A server with the user `app`; `set` replaces its rights."""
-
-    def __init__(self, folder: Path) -> None:
-        self.node = Node(folder)
-        self.node.until_said("PONG", "ping")
-        self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
-        self.admin = RedisStore(f"redis://127.0.0.1:{self.node.port}")
-
-    def set(self, *rules: str) -> None:
-        assert self.node.ask("acl", "setuser", "app", "on", ">pw", *rules) == "OK"
-        until(lambda: is_answering(self.url), 10.0)
 
 
 @pytest.fixture
