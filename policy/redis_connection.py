@@ -23,8 +23,8 @@ from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
-_SCRIPT_LACKS_RIGHT = "The user executing the script can't"
-"""Such an error of a script has no code of its own."""
+_LACKS_RIGHT = ("NOPERM", "The user executing the script can't")
+"""In the errors of a transaction and of a script, which have another class."""
 _NODE: Any = ClusterNode
 _SENTINEL: Any = Sentinel  # both are untyped
 
@@ -42,7 +42,7 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
         # A loading or read-only server refuses commands. For every caller this equals no answer.
-        lacks_right = isinstance(error, NoPermissionError) or _SCRIPT_LACKS_RIGHT in str(error)
+        lacks_right = isinstance(error, NoPermissionError) or any(mark in str(error) for mark in _LACKS_RIGHT)
         remedy = f"; its user needs {RIGHTS}" if lacks_right else ""
         raise StoreUnavailableError(f"Redis refused a command: {error}{remedy}") from error
 

@@ -37,6 +37,7 @@ URLS = (
     f"http://u:{MARK}@127.0.0.1:9",
 )
 LOGINS = (f"http://u:{MARK}@127.0.0.1:9", f"http://{MARK}@127.0.0.1:9/x", f"http://u:{MARK}@127.0.0.1:9\nx")
+QUERIES = (f"ftp://127.0.0.1:9/?token={MARK}", f"127.0.0.1:9?token={MARK}")
 ADMIN_COMMANDS = (
     ("policy", "list"),
     ("policy", "get", "m"),
@@ -58,7 +59,7 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     """Each program with its arguments, a flag or a variable that takes a secret, and the texts to throw."""
     for words in ADMIN_COMMANDS:
         yield (*words, "--admin-url", "http://127.0.0.1:9"), "--token", SECRETS
-        yield words, "--admin-url", LOGINS
+        yield words, "--admin-url", (*LOGINS, *QUERIES, f"http://127.0.0.1:9?token={MARK}")
     yield ("policy", "list", "--admin-url", "http://127.0.0.1:9"), "SPECPILOT_ADMIN_TOKEN", SECRETS
     for program in ("gateway", "controller", "up"):
         yield (program, *REDIS), "--admin-token", MALFORMED
@@ -67,14 +68,14 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
         yield (program,), "REDIS_URL", URLS
     yield ("gateway", *REDIS), "--engine-api-key", MALFORMED
     yield ("gateway", *REDIS), "SPECPILOT_GATEWAY_ENGINE_API_KEY", MALFORMED
-    yield ("gateway", *REDIS), "--engine", LOGINS
-    yield ("gateway", *REDIS), "--kubernetes-api", LOGINS
-    yield ("controller", *REDIS), "--oidc-issuer", LOGINS
-    yield ("controller", *REDIS), "--prometheus", LOGINS
+    yield ("gateway", *REDIS), "--engine", (*LOGINS, *QUERIES, f"http://127.0.0.1:9?token={MARK}")
+    yield ("gateway", *REDIS), "--kubernetes-api", (*LOGINS, *QUERIES)
+    yield ("controller", *REDIS), "--oidc-issuer", (*LOGINS, *QUERIES)
+    yield ("controller", *REDIS), "--prometheus", (*LOGINS, *QUERIES)
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
     yield ENGINE, "--redis-url", URLS
-    yield ENGINE, "--advertise-url", LOGINS
+    yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     for command in ("sweep", "rate"):
         endpoint = ("bench", command, "--endpoints", "none=http://127.0.0.1:9")
         yield endpoint, "--api-key", SECRETS
@@ -128,6 +129,16 @@ def test_no_command_prints_a_secret(
             assert status not in (0, None), (way, said)
             assert MARK not in said, way
             assert "Traceback" not in said, way
+
+
+@pytest.mark.parametrize("flag", ["--to", "--tokn", "--a", "--no-such"])
+def test_a_secret_behind_a_flag_that_is_cut_or_misspelt_is_not_printed(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (("gateway", *REDIS), ("controller", *REDIS), ("key", "list"), ("bench", "sweep")):
+        status, said = _said((*words, f"{flag}={MARK}"), monkeypatch)
+        assert status not in (0, None)
+        assert MARK not in said
 
 
 @pytest.mark.parametrize("headers", [MARK, f"authorization={MARK}%0Ax", f"a=b,authorization={MARK}\x07"])

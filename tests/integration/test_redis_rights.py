@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,6 +67,20 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
     with pytest.raises(StoreUnavailableError):
         store.put_policy(Policy("m", k_max=4), 2, 3.0)
     assert [item.version for item in store.policy_versions("m", 10)] == [2, 1]
+
+
+def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Rights) -> None:
+    rights.set(*NO_CHANNEL, "allchannels")
+    rights.node.ask("config", "resetstat")
+    use_everything(RedisStore(rights.url))
+    counted = re.findall(r"cmdstat_([a-z|]+):", rights.node.ask("info", "commandstats"))
+    used = {
+        name for name in counted if not name.startswith(("hello", "client", "auth", "acl", "config", "command", "ping"))
+    }
+    assert {"evalsha", "script|load", "multi", "exec", "info", "xadd"} <= used
+    for command in sorted(used):
+        rights.set("+@all", f"-{command}")
+        assert f"+{command}" in str(RedisStore(rights.url).missing_rights()).split(), command
 
 
 @pytest.mark.parametrize("of_pool", [None, ("m", "p")], ids=["gateways", "engines"])
