@@ -23,8 +23,12 @@ from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 F = TypeVar("F", bound=Callable[..., Any])
-_LACKS_RIGHT = ("NOPERM", "The user executing the script can't")
+_LACKS_RIGHT = ("NOPERM", "ACL failure", "The user executing the script can't")
 """In the errors of a transaction and of a script, which have another class."""
+_TLS_REMEDIES = {
+    "certificate is not valid for": "; write a name that the certificate has, or add ?ssl_check_hostname=false",
+    "CERTIFICATE_VERIFY_FAILED": "; name the file with its authority: ?ssl_ca_certs=FILE",
+}
 _NODE: Any = ClusterNode
 _SENTINEL: Any = Sentinel  # both are untyped
 
@@ -35,7 +39,8 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+        remedy = next((remedy for fault, remedy in _TLS_REMEDIES.items() if fault in str(error)), "")
+        raise StoreUnavailableError(f"Redis does not answer: {error}{remedy}") from error
     except redis.OutOfMemoryError as error:
         raise StoreFullError from error
     except RedisClusterException as error:
@@ -115,14 +120,16 @@ def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -
             tls.get("ssl_check_hostname", "true") == "true" and tls.get("ssl_cert_reqs") != "none"
         )
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    protocol = {name: int(value) for name, value in address.options_of(("protocol",)).items()}
+    shared = {**timeouts, **tls, **protocol}
     login = {"username": address.username, "password": address.password}
-    options: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
+    options: dict[str, Any] = {**login, **shared, "retry": Retry(NoBackoff(), retries=1)}
     if address.topology is Topology.CLUSTER:
         nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
         return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **options))
     if address.topology is Topology.SENTINEL:
         named = {name: address.options.get(f"sentinel_{name}") for name in login}
-        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
+        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **shared})
         client = sentinels.master_for(str(address.service), db=address.db, **options)
     elif address.socket_path is not None:
         client = redis.Redis(unix_socket_path=address.socket_path, db=address.db, **options)

@@ -45,12 +45,12 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 class Node:
     """One `redis-server` on a port of the loopback, its state in a folder of its own."""
 
-    def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *flags: str, port: int | None = None, executable: str = str(SYSTEM)) -> None:
         self.port = _free_port() if port is None else port
         self.folder = folder / str(self.port)
         self.folder.mkdir(parents=True)
         place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
-        self._command = [str(SYSTEM), *flags, *place]
+        self._command = [executable, *flags, *place]
         self.start()
 
     def start(self) -> None:

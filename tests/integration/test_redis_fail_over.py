@@ -25,14 +25,11 @@ from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_behind_address import Pair
-from tests.support.redis_server import EMBEDDED, SYSTEM
+from tests.support.redis_server import SERVERS
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import until
 
 KEY = ApiKey("k", "ab" * 32)
-
-
-SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
 
 
 @pytest.fixture(params=SERVERS)

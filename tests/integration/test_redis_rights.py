@@ -21,7 +21,7 @@ from tests.support.controller_program import running_controller
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.redis_rights import NO_CHANNEL, Rights
-from tests.support.redis_server import NEEDS_SYSTEM
+from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.store_operations import RECORD, use_everything
 
@@ -29,9 +29,9 @@ pytestmark = NEEDS_SYSTEM
 REMEDY = "ACL SETUSER app &{specpilot}:*"
 
 
-@pytest.fixture
-def rights(tmp_path: Path) -> Iterator[Rights]:
-    found = Rights(tmp_path)
+@pytest.fixture(params=[name for name in SERVERS if name != "embedded"])
+def rights(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rights]:
+    found = Rights(tmp_path, SERVERS[request.param])
     yield found
     found.node.kill()
 

@@ -19,10 +19,8 @@ from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
 from tests.support.patience import PATIENCE_S
-from tests.support.redis_server import EMBEDDED, SYSTEM, RedisServer
+from tests.support.redis_server import SERVERS, SYSTEM, RedisServer
 from tests.support.stack import until
-
-SERVERS = {"embedded": EMBEDDED} if SYSTEM is None else {"embedded": EMBEDDED, "system": SYSTEM}
 
 
 @pytest.fixture(scope="module", params=SERVERS if SYSTEM is None else [*SERVERS, "cluster"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from specpilot.bench.fleet.redis_servers import Node, is_answering
 from specpilot.policy.redis_store import RedisStore
+from tests.support.redis_server import SYSTEM
 from tests.support.stack import until
 
 NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
@@ -12,8 +13,8 @@ NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
 class Rights:
     """A server with the user `app`; `set` replaces its rights."""
 
-    def __init__(self, folder: Path) -> None:
-        self.node = Node(folder)
+    def __init__(self, folder: Path, executable: str = str(SYSTEM)) -> None:
+        self.node = Node(folder, executable=executable)
         self.node.until_said("PONG", "ping")
         self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
         self.admin = RedisStore(f"redis://127.0.0.1:{self.node.port}")
