@@ -57,9 +57,9 @@ def invalid(faults: Sequence[Fault], kind: str) -> ApiError:
     return ApiError(422, "invalid_document", message, param=faults[0].field if faults else None, faults=faults)
 
 
-def unknown_id(kind: str, given: str) -> ApiError:
+def unknown_id(kind: str, item_id: str) -> ApiError:
     """Return the error for an id that no `kind` has. What may be a secret in an id's place is not repeated."""
-    named = repr(given) if is_id(given) else "of this id"
+    named = repr(item_id) if is_id(item_id) else "of this id"
     return ApiError(404, f"{kind}_not_found", f"there is no {kind} {named}", param=f"{kind}_id")
 
 
