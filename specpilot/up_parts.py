@@ -166,12 +166,12 @@ def engine_notes(settings: UpSettings) -> list[str]:
     """Return what the started engines report about their start; nothing of an engine that does not answer."""
     token = stripped(os.environ.get("SPECPILOT_ENGINE_CONTROL_TOKEN", ""))
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    fault = []
+    notes = []
     for index, url in enumerate(engine_urls(settings)):
         request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
         with suppress(OSError, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
-            fault += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
-    return fault
+            notes += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
+    return notes
 
 
 def reachable(host: str) -> str:
