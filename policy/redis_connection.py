@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -22,7 +22,7 @@ from specpilot.policy.errors import StoreFullError, StoreUnavailableError
 from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
-F = TypeVar("F", bound=Callable[..., Any])
+K = TypeVar("K")
 _LACKS_RIGHT = ("NOPERM", "ACL failure", "The user executing the script can't")
 """In the errors of a transaction and of a script, which have another class."""
 _TLS_REMEDIES = {
@@ -52,15 +52,21 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError(f"Redis refused a command: {error}{remedy}") from error
 
 
-def guarded(method: F) -> F:
-    """Turn every failure of the server within `method` into a `StoreUnavailableError`."""
+def guarded(kind: type[K]) -> type[K]:
+    """Turn every failure of the server within a public method of `kind` into a `StoreUnavailableError`."""
+    for name, method in [*vars(kind).items()]:
+        if callable(method) and not name.startswith("_"):
+            setattr(kind, name, _translating(method))
+    return kind
 
+
+def _translating(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with translated():
             return method(*args, **kwargs)
 
-    return cast("F", call)
+    return call
 
 
 class _LazyCluster:
