@@ -125,7 +125,7 @@ def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> 
         for word in vllm_flags:
             flag, mark, key = word.partition("=")
             if word.startswith("--"):
-                is_key = flag == "--api-key"
+                is_key = flag.replace("_", "-") == "--api-key"  # vLLM takes either
                 flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
             else:
                 flags.append(secret("--api-key", word) if is_key else word)
