@@ -20,8 +20,8 @@ from specpilot.engine_adapter.vllm import compat, engine_facts, versions
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
-from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
+from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
@@ -112,7 +112,7 @@ def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> 
         for word in vllm_flags:
             flag, mark, key = word.partition("=")
             if word.startswith("--"):
-                is_key = flag == "--api-key"
+                is_key = flag.replace("_", "-") == "--api-key"  # vLLM takes either
                 flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
             else:
                 flags.append(secret("--api-key", word) if is_key else word)
@@ -224,7 +224,7 @@ def _check_redis(url: str | None) -> None:
     if url is None:
         return
     try:
-        store = RedisStore(url)
+        store = Store(url)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
     try:

@@ -23,7 +23,8 @@ def missing_files_fault(names: Sequence[str]) -> str | None:
         return None
     shown = " and ".join(absent) + (" is" if len(absent) == 1 else " are")
     remedy = f"run `hf download {absent[0]}` where there is a network, or name folders with --model and --drafter"
-    if os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "TRUE", "ON", "YES"):
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.upper() in ("1", "ON", "YES", "TRUE"):  # as huggingface_hub reads it
         return f"{shown} not on this machine and HF_HUB_OFFLINE is set: {remedy}"
     for name in absent:
         fault = _hub_fault(name)

@@ -85,8 +85,7 @@ class AdapterSettings(BaseSettings):
         except ValueError:
             is_good = False
         if not is_good:
-            shown = without_secrets(url) if "@" in url else url
-            raise ValueError(f"{shown!r} is no engine's address; write http://HOST:PORT")
+            raise ValueError(f"{without_secrets(url)!r} is no engine's address; write http://HOST:PORT")
         return url
 
     @classmethod

@@ -12,7 +12,7 @@ from specpilot.gateway.routing.chooser import Affinity, Balance
 from specpilot.gateway.wire.origins import ANY
 from specpilot.policy import redis_url
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.settings import ProgramSettings
+from specpilot.policy.settings import ProgramSettings, without_secrets
 
 PROGRAM = "specpilot gateway"
 
@@ -242,5 +242,5 @@ def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
     except ValueError:
         is_good = False
     if not is_good:
-        shown = url if "@" not in url else "the URL"
-        raise ValueError(f"{shown!r} is not one of {', '.join(f'{item}://' for item in schemes)}; write e.g. {example}")
+        named = ", ".join(f"{item}://" for item in schemes)
+        raise ValueError(f"{without_secrets(url)!r} is not one of {named}; write e.g. {example}")

@@ -3,5 +3,5 @@
 - `choice`: K of each group of running decodes, for the most tokens per second;
 - `prices`: the seconds of a step; `acceptance`: the mean tokens per decode and step;
 - `model_policy`, `schedule`, `freeze`, `canary`, `model_routes`: the documents;
-- `store`: how they are kept; `redis_store` is the implementation.
+- `store`: how they are kept.
 """

@@ -14,6 +14,7 @@ TOKEN_NAME_LIMIT = 64
 """Characters of a token's name."""
 
 _TOKEN = re.compile(r"spt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+_ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+-]{0,63}")
 
 
@@ -75,6 +76,11 @@ def id_of(token: str) -> str | None:
     """Return the id in `token`; `None` when it cannot be a named token."""
     match = _TOKEN.fullmatch(token)
     return match[1] if match else None
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` has the form of the ids that the admin API gives; other texts in their place may be secrets."""
+    return _ID.fullmatch(text) is not None
 
 
 def is_token_name(name: str) -> bool:

@@ -5,7 +5,6 @@ Documents that programs write (`decode`) may have them: an older version ignores
 fault of a document is reported, with the path of its field.
 """
 
-import copy
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -16,13 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from specpilot.policy.errors import Fault, InvalidDocumentError
 
 T = TypeVar("T")
-FORMER_NAMES: Mapping[str, str] = {"hold_out_ratio": "control_group_ratio"}
-"""Fields of documents by their names before 0.1, which are read until 0.2; a document may have one of the two names."""
 _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 _PLAIN = dict.fromkeys(_UNKNOWN_FIELD, "is not a known field") | {"missing": "is missing; it must be given"}
 
 
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # mypy takes a `type` for unhashable, so not `cache` itself
     return _built(kind)
 
 
@@ -44,7 +41,7 @@ def decode(kind: type[T], data: bytes | str) -> T:
             raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
         plain = json.loads(data)
         for path in unknown:
-            if not _is_renamed(plain, path) and not _is_removed(plain, path):
+            if not _is_removed(plain, path):
                 raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
         return from_plain(kind, plain)
     return value
@@ -59,28 +56,6 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
         except InvalidDocumentError as error:
             documents[name.decode(errors="replace")] = error
     return documents
-
-
-def renamed(change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `change`, members of a document, with present names in place of former ones that stand alone."""
-    return {
-        FORMER_NAMES[name] if name in FORMER_NAMES and FORMER_NAMES[name] not in change else name: value
-        for name, value in change.items()
-    }
-
-
-def _is_renamed(plain: Any, path: tuple[int | str, ...]) -> bool:
-    """Give the member of `plain` at `path` its present name; return whether it had a former one."""
-    name = FORMER_NAMES.get(str(path[-1]))
-    try:
-        for part in path[:-1]:
-            plain = plain[part]
-        if name is None or name in plain:
-            return False
-        plain[name] = plain.pop(path[-1])
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
 
 
 def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:
@@ -99,10 +74,6 @@ def from_plain(kind: type[T], data: Any) -> T:
     try:
         value: T = _adapter(kind).validate_python(data)
     except ValidationError as error:
-        unknown = [item["loc"] for item in error.errors(include_url=False) if item["type"] in _UNKNOWN_FIELD]
-        plain = copy.deepcopy(data) if any(path[-1] in FORMER_NAMES for path in unknown) else None
-        if plain is not None and any(_is_renamed(plain, path) for path in unknown):
-            return from_plain(kind, plain)
         raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
     return value
 

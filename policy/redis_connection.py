@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -22,9 +22,13 @@ from specpilot.policy.errors import StoreFullError, StoreUnavailableError
 from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
-F = TypeVar("F", bound=Callable[..., Any])
-_SCRIPT_LACKS_RIGHT = "The user executing the script can't"
-"""Such an error of a script has no code of its own."""
+K = TypeVar("K")
+_LACKS_RIGHT = ("NOPERM", "ACL failure", "The user executing the script can't")
+"""In the errors of a transaction and of a script, which have another class."""
+_TLS_REMEDIES = {
+    "certificate is not valid for": "; write a name that the certificate has, or add ?ssl_check_hostname=false",
+    "CERTIFICATE_VERIFY_FAILED": "; name the file with its authority: ?ssl_ca_certs=FILE",
+}
 _NODE: Any = ClusterNode
 _SENTINEL: Any = Sentinel  # both are untyped
 
@@ -35,27 +39,34 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise StoreUnavailableError(f"Redis does not answer: {error}") from error
+        remedy = next((remedy for fault, remedy in _TLS_REMEDIES.items() if fault in str(error)), "")
+        raise StoreUnavailableError(f"Redis does not answer: {error}{remedy}") from error
     except redis.OutOfMemoryError as error:
         raise StoreFullError from error
     except RedisClusterException as error:
         raise StoreUnavailableError(f"the Redis cluster does not answer: {error}") from error
     except redis.ResponseError as error:
         # A loading or read-only server refuses commands. For every caller this equals no answer.
-        lacks_right = isinstance(error, NoPermissionError) or _SCRIPT_LACKS_RIGHT in str(error)
+        lacks_right = isinstance(error, NoPermissionError) or any(mark in str(error) for mark in _LACKS_RIGHT)
         remedy = f"; its user needs {RIGHTS}" if lacks_right else ""
         raise StoreUnavailableError(f"Redis refused a command: {error}{remedy}") from error
 
 
-def guarded(method: F) -> F:
-    """Turn every failure of the server within `method` into a `StoreUnavailableError`."""
+def guarded(kind: type[K]) -> type[K]:
+    """Turn every failure of the server within a public method of `kind` into a `StoreUnavailableError`."""
+    for name, method in [*vars(kind).items()]:
+        if callable(method) and not name.startswith("_"):
+            setattr(kind, name, _translating(method))
+    return kind
 
+
+def _translating(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with translated():
             return method(*args, **kwargs)
 
-    return cast("F", call)
+    return call
 
 
 class _LazyCluster:
@@ -115,14 +126,16 @@ def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -
             tls.get("ssl_check_hostname", "true") == "true" and tls.get("ssl_cert_reqs") != "none"
         )
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    protocol = {name: int(value) for name, value in address.options_of(("protocol",)).items()}
+    shared = {**timeouts, **tls, **protocol}
     login = {"username": address.username, "password": address.password}
-    options: dict[str, Any] = {**login, **timeouts, **tls, "retry": Retry(NoBackoff(), retries=1)}
+    options: dict[str, Any] = {**login, **shared, "retry": Retry(NoBackoff(), retries=1)}
     if address.topology is Topology.CLUSTER:
         nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
         return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **options))
     if address.topology is Topology.SENTINEL:
         named = {name: address.options.get(f"sentinel_{name}") for name in login}
-        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **timeouts, **tls})
+        sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **shared})
         client = sentinels.master_for(str(address.service), db=address.db, **options)
     elif address.socket_path is not None:
         client = redis.Redis(unix_socket_path=address.socket_path, db=address.db, **options)

@@ -11,8 +11,6 @@ import re
 from typing import Any, Final
 
 import redis
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 _NOT_THE_PRIMARY: Final = re.compile(r"(?:^|[ -])(?:READONLY|LOADING|MASTERDOWN|NOREPLICAS|MISCONF)\b")
 """Before Redis 7, an error in a script contains the word within another message."""
@@ -65,36 +63,8 @@ class _Redialled:
             raise redis.ConnectionError(message) from error
 
 
-class _Connection(_Redialled, Connection):
-    """Over TCP."""
-
-
-class _SSLConnection(_Redialled, SSLConnection):
-    """Over TLS."""
-
-
-class _SocketConnection(_Redialled, UnixDomainSocketConnection):
-    """Over a Unix socket."""
-
-
-class _SentinelConnection(_Redialled, SentinelManagedConnection):
-    """Over TCP, to the primary that the sentinels name."""
-
-
-class _SentinelSSLConnection(_Redialled, SentinelManagedSSLConnection):
-    """Over TLS, to the primary that the sentinels name."""
-
-
-_REDIALLED: Final[dict[type, type]] = {
-    Connection: _Connection,
-    SSLConnection: _SSLConnection,
-    UnixDomainSocketConnection: _SocketConnection,
-    SentinelManagedConnection: _SentinelConnection,
-    SentinelManagedSSLConnection: _SentinelSSLConnection,
-}
-
-
 def watch(pool: Any, dials: Dials) -> None:
     """Assign every connection that `pool` makes from now on to `dials`."""
-    pool.connection_class = _REDIALLED[pool.connection_class]
+    kind = pool.connection_class
+    pool.connection_class = type(kind.__name__, (_Redialled, kind), {})
     pool.connection_kwargs["dials"] = dials

@@ -3,6 +3,7 @@
 From Redis 7 on, a user may use no channel unless a rule grants it.
 """
 
+import re
 from typing import Any, Final
 
 import redis
@@ -15,6 +16,7 @@ _KEYS: Final = ("~{specpilot}:*", "~specpilot:*")
 RIGHTS: Final = f"{' '.join(_KEYS)} {CHANNELS} +@read +@write +@pubsub +@scripting +@transaction +@connection +info"
 """The rules of the least user, without those that take away what it does not need (see docs/operations/redis.md)."""
 
+_COMMAND: Final = re.compile(r"the '([^']+)'")
 _KEY, _STREAM = redis_keys.RIGHTS, redis_keys.decisions("rights", "")
 _TRIALS: Final[tuple[tuple[str, ...], ...]] = (
     ("SET", _KEY, "", "PX", "1000"),
@@ -37,7 +39,9 @@ _TRIALS: Final[tuple[tuple[str, ...], ...]] = (
     ("EXISTS", _KEY),
     ("PEXPIRE", _KEY, "1000"),
     ("DEL", _KEY),
-    ("EVAL", "return 1", "1", _KEY),
+    ("EVALSHA", "0" * 40, "1", _KEY),
+    ("SCRIPT LOAD", "return 1"),
+    ("INFO", "server"),
     # The streams of decisions, which have another prefix.
     ("XREVRANGE", _STREAM, "+", "-", "COUNT", "1"),
     ("EXPIRE", _STREAM, "1"),
@@ -61,27 +65,32 @@ def _missing(client: Any) -> list[str]:
         try:
             client.execute_command(*trial)
         except NoPermissionError as error:
-            rules |= dict.fromkeys(_rules(trial[0], str(error)))
+            rules |= dict.fromkeys(_rules(str(error)))
         except redis.ResponseError:
             pass  # it is permitted
+    try:
+        client.pipeline(transaction=True).get(_KEY).execute()
+    except redis.ResponseError as error:  # that of EXEC has another class
+        rules |= dict.fromkeys(_rules(str(error)))
     for channel in (redis_keys.CHANGES, redis_keys.pool_changes("rights", "")):
         try:
             client.publish(channel, redis_keys.SCHEDULES)  # of no interest to subscribers of this channel
         except NoPermissionError as error:
-            rules |= dict.fromkeys(_rules("PUBLISH", str(error)))
+            rules |= dict.fromkeys(_rules(str(error)))
         try:
             with client.pubsub() as subscription:
                 subscription.subscribe(channel)
                 subscription.get_message(timeout=1.0)
         except NoPermissionError as error:
-            rules |= dict.fromkeys(_rules("SUBSCRIBE", str(error)))
+            rules |= dict.fromkeys(_rules(str(error)))
     return list(rules)
 
 
-def _rules(command: str, error: str) -> tuple[str, ...]:
+def _rules(error: str) -> tuple[str, ...]:
     """Return the rules that permit what Redis refused with `error`."""
     if "channel" in error:
         return (CHANNELS,)
     if " key" in error:
         return _KEYS
-    return ("+" + command.lower(),)
+    command = _COMMAND.search(error.replace("EXEC without MULTI", "the 'multi'"))
+    return ("+" + command[1],) if command else ("+@all",)

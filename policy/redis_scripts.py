@@ -1,74 +1,53 @@
-"""The compound writes of `redis_store` as Lua: each happens on the server whole or not at all.
+"""The compound writes of `policy.store` as Lua: each happens on the server whole or not at all.
 
-Each script first checks a fence or a version. If the check fails, it returns the stored value.
-
-Redis does not undo a script that an error ends. So what may be refused without harm (a version too many in the
-history) is called by `pcall`, the history is written before the document, and no script announces: the user may lack
-the right to a channel.
+Redis does not undo a script that an error ends. So the first writes are those that a user may lack the right to, and no
+script announces: the user may lack the right to a channel.
 """
 
-PUT_IF_VERSION = """
-local stored = redis.call('HGET', KEYS[1], ARGV[1])
-local version = stored and cjson.decode(stored).version or 0
-if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= version then return {0, version} end
-if ARGV[3] == '' then
-  if not stored then return {2, 0} end
-  redis.call('HSET', KEYS[2], ARGV[1], string.format('%d', version + 1))
-  redis.call('HDEL', KEYS[1], ARGV[1])
-elseif not stored then
-  version = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
+COMPARE_AND_WRITE = """
+local compared = tonumber(ARGV[1])
+for index, key in ipairs(KEYS) do
+  local field, text = ARGV[2 * index], ARGV[2 * index + 1]
+  if index <= compared then
+    local stored
+    if field == '' then stored = redis.call('GET', key) else stored = redis.call('HGET', key, field) end
+    if (stored or '') ~= text then return 0 end
+  elseif field == '' then
+    redis.call('SET', key, text)
+  elseif text == '' then
+    redis.call('HDEL', key, field)
+  else
+    redis.call('HSET', key, field, text)
+  end
 end
-local number = string.format('%d', version + 1)
-local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[4] .. ',"policy":'
-redis.call('HSET', KEYS[3], number, text .. (ARGV[3] == '' and 'null' or ARGV[3]) .. ',' .. ARGV[5])
-if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], ARGV[1], text .. ARGV[3] .. '}') end
-redis.pcall('HDEL', KEYS[3], string.format('%d', version + 1 - tonumber(ARGV[6])))
-return {1, version + 1}
-"""
-
-PUBLISH_SCHEDULE = """
-local fence = redis.call('GET', KEYS[2])
-if fence ~= ARGV[1] then return {-1, tonumber(fence or 0)} end
-local stored = redis.call('HGET', KEYS[1], ARGV[2])
-local is_read, document = pcall(cjson.decode, stored or '')
-local version = is_read and type(document) == 'table' and document.version or -1
-if version >= tonumber(ARGV[3]) then return {0, version} end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
-return {1, 0}
-"""
-
-REMOVE_SCHEDULE = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
-return redis.call('HDEL', KEYS[1], ARGV[2])
-"""
-
-CHANGE = """
-if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
+"""KEYS: those to compare, then those to write. ARGV: the number to compare, then a field and a text for each key.
 
-PUT_CANARY = """
-if ARGV[4] ~= '' then
-  local fence = redis.call('GET', KEYS[3])
-  if fence ~= ARGV[4] then return {-1, tonumber(fence or 0)} end
+Without a field the key is a string. An empty text stands for none: it is compared with a missing one, or removes.
+"""
+
+APPEND_AUDIT = """
+local number = redis.call('INCR', KEYS[2])
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], number .. '-0', 'entry', ARGV[2])
+return number
+"""
+
+ADD_GAIN = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
+local day, sums = ARGV[2], {}
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if string.sub(field, 1, #day) <= ARGV[3] then redis.pcall('HDEL', KEYS[1], field) end
 end
-local stored = redis.call('HGET', KEYS[1], ARGV[1])
-local version = stored and cjson.decode(stored).version or 0
-if version ~= tonumber(ARGV[2]) then return {0, version} end
-if ARGV[5] ~= '' then
-  local policy = redis.call('HGET', KEYS[2], ARGV[1])
-  local base = policy and cjson.decode(policy).version or 0
-  if base ~= tonumber(ARGV[6]) then return {2, base} end
-  if not policy then base = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0) end
-  local number = string.format('%d', base + 1)
-  local text = '{"version":' .. number .. ',"updated_at":' .. ARGV[7] .. ',"policy":' .. ARGV[5]
-  redis.call('HSET', KEYS[5], number, text .. ',' .. ARGV[8])
-  redis.call('HSET', KEYS[2], ARGV[1], text .. '}')
-  redis.pcall('HDEL', KEYS[5], string.format('%d', base + 1 - tonumber(ARGV[9])))
+for index = 5, #ARGV, 2 do
+  local prefix, log_gain = day .. ARGV[index], tonumber(ARGV[index + 1])
+  local square = string.format('%.17g', log_gain * log_gain)
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'windows', 1))
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
+  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-return {1, 0}
+redis.pcall('EXPIRE', KEYS[1], ARGV[4])
+return sums
 """
 
 ACQUIRE = """

@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, str] = {
     "password": "password, in place of the one before the @",
     "sentinel_username": "user name at the sentinels",
     "sentinel_password": "password at the sentinels",
+    "protocol": "version of Redis's protocol, `2` or `3`; default: redis-py's",
     "ssl_ca_certs": "file with the certificates that sign the servers'; default: the system's",
     "ssl_certfile": "file with the client's certificate",
     "ssl_keyfile": "file with the client's key",
@@ -160,7 +161,8 @@ def _option_faults(address: RedisAddress) -> list[str]:
             faults.append(f"{name} needs TLS; write rediss in place of redis")
         elif name in SENTINEL_OPTIONS and address.topology is not Topology.SENTINEL:
             faults.append(f"{name} needs redis+sentinel://")
-    for name, values in (("ssl_cert_reqs", ("required", "none")), ("ssl_check_hostname", ("true", "false"))):
+    choices = {"protocol": ("2", "3"), "ssl_cert_reqs": ("required", "none"), "ssl_check_hostname": ("true", "false")}
+    for name, values in choices.items():
         if address.options.get(name, values[0]) not in values:
             faults.append(f"{name} must be {' or '.join(values)}")
     return faults

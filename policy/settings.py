@@ -116,7 +116,7 @@ def load(kind: type[S], program: str, arguments: Sequence[str]) -> S:
 
 def _argument_faults(kind: type[BaseSettings], message: str) -> list[str]:
     """Return the parser's complaint as lines, each with a remedy."""
-    message = message.removeprefix("error parsing CLI: ")
+    message = re.sub(r"(--?[\w-]+)=\S*", r"\1", message.removeprefix("error parsing CLI: "))  # it may be a secret
     unknown = message.removeprefix("unrecognized arguments: ")
     if unknown == message:
         return [f"{message}; --help lists the arguments"]

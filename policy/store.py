@@ -1,20 +1,41 @@
-"""The interface of the shared state, independent of Redis.
+"""The shared state: documents in Redis, the leader's lease, and announcements of changes.
 
 All calls block for at most the store's time-out. No request path calls the store: the gateway and the engines read a
 snapshot that a background thread keeps. Every call may raise `StoreUnavailableError`.
+
+Fencing: a counter grows with every change of leader, and a schedule is accepted only from the lease with its latest
+value. So a leader that was suspended while another took over cannot overwrite its successor's schedules. Works on any
+Redis from 6.0 on, as one server, behind Sentinel or as a cluster: the keys of one command, script or transaction share
+a hash tag.
+
+A server that has reached `maxmemory` refuses commands that need memory. Reads go on. The leader's lease and the stored
+records of engines and gateways are renewed unchanged. All other writes raise `StoreFullError`.
 """
 
+import logging
+import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from specpilot.policy.api_key import ApiKey, GatewayUsage
-from specpilot.policy.canary import Experiment
-from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.history import DELETED, WRITTEN, Change
-from specpilot.policy.model_policy import Policy, VersionedPolicy
-from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy import redis_keys, redis_scripts
+from specpilot.policy.api_key import GatewayUsage
+from specpilot.policy.codec import encode
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.operator_documents import OperatorDocuments
 from specpilot.policy.records import Decision, EngineRecord, Lease
+from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
+from specpilot.policy.redis_dials import Dials
+from specpilot.policy.redis_documents import FENCE, Place, check_fence, version_of
+from specpilot.policy.redis_rights import missing
+from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
+
+_log = logging.getLogger(__name__)
+_FILED_WITHIN_MS = 1000
+_FILED_WITHIN = 20
+_EPOCH_CHECK_S = 0.5
+"""Longest time, in seconds, after which a subscription ends when another connection has found a changed server."""
 
 
 class StoreMemory(NamedTuple):
@@ -29,56 +50,68 @@ class StoreMemory(NamedTuple):
         return self.used_bytes / self.max_bytes if self.max_bytes else 0.0
 
 
-class Store(OperatorStore, Protocol):
-    """The shared policy state."""
+@guarded
+class Store(OperatorDocuments):
+    """The shared state on a Redis server, behind Sentinel, on a cluster, or on a compatible service."""
 
-    def policy(self, model: str) -> VersionedPolicy | None:
-        """Return the policy of `model`; `None` when there is none."""
+    def __init__(self, url: str, timeout_s: float = 0.5) -> None:
+        """Connect lazily to `url`, see `policy.redis_url`.
 
-    def policies(self) -> Sequence[VersionedPolicy]:
-        """Return every policy that can be read, in order of model."""
-
-    def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
-        """Return by model every policy, or the faults of its document."""
-
-    def put_policy(
-        self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
-    ) -> VersionedPolicy:
-        """Write `policy` if the stored version is `expected_version` (0: none yet; `None`: any).
-
-        `change` goes into the policy's history; the author is no part of the policy. Raises `VersionConflictError` when
-        another version is stored.
+        `timeout_s` bounds connecting and every answer. Raises `InvalidDocumentError` for a malformed URL.
         """
+        address = parse(url)
+        self._user = address.username
+        self._dials = Dials()
+        self._timeout_s = timeout_s
+        self._unsubscribed: str | None = None
+        super().__init__(connect(address, timeout_s, self._dials))
+        self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
+        self._release = self._redis.register_script(redis_scripts.RELEASE)
 
-    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = DELETED) -> bool:
-        """Remove the policy of `model`; `False` when there is none. Conflicts as in `put_policy`.
+    def close(self) -> None:
+        """Close every connection."""
+        self._redis.close()
 
-        A deletion is a version too.
-        """
+    def ping(self) -> None:
+        """Raise if the store does not answer."""
+        self._redis.ping()
 
-    def canary(self, model: str) -> Experiment | None:
-        """Return the running or latest experiment of `model`; `None` when there was none."""
+    def missing_rights(self) -> str | None:
+        """Return a sentence that names the rights which the store's user lacks, and the remedy; `None` if none."""
+        return missing(self._redis, self._user)
 
-    def canaries(self) -> Sequence[Experiment]:
-        """Return the running or latest experiment of every model, of those that can be read."""
+    def run_id(self) -> str | None:
+        """Return the id of the server's process that holds the documents; `None` when it cannot be read."""
+        try:
+            with translated():
+                return run_id_of(self._redis, redis_keys.API_KEYS)
+        except StoreUnavailableError:
+            return None
 
-    def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
-        """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
-
-        With a promoting outcome its policy becomes the model's policy in the same step, if the stored policy is still
-        at the experiment's `base_version`. `change` goes into the policy's history; by default the author is the
-        controller. A controller passes its `lease`, an operator none. Raises `VersionConflictError` when the experiment
-        or the policy was written in between, `FencedError` as `publish_schedule`.
-        """
+    def memory(self) -> StoreMemory | None:
+        """Return the memory of the server (in a cluster, of the fullest one); `None` if a server does not report it."""
+        reports = memory_of_each(self._redis)
+        if not reports or any(name not in server for server in reports for name in ("used_memory", "maxmemory")):
+            return None
+        servers = [StoreMemory(server["used_memory"], server["maxmemory"]) for server in reports]
+        return max(servers, key=lambda server: (server.used_ratio, server.used_bytes))
 
     def schedule(self, model: str, pool: str) -> Schedule | None:
         """Return the schedule in force for a pool; `None` before the first."""
+        return self._document(Schedule, Place(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool)))
 
     def schedules(self) -> Sequence[Schedule]:
         """Return the schedule of every pool, of those that can be read."""
+        return self._documents(Schedule, "the schedule of", redis_keys.SCHEDULES)
 
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
         """Remove the schedule of a pool that is gone; `FencedError` as `publish_schedule`."""
+
+        def decide(fence: bytes | None) -> Mapping[Place, bytes]:
+            check_fence(lease, fence)
+            return {Place(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool)): b""}
+
+        self._change([FENCE], decide)
 
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         """Write and announce `schedule`.
@@ -86,48 +119,89 @@ class Store(OperatorStore, Protocol):
         Raises `FencedError` when another controller has led since `lease`, `VersionConflictError` when the stored
         version is not older.
         """
+        place = Place(redis_keys.SCHEDULES, redis_keys.schedule_field(schedule.model, schedule.pool))
+
+        def decide(fence: bytes | None, stored: bytes | None) -> Mapping[Place, bytes]:
+            check_fence(lease, fence)
+            try:
+                version = version_of(stored)
+            except InvalidDocumentError:
+                version = 0  # nobody can read it
+            if version >= schedule.version:
+                raise VersionConflictError(f"the schedule of {place.field}", schedule.version - 1, version)
+            return {place: encode(schedule)}
+
+        self._change([FENCE, place], decide)
+        self._announce(redis_keys.SCHEDULES, redis_keys.pool_changes(schedule.model, schedule.pool))
 
     def engines(self) -> Sequence[EngineRecord]:
         """Return the engines whose heartbeat is fresh and whose record can be read, in order of id."""
+        return self._present(EngineRecord, redis_keys.ENGINES, redis_keys.engine)
 
     def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
         """Register an engine or renew it for `ttl_s` seconds."""
+        key = redis_keys.engine(record.engine_id)
+        is_new = self._renew(redis_keys.ENGINES, record.engine_id, key, record, ttl_s)
+        if is_new or record.draining or record.stalled:
+            self._announce(redis_keys.ENGINES)
 
     def remove_engine(self, engine_id: str) -> None:
         """Remove an engine from the list at once."""
+        self._redis.delete(redis_keys.engine(engine_id))  # no transaction: a full server would refuse it
+        self._redis.srem(redis_keys.ENGINES, engine_id)
+        self._announce(redis_keys.ENGINES)
 
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         """Add `decision` to its pool's record. The latest decisions are kept; lasting ones are kept longer."""
+        text = zlib.compress(encode(decision))
+        fields: Any = {"decision": text}
+        pool = decision.model, decision.pool
+        recent, history = redis_keys.decisions(*pool), redis_keys.history(*pool)
+        pipe = self._redis.pipeline(transaction=False)
+        maxlen = min(redis_keys.DECISIONS_KEPT, redis_keys.DECISIONS_BYTES // len(text))
+        pipe.xadd(recent, fields, maxlen=maxlen, approximate=True)
+        if is_lasting:
+            maxlen = min(redis_keys.HISTORY_KEPT, redis_keys.HISTORY_BYTES // len(text))
+            pipe.xadd(history, fields, maxlen=maxlen, approximate=True)
+            pipe.expire(recent, redis_keys.DECISIONS_EXPIRE_S)
+            pipe.expire(history, redis_keys.DECISIONS_EXPIRE_S)
+        pipe.execute()
 
     def decisions(self, model: str, pool: str, limit: int, before: float | None = None) -> Sequence[Decision]:
         """Return a pool's latest `limit` decisions, newest first; with `before`, those made before that time.
 
         Beyond the latest ones, lasting decisions follow.
         """
+        newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
+        rows = self._redis.xrevrange(redis_keys.decisions(model, pool), max=newest, min="-", count=limit)
+        decisions = self._decisions(rows)
+        if len(decisions) < limit:
+            # A decision in both streams was added to them at almost the same time, under ids of their own.
+            newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
+            rows = self._redis.xrevrange(
+                redis_keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN
+            )
+            lasting = [item for item in self._decisions(rows) if not decisions or item.at < decisions[-1].at]
+            decisions += lasting[: limit - len(decisions)]
+        return decisions
 
-    def api_keys(self) -> Sequence[ApiKey]:
-        """Return every client key that can be read (hashes only)."""
-
-    def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        """Return by id every client key, or the faults of its document."""
-
-    def put_api_key(self, key: ApiKey) -> None:
-        """Add or replace a client key."""
-
-    def change_api_key(self, before: ApiKey, after: ApiKey) -> bool:
-        """Replace `before` by `after` of the same id; `False`, and nothing is written, when `before` is not there."""
-
-    def delete_api_key(self, key_id: str) -> bool:
-        """Revoke a client key; `False` when there is none of that id."""
+    def _decisions(self, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Decision]:
+        texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
+        return [decision for _, decision in self._in_order(Decision, "the decisions", texts)]
 
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
         """Publish `usage` for `ttl_s` seconds, and return the usage of every gateway, in order of id."""
+        self._renew(redis_keys.GATEWAYS, usage.gateway_id, redis_keys.gateway(usage.gateway_id), usage, ttl_s)
+        return self._present(GatewayUsage, redis_keys.GATEWAYS, redis_keys.gateway)
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""
+        fence = self._acquire(keys=[redis_keys.LEASE, redis_keys.FENCE], args=[holder, int(ttl_s * 1000)])
+        return Lease(holder=holder, fence=int(fence)) if fence else None
 
     def release_lease(self, lease: Lease) -> None:
         """Give up leadership at once, if `lease` still holds it."""
+        self._release(keys=[redis_keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
 
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
@@ -138,15 +212,46 @@ class Store(OperatorStore, Protocol):
         breaks, or when the address of the store leads to another server: then subscribe again. While no subscription is
         to be had, for want of a right or of its connection, it yields `None` every `poll_s`.
         """
+        epoch = self._dials.epoch
+        with translated():
+            self._redis.exists(redis_keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
+        while self._dials.epoch == epoch:
+            is_subscribed = False
+            try:
+                with translated(), self._redis.pubsub() as subscription:
+                    self._subscribe(
+                        subscription, redis_keys.CHANGES if of_pool is None else redis_keys.pool_changes(*of_pool)
+                    )
+                    is_subscribed, self._unsubscribed = True, None
+                    yield None
+                    due = time.monotonic() + poll_s
+                    while self._dials.epoch == epoch:
+                        wait_s = min(_EPOCH_CHECK_S, max(0.0, due - time.monotonic()))
+                        message = subscription.get_message(timeout=wait_s)
+                        if message is not None and message["type"] == "message":
+                            yield message["data"].decode()
+                        elif time.monotonic() >= due:
+                            yield None
+                            due = time.monotonic() + poll_s
+            except StoreUnavailableError as error:
+                if is_subscribed:
+                    return
+                if self._unsubscribed is None:
+                    _log.warning("no announcements, Redis is read every %g s: %s", poll_s, error)
+                self._unsubscribed = str(error)
+            yield None
+            time.sleep(poll_s)
 
-    def ping(self) -> None:
-        """Raise if the store does not answer."""
+    def _subscribe(self, subscription: Any, channel: str) -> None:
+        """Subscribe, and return when the server has confirmed it."""
+        subscription.subscribe(channel)
+        if subscription.get_message(timeout=self._timeout_s) is None:
+            raise StoreUnavailableError("Redis does not confirm a subscription")
 
-    def missing_rights(self) -> str | None:
-        """Return a sentence that names the rights which the store's user lacks, and the remedy; `None` if none."""
 
-    def run_id(self) -> str | None:
-        """Return the id of the server's process that holds the documents; `None` when it cannot be read."""
-
-    def memory(self) -> StoreMemory | None:
-        """Return the memory of the server (in a cluster, of the fullest one); `None` if a server does not report it."""
+def _decompressed(text: bytes) -> bytes:
+    """Return a decision's JSON. Bytes that are not compressed stay unchanged: the decoder reports them."""
+    try:
+        return zlib.decompress(text)
+    except zlib.error:
+        return text

@@ -21,6 +21,7 @@ def why_foreign(peer: str, headers: Mapping[str, str], http_version: str) -> str
 
     `peer` is the caller's address; the names of `headers` are in lower case.
     """
+    headers = {name: value.strip() for name, value in headers.items()}  # blanks around a value are no part of it
     host = headers.get("host", "")
     proxied = [name for name in headers if name.startswith("x-forwarded") or name in _OF_PROXIES]
     checks: tuple[tuple[Callable[[], bool], str], ...] = (

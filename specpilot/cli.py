@@ -45,7 +45,7 @@ def main() -> None:
         sys.exit(0)
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        sys.stderr.write(f"specpilot: there is no command {name.partition('=')[0]!r}\n{_usage()}")
+        sys.stderr.write(f"specpilot: there is no such command\n{_usage()}")
         sys.exit(2)
     try:
         try:

@@ -64,6 +64,7 @@ class _Running:
         self.started_at = 0.0
         self.pause_s = 1.0
         self.ready_at: float | None = None
+        self._supervisor = os.getpid()
 
     def start(self) -> None:
         if self.receive is None:
@@ -94,7 +95,7 @@ class _Running:
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the parts in order
-            preexec_fn=self._before_exec,  # noqa: PLW1509 - runs two system calls and no Python locks
+            preexec_fn=self._before_exec,  # noqa: PLW1509 - runs a few system calls and no Python locks
         )
 
     def _read(self, out: IO[bytes]) -> None:
@@ -109,6 +110,8 @@ class _Running:
     def _before_exec(self) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+            if os.getppid() != self._supervisor:  # it died before the call, which sends nothing any more
+                os._exit(1)
             if self.part.cores:
                 os.sched_setaffinity(0, self.part.cores)
 

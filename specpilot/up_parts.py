@@ -23,7 +23,7 @@ from specpilot import gpus
 from specpilot.policy.clean_text import stripped
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.http_client import open_url
-from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.store import Store
 from specpilot.supervisor import Part
 from specpilot.up_settings import UpSettings
 
@@ -146,7 +146,7 @@ def answers(url: str) -> Callable[[], bool]:
     def is_ready() -> bool:
         try:
             if url.startswith("unix:"):
-                RedisStore(url).ping()
+                Store(url).ping()
             else:
                 with open_url(url, timeout=1.0, is_own=True):
                     pass
@@ -166,12 +166,12 @@ def engine_notes(settings: UpSettings) -> list[str]:
     """Return what the started engines report about their start; nothing of an engine that does not answer."""
     token = stripped(os.environ.get("SPECPILOT_ENGINE_CONTROL_TOKEN", ""))
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    found = []
+    notes = []
     for index, url in enumerate(engine_urls(settings)):
         request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
         with suppress(OSError, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
-            found += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
-    return found
+            notes += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
+    return notes
 
 
 def reachable(host: str) -> str:

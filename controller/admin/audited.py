@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
+from specpilot.policy.access import is_id
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import encode
@@ -30,6 +31,7 @@ NOTICE = "x-specpilot-notice"
 """The header of a reply to a write that counts, with what the caller should know."""
 
 _NOT_LET_IN = (401, 403)
+_IDS = ("key_id", "token_id")
 _QUERY = ("validate_only", "comment")
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger(AUDIT_LOGGER)
@@ -127,9 +129,10 @@ class AuditTrail:
 
 
 def note_of(request: Request) -> Note:
-    """Return the note of a call of an audited route."""
+    """Return the note of a call of an audited route. Its subject is no text in an id's place that may be a secret."""
     if not hasattr(request.state, "note"):
-        request.state.note = Note(next(iter(request.path_params.values()), ""))
+        name, subject = next(iter(request.path_params.items()), ("", ""))
+        request.state.note = Note("" if name in _IDS and not is_id(subject) else subject)
     note: Note = request.state.note
     return note
 

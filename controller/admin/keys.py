@@ -19,7 +19,7 @@ from specpilot.controller.admin.expiry import (
     rotated_expiry,
     rotation_faults,
 )
-from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.problems import ApiError, invalid, unknown_id
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals, shown
 from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import (
@@ -109,7 +109,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
             before = await asyncio.to_thread(_existing, store, key_id)
             return answer(key_id, None, differences(shown(before), shown(replace(before, **fields))))
         before, after = await asyncio.to_thread(_change, store, key_id, fields)
-        write.note.changes = differences(shown(before), shown(after))
+        write.note.subject, write.note.changes = key_id, differences(shown(before), shown(after))
         return JSONResponse(shown(after))
 
     @router.post(
@@ -141,7 +141,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         changes = differences(shown(before), shown(after))
         if write.is_dry_run:
             return answer(key_id, None, changes)
-        write.note.changes = changes
+        write.note.subject, write.note.changes = key_id, changes
         # Replaces only the document that was read: otherwise, of two simultaneous rotations, the second would revoke
         # the key of the first.
         if not await asyncio.to_thread(store.change_api_key, before, after):
@@ -155,11 +155,12 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         changes = differences(shown(key), {}) if key is not None else []
         if write.is_dry_run:
             if key is None:
-                raise _unknown(key_id)
+                raise unknown_id("key", key_id)
             return answer(key_id, None, changes)
         write.note.changes = changes
         if not await asyncio.to_thread(store.delete_api_key, key_id):
-            raise _unknown(key_id)
+            raise unknown_id("key", key_id)
+        write.note.subject = key_id
         return Response(status_code=204)
 
     return router
@@ -174,7 +175,7 @@ def _existing(store: Store, key_id: str) -> ApiKey:
     """Return a key; raises `ApiError` 404 without one. Blocks."""
     key = _stored(store, key_id)
     if key is None:
-        raise _unknown(key_id)
+        raise unknown_id("key", key_id)
     return key
 
 
@@ -201,10 +202,6 @@ def _change(store: Store, key_id: str, fields: dict[str, Any]) -> tuple[ApiKey, 
         after = replace(before, **fields)
         if store.change_api_key(before, after):
             return before, after
-
-
-def _unknown(key_id: str) -> ApiError:
-    return ApiError(404, "key_not_found", f"there is no key {key_id!r}", param="key_id")
 
 
 def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.controller.forecast import Forecast
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import renamed, schema, to_plain
+from specpilot.policy.codec import schema, to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
 from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
 from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
@@ -160,7 +160,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     )
     async def patch_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
-        change = renamed(await object_of(request))
+        change = await object_of(request)
         present = await writer.existing(model)
         if if_match is not None:
             await writer.expected(model, present, if_match, None)

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from specpilot.policy.access import is_id
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 
 RETRY_AFTER_S = 2
@@ -54,6 +55,12 @@ def invalid(faults: Sequence[Fault], kind: str) -> ApiError:
     """Return the error for a document with faults."""
     message = f"this is no valid {kind}: " + "; ".join(str(fault) for fault in faults)
     return ApiError(422, "invalid_document", message, param=faults[0].field if faults else None, faults=faults)
+
+
+def unknown_id(kind: str, item_id: str) -> ApiError:
+    """Return the error for an id that no `kind` has. What may be a secret in an id's place is not repeated."""
+    named = repr(item_id) if is_id(item_id) else "of this id"
+    return ApiError(404, f"{kind}_not_found", f"there is no {kind} {named}", param=f"{kind}_id")
 
 
 def refusal_of(error: Exception) -> ApiError | None:

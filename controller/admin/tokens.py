@@ -19,7 +19,7 @@ from specpilot.controller.admin.expiry import (
     rotated_expiry,
     rotation_faults,
 )
-from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.problems import ApiError, invalid, unknown_id
 from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals, shown
 from specpilot.policy.access import TOKEN_NAME_LIMIT, AdminToken, Role, is_token_name, sha256_of
 from specpilot.policy.clock import Clock
@@ -93,7 +93,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         if faults:
             raise invalid(faults, "rotation")
         if before is None:
-            raise _not_found(token_id)
+            raise unknown_id("token", token_id)
         secret = _secret(token_id)
         expires_at = rotated_expiry(plain, before.expires_at, now)
         after = replace(before, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
@@ -112,13 +112,14 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         changes = differences(shown(token), {}) if token is not None else []
         if write.is_dry_run:
             if token is None:
-                raise _not_found(token_id)
+                raise unknown_id("token", token_id)
             return answer(token.name, None, changes)
         if token is not None:
             write.note.subject = f"{token_id} {token.name}"
         write.note.changes = changes
         if not await asyncio.to_thread(store.delete_admin_token, token_id):
-            raise _not_found(token_id)
+            raise unknown_id("token", token_id)
+        write.note.subject = write.note.subject or token_id
         return Response(status_code=204)
 
     return router
@@ -126,10 +127,6 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
 def _secret(token_id: str) -> str:
     return f"spt_{token_id}_{secrets.token_urlsafe(32)}"
-
-
-def _not_found(token_id: str) -> ApiError:
-    return ApiError(404, "token_not_found", f"there is no token {token_id!r}", param="token_id")
 
 
 def _token_request(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from pydantic import Field
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
     settings = load(TokenSettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
-    body = expiry_body(PROGRAM, settings.expires_in)
+    body, place = expiry_body(PROGRAM, settings.expires_in), "/admin/tokens/" + quote(name, safe="")
     if command == "list":
         tokens = client.read("/admin/tokens")["tokens"]
         if not tokens:
@@ -51,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         request = json.dumps({"name": name, "role": settings.role, **body}).encode()
         secret(client.ask(write_path("/admin/tokens", settings.comment), "POST", request)[0], "token")
     elif command == "rotate":
-        path = write_path(f"/admin/tokens/{name}/rotate", settings.comment)
+        path = write_path(f"{place}/rotate", settings.comment)
         secret(client.ask(path, "POST", json.dumps(body).encode())[0], "token")
     else:
-        client.ask(write_path(f"/admin/tokens/{name}", settings.comment), "DELETE")
+        client.ask(write_path(place, settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")

@@ -14,7 +14,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.text import printable
 from specpilot.policy.http_client import open_url
-from specpilot.policy.settings import ProgramSettings
+from specpilot.policy.settings import ProgramSettings, without_secrets
 
 TIMEOUT_S = 10.0
 EXIT_REFUSED = 1
@@ -45,7 +45,7 @@ class AdminClient:
         self._base = settings.admin_url.rstrip("/")
         self._token = settings.token.get_secret_value() if settings.token else None
         if urlsplit(self._base).scheme not in {"http", "https"}:
-            self.refuse(f"--admin-url: {self._base} must begin with http:// or https://")
+            self.refuse(f"--admin-url: {without_secrets(self._base)} must begin with http:// or https://")
 
     def ask(
         self, path: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -91,8 +91,8 @@ class AdminClient:
                 is_unknown = error.code == HTTPStatus.UNAUTHORIZED
                 self.refuse(_message_of(error) + "; give it with --token or SPECPILOT_ADMIN_TOKEN" * is_unknown)
         except (URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            self.refuse(f"--admin-url: no controller answers at {self._base}: {reason}; start it or give its address")
+            reason, place = getattr(error, "reason", error), without_secrets(self._base)
+            self.refuse(f"--admin-url: no controller answers at {place}: {reason}; start it or give its address")
 
 
 def write_path(path: str, comment: str, *, is_dry_run: bool = False) -> str:

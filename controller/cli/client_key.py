@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from pydantic import Field
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = {"list": False, "create": False, "change": True, "rotate": True, "revoke": True}
     command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
     settings = load(KeySettings, f"{PROGRAM} {command}", rest)
-    client = AdminClient(settings, PROGRAM)
+    client, place = AdminClient(settings, PROGRAM), "/admin/keys/" + quote(name, safe="")
     if command == "list":
         keys = client.read("/admin/keys")["keys"]
         if not keys:
@@ -68,16 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"{PROGRAM}: from now on gateways reject requests without a key\n")
     elif command == "change":
         body = json.dumps(_key_body(settings)).encode()
-        path = write_path(f"/admin/keys/{name}", settings.comment)
+        path = write_path(place, settings.comment)
         sys.stdout.write(json.dumps(client.ask(path, "PATCH", body)[0], indent=2) + "\n")
     elif command == "rotate":
         rotation = expiry_body(PROGRAM, settings.expires_in)
         if settings.grace is not None:
             rotation["grace_s"] = seconds(PROGRAM, "--grace", settings.grace)
-        path = write_path(f"/admin/keys/{name}/rotate", settings.comment)
+        path = write_path(f"{place}/rotate", settings.comment)
         secret(client.ask(path, "POST", json.dumps(rotation).encode())[0], "key")
     else:
-        client.ask(write_path(f"/admin/keys/{name}", settings.comment), "DELETE")
+        client.ask(write_path(place, settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")
         sys.stderr.write(
             f"{PROGRAM}: with no key left, a gateway that has seen one rejects all requests until it is restarted\n"

@@ -20,7 +20,7 @@ def parsed(
         sys.exit(0 if words else 2)
     command = words.pop(0)
     if command not in commands:
-        fail(program, f"no command {command.partition('=')[0]!r}; choose one of {', '.join(commands)}")
+        fail(program, f"there is no such command; choose one of {', '.join(commands)}")
     if not commands[command]:
         return command, "", words
     if words and words[0] in HELP:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if words else 2)
     command = words.pop(0)
     if command not in {"list", "set", "remove"}:
-        fail(PROGRAM, f"no command {command.partition('=')[0]!r}; choose one of list, set, remove")
+        fail(PROGRAM, "there is no such command; choose one of list, set, remove")
     names = []
     while words and not words[0].startswith("-"):
         names.append(words.pop(0))

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if command == "canary":
         command = f"canary {words.pop(0) if words else ''}"
     if command not in _TAKES:
-        fail(PROGRAM, f"no command {command.partition('=')[0]!r}; choose one of {', '.join(_TAKES)}")
+        fail(PROGRAM, f"there is no such command; choose one of {', '.join(_TAKES)}")
     names = []
     for argument in _TAKES[command]:
         if words and words[0] in HELP:

@@ -9,11 +9,13 @@ the demand on this gateway and reads the demand on the others. The limits of API
 | no announcements arrive   | everything is read every `poll_s` all the same                                  |
 | a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
 | an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
+| a revoked key is back     | it is in force; it is logged, and a metric counts it                            |
 """
 
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, without
@@ -77,6 +79,7 @@ class Watcher:
         self._stopped = threading.Event()
         self._settled_at = 0.0
         self._unseen = Snapshot()
+        self._lost_hashes: set[str] = set()
         self._run_id: str | None = None
         self._is_lost = False
         self._key_faults: dict[str, str] = {}
@@ -105,8 +108,17 @@ class Watcher:
             taken_at=self._clock.monotonic(),
         )
         self._settle(last, snapshot, self._store.run_id())
-        self._last = follow(last, snapshot, self._unseen)
+        self._last = self._with_returned(last, follow(last, snapshot, self._unseen))
         return self._last
+
+    def _with_returned(self, last: Snapshot, current: Snapshot) -> Snapshot:
+        """Return `current` with the keys that were gone before. Log those that `last` did not name."""
+        self._lost_hashes |= last.keys.keys() - current.keys.keys()
+        returned = frozenset(current.keys[digest].key_id for digest in self._lost_hashes & current.keys.keys())
+        if returned - last.returned_keys:
+            names = ", ".join(sorted(returned))
+            _log.error("Redis has older data than before; revoke these API keys again if they were revoked: %s", names)
+        return replace(current, returned_keys=returned)
 
     def _settle(self, last: Snapshot, current: Snapshot, run_id: str | None) -> None:
         """Update `_unseen`, the documents to keep although Redis lacks them.

@@ -31,8 +31,9 @@ class Snapshot:
     """The shared state as last read.
 
     `keys` maps the SHA-256 of a key to the key; `model_routes` maps a name to its route. `is_awaiting_keys`: Redis has
-    never been read, so `keys` may lack some and `needs_key` may be wrong. `taken_at` is the time of the last good read,
-    in monotonic seconds; `None` when the state comes from flags alone.
+    never been read, so `keys` may lack some and `needs_key` may be wrong. `returned_keys` are the ids of keys that
+    Redis lacked meanwhile: its data is older than what was read before, and they may be revoked. `taken_at` is the time
+    of the last good read, in monotonic seconds; `None` when the state comes from flags alone.
     """
 
     engines: tuple[EngineRecord, ...] = ()
@@ -41,6 +42,7 @@ class Snapshot:
     model_routes: Mapping[str, ModelRoute] = field(default_factory=dict)
     needs_key: bool = False
     is_awaiting_keys: bool = False
+    returned_keys: frozenset[str] = frozenset()
     taken_at: float | None = None
 
     def known_classes(self, model: str) -> frozenset[str]:

@@ -17,6 +17,7 @@ import select
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -90,7 +91,10 @@ class Worker:
         self._channel.setblocking(False)
 
         def on_order() -> None:
-            message = self._channel.recv(16)
+            try:
+                message = self._channel.recv(16)
+            except ConnectionError:  # it ended without reading `READY`
+                message = b""
             if RETIRE in message:
                 retire()
             elif not message:
@@ -99,7 +103,8 @@ class Worker:
                 orphaned()
 
         loop.add_reader(self._channel, on_order)
-        self._channel.send(READY)
+        with suppress(BrokenPipeError):  # the supervisor is gone, and `on_order` will notice
+            self._channel.send(READY)
 
     async def run(self, context: GatewayContext) -> None:
         """Publish until cancelled."""

@@ -271,6 +271,7 @@ class GatewayContext:
         metrics = self.metrics
         metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
         metrics.snapshot_age_s = self.snapshot_age_s
+        metrics.returned_keys = len(self.snapshot.returned_keys)
         metrics.choices = self.fleet.chooser.counts
         metrics.ejected = {name: engine.outlier_detection.is_ejected for name, engine in self.fleet.engines.items()}
         metrics.log_lines_dropped = self.recorder.log.dropped

@@ -35,6 +35,7 @@ GAUGES: Final = {
     "queued": SUMS,
     "policy_versions": LEAST,
     "snapshot_age_s": LARGEST,
+    "returned_keys": LARGEST,
     "ejected": LARGEST,
 }
 """How the workers' gauges are merged: the oldest policy and the oldest snapshot of all workers are shown."""
@@ -42,7 +43,7 @@ GAUGES: Final = {
 NUMBERS: Final[tuple[str, ...]] = (
     *("key_requests", "key_tokens", "model_routes"),
     *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
-    *("snapshot_age_s", "ejected", "log_lines_dropped", "spans"),
+    *("snapshot_age_s", "returned_keys", "ejected", "log_lines_dropped", "spans"),
 )
 """The numbers of `GatewayMetrics` besides its cells."""
 
@@ -69,6 +70,7 @@ HELP: Final = {
     "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
     "policy_version": "Version of the policy applied to a model; 0: none.",
     "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
+    "returned_keys": "API keys in force that Redis had lacked before: its data went back, and they may be revoked.",
     "engine_ejected": "1 while an engine is ejected because it failed.",
     "spans": "Spans of requests, by outcome; absent without tracing.",
     "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
@@ -91,6 +93,7 @@ class GatewayMetrics(Collector):
         self.choices: Mapping[str, int] = {}
         self.policy_versions: dict[str, int] = {}
         self.snapshot_age_s: float | None = None
+        self.returned_keys = 0
         self.ejected: dict[str, bool] = {}
         self.log_lines_dropped = 0
         self.spans: dict[str, int] = {}
@@ -207,6 +210,7 @@ class GatewayMetrics(Collector):
         if self.snapshot_age_s is not None:
             age.add_metric((), self.snapshot_age_s)
         yield age
+        yield GaugeMetricFamily(PREFIX + "returned_keys", HELP["returned_keys"], value=self.returned_keys)
 
     def _cell_counters(self) -> Iterator[Metric]:
         pair = ("model", "traffic_class")

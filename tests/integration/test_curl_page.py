@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.store import Store
 from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import Controller, running_controller
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl
 def controller() -> Iterator[Controller]:
     """A controller that steers an engine, has a policy of the model and trusts its machine, as that of `make up`."""
     with running_controller(token=None) as found:
-        store, is_over = RedisStore(found.redis.url, PATIENCE_S), threading.Event()
+        store, is_over = Store(found.redis.url, PATIENCE_S), threading.Event()
 
         async def live() -> None:
             async with HttpEngine(store):

@@ -11,6 +11,7 @@ import pytest
 
 from specpilot import cli
 from specpilot.gateway.telemetry.otel import OtelTracing
+from tests.support.controller_program import TOKEN, running_controller
 from tests.support.stack import free_port
 
 MARK = "hunter2secret"
@@ -36,6 +37,7 @@ URLS = (
     f"http://u:{MARK}@127.0.0.1:9",
 )
 LOGINS = (f"http://u:{MARK}@127.0.0.1:9", f"http://{MARK}@127.0.0.1:9/x", f"http://u:{MARK}@127.0.0.1:9\nx")
+QUERIES = (f"ftp://127.0.0.1:9/?token={MARK}", f"127.0.0.1:9?token={MARK}")
 ADMIN_COMMANDS = (
     ("policy", "list"),
     ("policy", "get", "m"),
@@ -57,7 +59,7 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     """Each program with its arguments, a flag or a variable that takes a secret, and the texts to throw."""
     for words in ADMIN_COMMANDS:
         yield (*words, "--admin-url", "http://127.0.0.1:9"), "--token", SECRETS
-        yield words, "--admin-url", LOGINS
+        yield words, "--admin-url", (*LOGINS, *QUERIES, f"http://127.0.0.1:9?token={MARK}")
     yield ("policy", "list", "--admin-url", "http://127.0.0.1:9"), "SPECPILOT_ADMIN_TOKEN", SECRETS
     for program in ("gateway", "controller", "up"):
         yield (program, *REDIS), "--admin-token", MALFORMED
@@ -66,14 +68,14 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
         yield (program,), "REDIS_URL", URLS
     yield ("gateway", *REDIS), "--engine-api-key", MALFORMED
     yield ("gateway", *REDIS), "SPECPILOT_GATEWAY_ENGINE_API_KEY", MALFORMED
-    yield ("gateway", *REDIS), "--engine", LOGINS
-    yield ("gateway", *REDIS), "--kubernetes-api", LOGINS
-    yield ("controller", *REDIS), "--oidc-issuer", LOGINS
-    yield ("controller", *REDIS), "--prometheus", LOGINS
+    yield ("gateway", *REDIS), "--engine", (*LOGINS, *QUERIES, f"http://127.0.0.1:9?token={MARK}")
+    yield ("gateway", *REDIS), "--kubernetes-api", (*LOGINS, *QUERIES)
+    yield ("controller", *REDIS), "--oidc-issuer", (*LOGINS, *QUERIES)
+    yield ("controller", *REDIS), "--prometheus", (*LOGINS, *QUERIES)
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
     yield ENGINE, "--redis-url", URLS
-    yield ENGINE, "--advertise-url", LOGINS
+    yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     for command in ("sweep", "rate"):
         endpoint = ("bench", command, "--endpoints", "none=http://127.0.0.1:9")
         yield endpoint, "--api-key", SECRETS
@@ -129,6 +131,16 @@ def test_no_command_prints_a_secret(
             assert "Traceback" not in said, way
 
 
+@pytest.mark.parametrize("flag", ["--to", "--tokn", "--a", "--no-such"])
+def test_a_secret_behind_a_flag_that_is_cut_or_misspelt_is_not_printed(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (("gateway", *REDIS), ("controller", *REDIS), ("key", "list"), ("bench", "sweep")):
+        status, said = _said((*words, f"{flag}={MARK}"), monkeypatch)
+        assert status not in (0, None)
+        assert MARK not in said
+
+
 @pytest.mark.parametrize("headers", [MARK, f"authorization={MARK}%0Ax", f"a=b,authorization={MARK}\x07"])
 def test_headers_for_traces_are_not_printed(headers: str) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_HEADERS": headers}
@@ -145,3 +157,41 @@ def test_a_keys_file_is_not_printed(content: str, tmp_path: Path, monkeypatch: p
     status, said = _said(("gateway", *flags), monkeypatch)
     assert status == 2
     assert MARK not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("key",), ("token",), ("policy",), ("policy", "canary"), ("models",), ("freeze",), ("bench",)],
+    ids=" ".join,
+)
+def test_a_secret_in_place_of_a_command_is_not_printed(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (MARK, f"{MARK}={MARK}"):
+        status, said = _said((*words, text), monkeypatch)
+        assert status not in (0, None)
+        assert MARK not in said
+
+
+def test_a_secret_in_place_of_an_id_is_neither_answered_nor_logged_nor_audited(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file, running_controller(log=file) as controller:
+        made = controller.call("/admin/keys", "POST", {})[1]["key"]
+        token = controller.call("/admin/tokens", "POST", {"name": "ada", "role": "viewer"})[1]["token"]
+        for kind, secret in (("keys", made), ("tokens", token)):
+            for path, method in (("", "DELETE"), ("/rotate", "POST"), ("", "PATCH")):
+                for caller in (TOKEN, "wrong"):
+                    status, answer, _ = controller.call(f"/admin/{kind}/{secret}{path}", method, token=caller)
+                    assert status in (401, 404, 405, 422)
+                    assert secret not in str(answer)
+            for words in (("revoke", secret), ("rotate", secret), ("revoke", f"{secret} {secret}"), (secret,)):
+                told = controller.command(kind[:-1], *words)
+                assert told.returncode != 0
+                assert secret not in told.stdout + told.stderr
+        audit = controller.call("/admin/audit")[1]
+        assert len(audit["entries"]) > 10
+        said = str(audit) + log.read_text()
+        assert made not in said
+        assert token not in said
+        [unknown, *_] = (item for item in audit["entries"] if item["code"] == "key_not_found")
+        assert (unknown["subject"], unknown["message"]) == ("", "there is no key of this id")
+        status, answer, _ = controller.call(f"/admin/keys/{'a' * 12}", "DELETE")
+        assert (status, answer["error"]["message"]) == (404, f"there is no key '{'a' * 12}'")

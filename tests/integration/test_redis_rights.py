@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,39 +15,23 @@ from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
-from tests.support.redis_server import NEEDS_SYSTEM
-from tests.support.redis_topologies import Node, is_answering
+from tests.support.redis_rights import NO_CHANNEL, Rights
+from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.stack import until
 from tests.support.store_operations import RECORD, use_everything
 
 pytestmark = NEEDS_SYSTEM
-NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
 REMEDY = "ACL SETUSER app &{specpilot}:*"
 
 
-class Rights:
-    """A server with the user `app`; `set` replaces its rights."""
-
-    def __init__(self, folder: Path) -> None:
-        self.node = Node(folder)
-        self.node.until_said("PONG", "ping")
-        self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
-        self.admin = RedisStore(f"redis://127.0.0.1:{self.node.port}")
-
-    def set(self, *rules: str) -> None:
-        assert self.node.ask("acl", "setuser", "app", "on", ">pw", *rules) == "OK"
-        until(lambda: is_answering(self.url), 10.0)
-
-
-@pytest.fixture
-def rights(tmp_path: Path) -> Iterator[Rights]:
-    found = Rights(tmp_path)
+@pytest.fixture(params=[name for name in SERVERS if name != "embedded"])
+def rights(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rights]:
+    found = Rights(tmp_path, SERVERS[request.param])
     yield found
     found.node.kill()
 
@@ -55,7 +40,7 @@ def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
     rights: Rights, caplog: pytest.LogCaptureFixture
 ) -> None:
     rights.set(*NO_CHANNEL)
-    store = RedisStore(rights.url)
+    store = Store(rights.url)
     with caplog.at_level(logging.WARNING):
         use_everything(store)
     assert "channel" in str(store.unannounced())
@@ -68,7 +53,7 @@ def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
 
 def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights: Rights) -> None:
     rights.set("resetkeys", "~{specpilot}:*", "allchannels", "+@all", "-hdel", "-publish")
-    store = RedisStore(rights.url)
+    store = Store(rights.url)
     said = str(store.missing_rights())
     for rule in ("ACL SETUSER app ", "+hdel", "+publish", "~specpilot:*"):
         assert rule in said
@@ -84,12 +69,26 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
     assert [item.version for item in store.policy_versions("m", 10)] == [2, 1]
 
 
+def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Rights) -> None:
+    rights.set(*NO_CHANNEL, "allchannels")
+    rights.node.ask("config", "resetstat")
+    use_everything(Store(rights.url))
+    counted = re.findall(r"cmdstat_([a-z|]+):", rights.node.ask("info", "commandstats"))
+    used = {
+        name for name in counted if not name.startswith(("hello", "client", "auth", "acl", "config", "command", "ping"))
+    }
+    assert {"evalsha", "script|load", "multi", "exec", "info", "xadd"} <= used
+    for command in sorted(used):
+        rights.set("+@all", f"-{command}")
+        assert f"+{command}" in str(Store(rights.url).missing_rights()).split(), command
+
+
 @pytest.mark.parametrize("of_pool", [None, ("m", "p")], ids=["gateways", "engines"])
 def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
     rights: Rights, of_pool: tuple[str, str] | None
 ) -> None:
     rights.set(*NO_CHANNEL)
-    store = RedisStore(rights.url)
+    store = Store(rights.url)
     changes = store.changes(0.05, of_pool)
     assert [next(changes) for _ in range(5)] == [None] * 5
     rights.set("&{specpilot}:*")

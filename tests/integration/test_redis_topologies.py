@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from specpilot.policy import redis_keys
+from specpilot.policy.access import sha256_of
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.redis_store import RedisStore
-from tests.support.gateway_client import Answer
+from specpilot.policy.store import Store
+from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_load import Beating, ask_until
 from tests.support.redis_server import NEEDS_SYSTEM
 from tests.support.redis_topologies import Cluster, Node, Sentinels
@@ -42,7 +45,7 @@ def redundant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_the_memory_is_that_of_the_fullest_primary(redundant: tuple[str, Node]) -> None:
     url, primary = redundant
-    store = RedisStore(url)
+    store = Store(url, PATIENCE_S)
     primary.ask("config", "set", "maxmemory", "100mb")
     limited = store.memory()
     primary.ask("config", "set", "maxmemory", "0")
@@ -55,7 +58,7 @@ def test_the_memory_is_that_of_the_fullest_primary(redundant: tuple[str, Node]) 
     assert (unlimited.max_bytes, unlimited.used_ratio) == (0, 0.0)
 
 
-def write_again(store: RedisStore) -> bool:
+def write_again(store: Store) -> bool:
     try:
         store.put_policy(Policy("tiny", static_k=5), None, 3.0)
     except StoreUnavailableError:
@@ -65,7 +68,7 @@ def write_again(store: RedisStore) -> bool:
 
 async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(redundant: tuple[str, Node]) -> None:
     url, primary = redundant
-    store = RedisStore(url)
+    store = Store(url)
     use_everything(store)
     engine = await ScriptedEngine().start()
     record = replace(RECORD, url=engine.url)
@@ -97,3 +100,57 @@ async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
         gateway.close()
         await engine.stop()
     assert {item.status for item in replies} == {200}
+
+
+async def test_a_revoked_key_that_a_stale_replica_brings_back_is_shown(
+    tmp_path: Path,
+) -> None:
+    running = Sentinels(tmp_path)
+    store, engine = Store(running.url), await ScriptedEngine().start()
+    store.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    for key_id in ("one", "two"):
+        store.put_api_key(ApiKey(key_id, sha256_of(f"sk-{key_id}")))
+    running.primary.until_replicated()
+    gateway = GatewayProgram(["--redis-url", running.url, "--redis-poll-s", "0.3"])
+
+    async def found() -> tuple[int, int, str]:
+        async with await Client.connect(gateway.port) as client:
+            statuses = []
+            for key_id in ("one", "two"):
+                client.send(request(headers=f"authorization: Bearer sk-{key_id}\r\n"))
+                statuses.append((await client.answer()).status)
+            client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            page = (await client.answer()).body.decode()
+        [shown] = (line.split()[1] for line in page.splitlines() if line.startswith("specpilot_gateway_returned_keys "))
+        return statuses[0], statuses[1], shown
+
+    async def becomes(wanted: tuple[int, int, str]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await found() != wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    try:
+        await gateway.started()
+        await becomes((200, 200, "0.0"))
+        running.replica.ask("config", "set", "masterauth", "wrong")
+        running.primary.ask("client", "kill", "type", "replica")
+        running.replica.until_said("master_link_status:down", "info", "replication")
+        store.delete_api_key("one")
+        await becomes((401, 200, "0.0"))
+        running.primary.kill()
+        running.replica.until_said("role:master", "info", "replication")
+        await becomes((200, 200, "1.0"))
+        assert any("revoke these API keys again" in line and ": one" in line for line in gateway.errors)
+        await asyncio.to_thread(until, lambda: _revoked(store, "one"))
+        await becomes((401, 200, "0.0"))
+    finally:
+        gateway.close()
+        await engine.stop()
+        running.close()
+
+
+def _revoked(store: Store, key_id: str) -> bool:
+    try:
+        return store.delete_api_key(key_id)
+    except StoreUnavailableError:
+        return False

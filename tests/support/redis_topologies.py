@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specpilot.policy import redis_keys
 from specpilot.policy.errors import PolicyError
-from specpilot.policy.redis_store import RedisStore
+from specpilot.policy.store import Store
 from tests.support.stack import free_port, until
 
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
@@ -20,7 +20,7 @@ BUS = 10_000  # the port of a cluster's bus is the node's port plus this
 def is_answering(url: str) -> bool:
     """Whether a Redis answers at `url`."""
     try:
-        RedisStore(url).ping()
+        Store(url).ping()
     except PolicyError:
         return False
     return True
@@ -29,12 +29,12 @@ def is_answering(url: str) -> bool:
 class Node:
     """One `redis-server` on a port of the loopback, its state in a folder of its own."""
 
-    def __init__(self, folder: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *flags: str, port: int | None = None, executable: str = str(SYSTEM)) -> None:
         self.port = free_port() if port is None else port
         self.folder = folder / str(self.port)
         self.folder.mkdir(parents=True)
         place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
-        self._command = [str(SYSTEM), *flags, *place]
+        self._command = [executable, *flags, *place]
         self.start()
 
     def start(self) -> None:

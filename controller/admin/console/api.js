@@ -43,6 +43,8 @@ export async function call(path, { method = "GET", body, etag, comment, dry } = 
       await askForToken(payload?.error?.message ?? "The controller asks for a token of the admin API.");
       continue;
     }
+    // What a write's reply says besides its result stays until the next write.
+    if (method !== "GET") by("notice").textContent = answer.headers.get("x-specpilot-notice") ?? "";
     if (!answer.ok) throw new Refused(answer.status, payload?.error);
     return payload;
   }

@@ -1,6 +1,7 @@
 """What operators do in the console besides policies: the token, freezes, keys, tokens and model routes."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import PAGES, show
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.issuer import Issuer
+from tests.support.redis_rights import NO_CHANNEL, Rights
+from tests.support.redis_server import NEEDS_SYSTEM
 from tests.support.stack import until
 
 pytestmark = NEEDS_BROWSER
@@ -63,6 +66,23 @@ def test_keys_and_tokens_are_made_and_shown_once(browser: Browser, controller: C
     browser.press("Revoke")
     browser.press("Do it")
     until(lambda: not controller.call("/admin/keys")[1]["keys"])
+
+
+@NEEDS_SYSTEM
+def test_a_write_that_is_not_announced_says_so_until_the_next_write(browser: Browser, tmp_path: Path) -> None:
+    rights = Rights(tmp_path)
+    rights.set(*NO_CHANNEL)
+    with running_controller(redis_url=rights.url) as controller:
+        browser.open(f"{controller.url}/console/style.css")
+        browser.run("sessionStorage.setItem('token', arguments[0])", TOKEN)
+        show(browser, controller, "access")
+        browser.press("Make a client key")
+        browser.sees("shown only this once: sk-")
+        browser.sees("written, but not announced")
+        rights.set("&{specpilot}:*")
+        browser.press("Make a client key")
+        browser.until("return !document.getElementById('notice').textContent")
+    rights.node.kill()
 
 
 def test_a_key_is_changed_and_what_has_expired_gets_a_new_expiry(browser: Browser, controller: Controller) -> None:

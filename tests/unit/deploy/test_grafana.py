@@ -45,6 +45,16 @@ def test_the_data_source_is_one_that_the_dashboard_takes(file: Path) -> None:
     assert "prometheus" in yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
 
 
+@pytest.mark.parametrize("file", SOURCES, ids=described)
+def test_the_data_source_states_the_longest_scrape_interval(file: Path) -> None:
+    [source] = yaml.safe_load(file.read_text())["datasources"]
+    scraping = COMPOSE / "prometheus.yml" if file.is_relative_to(COMPOSE) else DEPLOY / "prometheus" / "prometheus.yml"
+    plain = yaml.safe_load(scraping.read_text())
+    jobs = [plain.get("global", {}), *plain["scrape_configs"]]
+    stated = {int(job["scrape_interval"].removesuffix("s")) for job in jobs if "scrape_interval" in job}
+    assert source["jsonData"]["timeInterval"] == f"{max(stated)}s"
+
+
 def test_every_query_of_the_dashboard_asks_the_chosen_data_source() -> None:
     [variable] = [item for item in BOARD["templating"]["list"] if item["type"] == "datasource"]
     chosen = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}

@@ -180,8 +180,18 @@ def test_a_start_without_weights_names_the_missing_model_in_one_sentence(
     assert "hf download" in line
 
 
+@pytest.mark.parametrize(("name", "value"), [("HF_HUB_OFFLINE", "on"), ("TRANSFORMERS_OFFLINE", "Yes")])
+def test_offline_is_read_as_the_hub_library_reads_it(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    assert "is set" in (missing_files_fault(["nobody/nothing"]) or "")
+
+
 def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be reached" in (missing_files_fault(["nobody/nothing"]) or "")
     assert missing_files_fault([str(DEMO_MODEL / "target"), str(DEMO_MODEL / "peagle")]) is None

@@ -104,7 +104,7 @@ def test_the_adapter_and_vllm_get_clean_keys(
     assert _with_clean_keys(flags, environment) == ["--seed", "1", "--api-key", "a", "b", "--x", "y "]
     assert environment == {"VLLM_API_KEY": "sk-word"}
     with pytest.raises(SystemExit):
-        _with_clean_keys(["--api-key=sk-word\nx"], {})
+        _with_clean_keys(["--api_key=sk-word\nx"], {})
     assert "sk-word" not in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.policy.api_key import ApiKey
-from specpilot.policy.codec import decode, encode, from_plain, renamed, to_plain
+from specpilot.policy.codec import decode, encode, from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Mode, Policy, VersionedPolicy
 from specpilot.policy.records import Decision
@@ -234,16 +234,3 @@ def test_a_fleets_acceptance_has_a_row_for_each_band_and_no_more_accepts_than_tr
 ) -> None:
     with pytest.raises(ValueError, match=fault):
         FleetAcceptance(trials, accepts)
-
-
-def test_a_field_is_read_by_its_former_name_in_whatever_document_it_is() -> None:
-    old = {"model": "m", "hold_out_ratio": 0.2}
-    assert from_plain(Policy, old).control_group_ratio == 0.2
-    assert old == {"model": "m", "hold_out_ratio": 0.2}, "the caller's document stays as it is"
-    stored = b'{"version": 3, "updated_at": 1.0, "policy": {"model": "m", "hold_out_ratio": 0.2, "gone": 1}}'
-    assert decode(VersionedPolicy, stored).policy.control_group_ratio == 0.2
-    assert renamed({"hold_out_ratio": 0.2, "k_min": 1}) == {"control_group_ratio": 0.2, "k_min": 1}
-    with pytest.raises(InvalidDocumentError, match="hold_out_ratio"):
-        from_plain(Policy, {**old, "control_group_ratio": 0.1})
-    with pytest.raises(InvalidDocumentError, match="thing: is not a known field"):
-        from_plain(Policy, {**old, "thing": 0.1})

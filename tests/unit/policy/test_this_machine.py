@@ -37,3 +37,5 @@ def test_proxies_and_pages_show_by_their_headers(headers: dict[str, str], http_v
 def test_a_page_of_its_own_is_let_in() -> None:
     own = {"origin": "http://localhost:8081", "sec-fetch-site": "same-origin", "referer": "http://localhost:8081/a"}
     assert why_foreign("127.0.0.1", HOST | own, "1.1") is None
+    padded = {name: f" {value}\t" for name, value in (HOST | own).items()}
+    assert why_foreign("127.0.0.1", padded, "1.1") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.supervisor import Part, PartFailedError, Supervisor
+from specpilot.supervisor import Part, PartFailedError, Supervisor, _Running
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 
@@ -205,3 +205,12 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "gone"
+
+
+def test_a_part_whose_supervisor_died_before_it_began_does_not_begin(tmp_path: Path) -> None:
+    running = _Running(Part("one", python(SLEEPER), lambda: False), tmp_path / "log", None)
+    running._supervisor = 1  # as if another process had begun it
+    running.start()
+    assert running.process is not None
+    assert running.process.wait(PATIENCE_S) == 1
+    assert (tmp_path / "log").read_text() == ""

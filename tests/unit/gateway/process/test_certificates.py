@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 
 from specpilot.gateway.process import certificates
-from specpilot.gateway.process.certificates import listener_certificates
+from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
 from tests.support.certificates import Authority
 from tests.support.patience import PATIENCE_S
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    files = [*authority.issue("gateway"), str(authority.path)]
+    for path in map(Path, files):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    cert, key, ca = files
+    towards_clients, towards_engines = listener_certificates(cert, key, ca), engine_certificates(ca, cert, key)
+    for made in (towards_clients, towards_engines):
+        assert made is not None
+        assert len(made.context.get_ca_certs()) == 1
 
 
 async def test_a_failure_to_take_new_certificates_into_use_is_tried_again(

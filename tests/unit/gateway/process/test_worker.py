@@ -1,3 +1,4 @@
+import asyncio
 import socket
 from collections.abc import Iterator
 from itertools import count
@@ -97,3 +98,18 @@ def test_nobody_waits_who_has_the_slot_to_himself_or_no_supervisor(
     with pytest.raises(StoreUnavailableError):
         read_redis_first(theirs, redis)
     assert redis.reads == 1
+
+
+@pytest.mark.parametrize("ends", ["before the worker is ready", "before it reads that"])
+async def test_a_worker_whose_supervisor_has_died_drains(
+    ends: str, channel: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = channel
+    orphaned = asyncio.Event()
+    place = Worker(0, theirs, theirs, Path())
+    if ends == "before the worker is ready":
+        ours.close()
+    place.serve(lambda: None, orphaned.set)
+    ours.close()
+    await orphaned.wait()
+    place.close()

@@ -1,0 +1,179 @@
+"""Documents in Redis: each is JSON in the field of a hash or in a string, and is read and written as a whole.
+
+A write that depends on what is stored reads it, decides in Python, and is done by one script, completely or not at all,
+if every text that was read is still there. Otherwise it reads and decides again. So a version and a leader's fence are
+checked without the server knowing what a document is.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from specpilot.policy import redis_keys, redis_scripts
+from specpilot.policy.codec import decode, decode_each, encode
+from specpilot.policy.errors import Fault, FencedError, InvalidDocumentError, StoreFullError, StoreUnavailableError
+from specpilot.policy.records import Lease
+from specpilot.policy.redis_connection import translated
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where a document is: the field of a hash, or without `field` a string."""
+
+    key: str
+    field: str = ""
+
+
+FENCE = Place(redis_keys.FENCE)
+
+
+class Documents:
+    """Reads and writes documents over a connection to Redis."""
+
+    def __init__(self, connection: Any) -> None:
+        self._redis = connection
+        self._unreadable: set[bytes] = set()
+        self._unannounced: str | None = None
+        self._compare_and_write = connection.register_script(redis_scripts.COMPARE_AND_WRITE)
+
+    def unannounced(self) -> str | None:
+        """Return why the latest write could not be announced; `None` when it was.
+
+        A write counts although it is not announced: other parts see it when they poll.
+        """
+        return self._unannounced
+
+    def _announce(self, key: str, channel: str = redis_keys.CHANGES) -> None:
+        """Announce that `key` was written. A failure does not undo the write, so it is noted and logged once."""
+        try:
+            with translated():
+                self._redis.publish(channel, key)
+        except StoreUnavailableError as error:
+            if self._unannounced is None:
+                _log.warning("writes are not announced, other parts see them when they poll Redis: %s", error)
+            self._unannounced = str(error)
+        else:
+            self._unannounced = None
+
+    def _change(self, places: Sequence[Place], decide: Callable[..., Mapping[Place, bytes]]) -> bool:
+        """Write what `decide` makes of the texts at `places`, in its order; an empty text removes a field.
+
+        `decide` gets `None` for a place without a text. Returns whether it returned anything to write.
+        """
+        while True:
+            pipe = self._redis.pipeline(transaction=False)
+            for place in places:
+                pipe.execute_command(*(("HGET", *place) if place.field else ("GET", place.key)))
+            texts = pipe.execute()
+            writes = decide(*texts)
+            if not writes:
+                return False
+            compared = [item for place, text in zip(places, texts, strict=True) for item in (place.field, text or b"")]
+            written = [item for place, text in writes.items() for item in (place.field, text)]
+            keys = [place.key for place in (*places, *writes)]
+            if self._compare_and_write(keys=keys, args=[len(places), *compared, *written]):
+                return True
+
+    def _replace(self, place: Place, before: T | None, after: T) -> bool:
+        """Write `after` in place of `before` (`None`: no document); `False`, without a write, if another is stored."""
+
+        def decide(stored: bytes | None) -> Mapping[Place, bytes]:
+            found = None if stored is None else decode(type(after), stored)
+            return {place: encode(after)} if found == before else {}
+
+        return self._change([place], decide)
+
+    def _document(self, kind: type[T], place: Place) -> T | None:
+        """Return the document at `place`, `None` without one. Raises `InvalidDocumentError`, which names the place."""
+        text = self._redis.hget(*place)
+        try:
+            return None if text is None else decode(kind, text)
+        except InvalidDocumentError as error:
+            where = f"{error.kind} in field {place.field} of the hash {place.key}"
+            raise InvalidDocumentError(where, error.faults) from error
+
+    def _documents(self, kind: type[T], label: str, key: str) -> list[T]:
+        """Return the documents of the hash `key` that can be read, in order of their fields; log each other one."""
+        return self._readable(kind, label, self._redis.hgetall(key))
+
+    def _readable(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[T]:
+        """Return the documents that can be read, in order of their names; log each other one once."""
+        documents = self._each(kind, label, texts, "is left out; repair or delete it")
+        return [document for document in documents.values() if not isinstance(document, InvalidDocumentError)]
+
+    def _each(
+        self, kind: type[T], label: str, texts: Mapping[bytes, bytes], then: str
+    ) -> Mapping[str, T | InvalidDocumentError]:
+        """Return each document by its name; log each one that cannot be read once, and the consequence `then`."""
+        documents = decode_each(kind, texts)
+        for (name, document), (_, text) in zip(documents.items(), sorted(texts.items()), strict=True):
+            if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
+                self._unreadable = {*list(self._unreadable)[-100:], text}
+                _log.error("%s %s cannot be read and %s: %s", label, name, then, document)
+        return documents
+
+    def _in_order(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
+        """Return the documents that can be read with their names, in the order of `texts`.
+
+        One line is logged for all others: their number, and the fault of the first. They may be a whole history from
+        another version that is read repeatedly.
+        """
+        documents = decode_each(kind, texts)
+        read: list[tuple[bytes, T]] = []
+        faults: list[tuple[bytes, InvalidDocumentError]] = []
+        for name in texts:
+            document = documents[name.decode(errors="replace")]
+            if isinstance(document, InvalidDocumentError):
+                faults.append((name, document))
+            else:
+                read.append((name, document))
+        if faults and texts[faults[0][0]] not in self._unreadable:
+            name, fault = faults[0]
+            self._unreadable = {*list(self._unreadable)[-100:], texts[name]}
+            _log.error("%d of %s cannot be read and are left out; %s: %s", len(faults), label, name.decode(), fault)
+        return read
+
+    def _present(self, kind: type[T], members: str, key_of: Callable[[str], str]) -> list[T]:
+        """Return the documents of the members of the set `members` that have not expired; remove the other members."""
+        ids = sorted(item.decode() for item in self._redis.smembers(members))
+        stored = self._redis.mget([key_of(item) for item in ids]) if ids else []
+        silent = [item for item, text in zip(ids, stored, strict=True) if text is None]
+        if silent:
+            self._redis.srem(members, *silent)
+        texts = {item.encode(): text for item, text in zip(ids, stored, strict=True) if text is not None}
+        return self._readable(kind, "the record of", texts)
+
+    def _renew(self, members: str, member: str, key: str, document: object, ttl_s: float) -> bool:
+        """Write the document of a `member` for `ttl_s`; return whether it is a new one.
+
+        A full server keeps the former document instead; raises `StoreFullError` if there is none.
+        """
+        ttl_ms = int(ttl_s * 1000)
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.set(key, encode(document), px=ttl_ms)
+        pipe.sadd(members, member)
+        try:
+            with translated():
+                return bool(pipe.execute()[1])
+        except StoreFullError:
+            if not self._redis.pexpire(key, ttl_ms):
+                raise
+            return False
+
+
+def version_of(text: bytes | None) -> int:
+    """Return the version of a stored document; 0 without one. Raises `InvalidDocumentError`."""
+    try:
+        return 0 if text is None else int(json.loads(text)["version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidDocumentError("document", (Fault("version", "cannot be read"),)) from error
+
+
+def check_fence(lease: Lease, stored: bytes | None) -> None:
+    """Raise `FencedError` if another controller has led since `lease`."""
+    if stored != str(lease.fence).encode():
+        latest = "none" if stored is None else stored.decode()
+        raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by lease {latest}")
