@@ -28,7 +28,6 @@ from specpilot.policy.settings import fail, without_secrets
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
-CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
@@ -69,7 +68,6 @@ def main(arguments: Sequence[str]) -> None:
         *("--model", options.model, "--host", options.host, "--port", str(options.port)),
         *("--scheduler-cls", ASYNC_SCHEDULER if _is_async(vllm_flags) else SYNC_SCHEDULER),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
-        *("--middleware", CLASS_HEADER),
         *vllm_flags,
         *number_format.flags(options.model, vllm_flags),
     ]
@@ -109,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
     )
+    parser.add_argument("--gateway-key", help="API key of the gateway: only requests with it may state a class")
     parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to notice that it drains (5)")
     parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")

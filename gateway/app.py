@@ -116,7 +116,7 @@ def create_app(
             clock,
         ),
         clock=clock,
-        marks_class=settings.mark_class,
+        names_responses=settings.name_responses,
         asks_usage=settings.ask_usage,
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,

@@ -91,8 +91,10 @@ class GatewaySettings(ProgramSettings):
         description="PEM file with the certificate to show to engines; its key too, or in --engine-key-file",
     )
     engine_key_file: str | None = Field(None, description="PEM file with the key of --engine-cert-file")
-    mark_class: bool = Field(
-        default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that reject unknown fields"
+    name_responses: bool = Field(
+        default=True,
+        description="name responses of /v1/responses after their engine, by request_id in the body; off for engines "
+        "that reject this field",
     )
     ask_usage: bool = Field(
         default=True, description="ask engines for the usage of every stream; off for engines without stream_options"

@@ -165,7 +165,7 @@ _REFUSED = frozenset((405,))
 _ASKED = b"GET /score HTTP/1.1\r\nhost: g\r\n"
 _IN_BYTES = chunked(b'{"model":"canned","x":"%s"}' % (b"y" * 300_000), 1)
 _BOMB = zlib.compress(b"[" * _BODY_BYTES)
-_MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
+_MEMBERS = b'{"model":"canned","priority":1,' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
 
 _BOUNDARY = b"-" * 67 + b"y--"
 """The boundary of the longest allowed size for which a naive search in a body of hyphens takes longest."""
@@ -185,7 +185,7 @@ def _form(text: bytes, chunk: int | None = None) -> Callable[[int], Awaitable[in
 
 HOSTILE: Mapping[str, Hostile] = {
     "lists": Hostile("15 MB of lists", _body(_repeated(_START + b"[", b"[],", b"1]}")), _TOO_COMPLEX),
-    "members": Hostile("800,000 members beside vllm_xargs", _body(_MEMBERS), _TOO_COMPLEX),
+    "members": Hostile("800,000 members beside one to replace", _body(_MEMBERS), _TOO_COMPLEX),
     "depth": Hostile("a body 5 million lists deep", _body(_repeated(_START, b"[", b"1")), _TOO_COMPLEX),
     "escapes": Hostile("15 MB of escaped quotes", _body(_repeated(_START + b'"', b'\\"', b'"}')), _TOO_COMPLEX),
     "digits": Hostile("a number of 15 million digits", _body(_repeated(_START, b"1", b"}")), _TOO_COMPLEX),

@@ -78,7 +78,7 @@ class GatewayContext:
         admission: Admission[Engine] | None,
         recorder: Recorder,
         clock: Clock,
-        marks_class: bool,
+        names_responses: bool,
         asks_usage: bool,
         sends_priority: bool,
         shows_engine: bool,
@@ -97,7 +97,7 @@ class GatewayContext:
         self.metrics = recorder.metrics
         self.monotonic: Callable[[], float] = clock.monotonic
         self._now: Callable[[], float] = clock.now
-        self.marks_class = marks_class
+        self.names_responses = names_responses
         self.asks_usage = asks_usage
         self.sends_priority = sends_priority
         self.shows_engine = shows_engine

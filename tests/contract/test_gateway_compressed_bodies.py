@@ -59,7 +59,7 @@ async def test_a_coded_body_reaches_the_engine_decoded(
                     answer = await client.answer()
                     assert answer.status == 200, answer.body
             for seen in engine.seen:
-                assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+                assert seen.json == body
                 assert "content-encoding" not in seen.headers
             await eventually(lambda: gateway.context.body_bytes == 0)
 

@@ -109,7 +109,7 @@ async def test_a_clients_own_identifier_and_an_engine_alone(
     gateway = await start_gateway(engine)
     assert (await call(gateway.port, ask(request_id="mine"))).json["id"] == "mine"
     assert (await call(gateway.port, request(b"", path=f"{RESPONSES}/mine", method="GET"))).status == 200
-    plain = await start_gateway(engine, mark_class=False)
+    plain = await start_gateway(engine, name_responses=False)
     await call(plain.port, ask())
     assert "request_id" not in engine.seen[-1].json
 

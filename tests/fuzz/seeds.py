@@ -37,9 +37,9 @@ SEEDS: dict[str, list[bytes]] = {
     "bodies": [
         BODY,
         b'{"model":"m","stream":true,"messages":[{"role":"user","content":[{"text":"\xc3\xa9\\u00e9\\"}"}]}]}',
-        b'{"vllm_xargs":{"traffic_class":"x","a":[1,{"b":"]"}]},"model":"m"}',
+        b'{"stream_options":{"include_usage":false,"a":[1,{"b":"]"}]},"model":"m"}',
         b'{"vllm_xargs":{"k_max":1,"k_max":true},"mod\\u0065l":"m","model":"m"}',
-        b'{ "vllm\\u005fxargs" : null ,\n"model":"m", "vllm_xargs":{} }',
+        b'{ "stream\\u005foptions" : null ,\n"model":"m", "stream_options":{}, "priority":-1 }',
         b'{"model":"m","max_tokens":-1,"metadata":{"traffic_class":"y"},"service_tier":"flex","tools":[{}]}',
     ],
     "answers": [
@@ -101,7 +101,7 @@ WORDS: dict[str, list[bytes]] = {
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"x-traffic-class: batch\r\n", b"16", b"000",
     ],
     "bodies": [
-        b'"model":"m"', b'"vllm_xargs":', b'"traffic_class":', b'"k_max":', b'"\\u0076llm_xargs":', b"{", b"}",
+        b'"model":"m"', b'"vllm_xargs":', b'"priority":', b'"k_max":', b'"\\u0070riority":', b"{", b"}",
         b"[", b"]", b",", b":",
         b'"', b"\\", b'\\"', b"\\u00e9", b"\\ud83d\\ude42", b"null", b"true", b"1e5", b"-0", b" ", b"\n", b"{}",
         b"[]",

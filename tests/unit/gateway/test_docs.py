@@ -65,7 +65,7 @@ def test_headers() -> None:
     source = "".join(
         source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
     )
-    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-ratelimit-[a-z]+-(?:requests|tokens)"
+    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-vllm-priority|x-ratelimit-[a-z]+-(?:requests|tokens)"
     named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS)}
     assert named == {row[0].strip("`") for row in rows("Headers")}
 
