@@ -21,10 +21,9 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from specpilot.gateway.engines import dns, endpoint_slices, tcp_keep_alive
+from specpilot.gateway.engines import dns, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
-from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
 from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
@@ -82,7 +81,7 @@ def create_app(
         is_awaiting_keys=settings.redis_url is not None,
     )
     fleet = Fleet(
-        [url for url in settings.engine if not url.startswith((dns.PREFIX, endpoint_slices.PREFIX))],
+        [url for url in settings.engine if not url.startswith(dns.PREFIX)],
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
@@ -137,12 +136,6 @@ def create_app(
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(dns.PREFIX)
-    ]
-    cluster = Cluster(settings.kubernetes_api, settings.kubernetes_credentials)
-    followers += [
-        EndpointWatch(url, cluster, context.offer_engines, Random())  # noqa: S311 - it spreads new tries in time
-        for url in settings.engine
-        if url.startswith(endpoint_slices.PREFIX)
     ]
     if watcher is not None:
         followers.append(watcher)

@@ -1,7 +1,6 @@
 """The settings of a gateway: flags, then the environment, then these defaults."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from specpilot.policy.settings import ProgramSettings
 
 PROGRAM = "specpilot gateway"
 
-ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https", "k8s+http", "k8s+https")
+ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -46,7 +45,7 @@ class GatewaySettings(ProgramSettings):
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "
-        "dns+http://name:8000: every address of the name; k8s+http://service:8000: every pod of the service",
+        "dns+http://name:8000: every address of the name",
     )
     public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="paths that other machines may request, e.g. /ping,/invocations; default: every path"
@@ -55,13 +54,6 @@ class GatewaySettings(ProgramSettings):
         (), description="origins of web pages that may call, e.g. https://app.example; *: any; default: none"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two DNS look-ups of a dns+http:// engine")
-    kubernetes_api: str = Field(
-        "https://kubernetes.default.svc", description="API server at which a k8s+http:// engine's pods are watched"
-    )
-    kubernetes_credentials: Path = Field(
-        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        description="folder with the account's token, ca.crt and namespace",
-    )
     balance: Balance = Field(
         Balance.LEAST,
         description="among engines that a request prefers equally: the least busy, or the less busy of two_choices",
@@ -188,12 +180,6 @@ class GatewaySettings(ProgramSettings):
             if "@" in urlsplit(url).netloc:
                 raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
-
-    @field_validator("kubernetes_api")
-    @classmethod
-    def _check_api(cls, url: str) -> str:
-        _check_url(url, ("http", "https"), "https://kubernetes.default.svc")
-        return url.rstrip("/")
 
     @field_validator("tls_key_file", "tls_client_ca_file", "engine_key_file")
     @classmethod

@@ -137,14 +137,11 @@ class GatewayContext:
             raise RuntimeError("the context is not bound to a loop")
         self._loop.call_soon_threadsafe(self.adopt, snapshot)
 
-    def offer_engines(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
-        """Adopt the engines behind a DNS name or a service. From any thread.
-
-        Raises `RuntimeError` when the loop is closed.
-        """
+    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
+        """Adopt the engines behind a DNS name. From any thread, as `offer`."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls, draining)
+        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
 
     def offer_shares(self, shares: Shares) -> None:
         """Adopt `shares` of the keys' limits. From any thread, as `offer`."""

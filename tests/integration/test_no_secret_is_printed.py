@@ -67,11 +67,11 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ("gateway", *REDIS), "--engine-api-key", MALFORMED
     yield ("gateway", *REDIS), "SPECPILOT_GATEWAY_ENGINE_API_KEY", MALFORMED
     yield ("gateway", *REDIS), "--engine", LOGINS
-    yield ("gateway", *REDIS), "--kubernetes-api", LOGINS
     yield ("controller", *REDIS), "--oidc-issuer", LOGINS
     yield ("controller", *REDIS), "--prometheus", LOGINS
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
+    yield ENGINE, "--gateway-key", MALFORMED
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", LOGINS
     for command in ("sweep", "rate"):
