@@ -1,13 +1,12 @@
 """Builds the running server from its settings; no other module connects its parts."""
 
-import asyncio
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +23,6 @@ from pydantic import SecretStr
 from specpilot.gateway.engines import dns, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
-from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
@@ -47,7 +45,6 @@ from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
-from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
@@ -128,7 +125,7 @@ def create_app(
     if settings.workers > 1:
         context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
     watcher = _watcher(settings, own_keys, context, clock, worker)
-    show = _exposition(settings, context, clock, worker)
+    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
     is_apart = settings.admin_port is not None
     pages = (context, _secret(settings.admin_token), _shown(settings), show)
     app = create_routes(*pages, is_open=not is_apart)
@@ -297,24 +294,6 @@ def _watcher(
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
         _log.warning("Redis does not answer yet; until it does, only keys of --api-keys-file pass: %s", error)
     return watcher
-
-
-def _exposition(
-    settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
-) -> Callable[[], Awaitable[bytes]]:
-    """Return the function behind `/metrics`: counts of this gateway or of all workers, and the engines' counters."""
-    gateway_metrics = context.exposition if worker is None else partial(worker.exposition, context)
-    if not settings.engine_counters_s:
-        return Scrape(gateway_metrics, clock.monotonic).read
-    keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
-    ask = partial(read_counters, context.fleet, clock.monotonic)
-    counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
-
-    async def show() -> bytes:
-        totals = await counters.read()
-        return await gateway_metrics() + await asyncio.to_thread(exposition, totals)
-
-    return Scrape(show, clock.monotonic).read
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -136,9 +136,6 @@ class GatewaySettings(ProgramSettings):
         description="seconds of silence after which TCP asks clients and engines whether they are still there, and "
         "between two such probes; 3 without an answer end the connection; 0: never",
     )
-    engine_counters_s: float = Field(
-        0.2, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
-    )
     engine_capacity: int | None = Field(
         None, ge=1, description="requests under way on one engine from this replica; more wait; default: no limit"
     )

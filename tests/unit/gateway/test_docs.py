@@ -6,7 +6,6 @@ from pathlib import Path
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
-from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import GatewayError
 from specpilot.gateway.wire.heads import SESSION_HEADERS
 from specpilot.gateway.wire.routes import PROXIED, method_of
@@ -42,11 +41,6 @@ def test_settings() -> None:
 def test_metrics() -> None:
     documented = {row[0].strip("`") for row in rows("Metrics")}
     assert documented == set(re.findall(r"^# TYPE (\w+) ", exposition(GatewayMetrics()).decode(), re.MULTILINE))
-
-
-def test_counters_of_engines() -> None:
-    documented = {row[0].strip("`") for row in rows("Counters of the engines")}
-    assert documented == {f"{spec_decode.PREFIX}{name}_total" for name in spec_decode.HELP}
 
 
 def test_errors() -> None:
