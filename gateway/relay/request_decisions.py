@@ -25,7 +25,6 @@ from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
     InvalidFieldError,
-    InvalidFormError,
     InvalidJsonError,
     ModelNotAllowedError,
     ModelNotFoundError,
@@ -33,7 +32,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, decision_lines, header_text
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts, in_utf_8, may_repeat_model, read_facts
-from specpilot.gateway.wire.routes import FORMS, MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
+from specpilot.gateway.wire.routes import MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
 from specpilot.policy.api_key import ApiKey
 
 _NO_MEMBERS: Final[dict[str, bytes]] = {}
@@ -56,10 +55,8 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     text = None if outline is None else outline.finish()
     if head.target:
         text, body = reference(context, head.target), (b"",)
-    elif path in FORMS and text is None:
-        raise InvalidFormError("the form is empty; send it in the body")
     facts, body = _read(path, body, text)
-    facts.model = facts.model or _default_model(context, path, key)
+    facts.model = facts.model or _default_model(context, key)
     requested_model = facts.model
     if key is not None and (path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
@@ -69,8 +66,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
             param="model",
         )
     routes = context.snapshot.model_routes
-    # A form is sent unchanged, so its model cannot be replaced; a stored response already has its model.
-    route = routes.get(requested_model) if routes and not head.target and path not in FORMS else None
+    route = routes.get(requested_model) if routes and not head.target else None  # a stored response has its model
     if route is None:
         if requested_model not in context.fleet.by_model:
             raise _no_model(context, requested_model)
@@ -160,11 +156,10 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
 
 
 def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
-    """Return the facts of a body. `text` replaces a body that is large, a form, or absent."""
+    """Return the facts of a body. `text` replaces a body that is large or absent."""
     if text is None:
         return read_facts(path, body[0])
-    # The bytes of a form's file are no measure of the prompt.
-    return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
+    return read_facts(path, text, sum(map(len, body)))
 
 
 def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
@@ -178,14 +173,13 @@ def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[Reque
         return facts_of(path, (again,), None), (again,)
 
 
-def _default_model(context: GatewayContext, path: str, key: ApiKey | None) -> str:
+def _default_model(context: GatewayContext, key: ApiKey | None) -> str:
     """Return the model for a request that names none.
 
     Raises `InvalidFieldError` if it is not clear which, `EngineUnavailableError` while no engine is known.
     """
     by_model = context.fleet.by_model
-    cards = [card for card in context.cards(key) if path not in FORMS or card["id"] in by_model]
-    model = meant(cards, context.snapshot.model_routes if path not in FORMS else {}, by_model.get)
+    model = meant(context.cards(key), context.snapshot.model_routes, by_model.get)
     if not by_model:
         raise _no_model(context, "")
     if model is None:

@@ -12,13 +12,12 @@ both are, so it does not matter which one the engine uses.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from specpilot.gateway.wire.body_fields import MODEL, REQUEST_ID
+from specpilot.gateway.wire.body_fields import REQUEST_ID
 from specpilot.gateway.wire.errors import BodyTooComplexError
-from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.json_members import WALKED, WALKED_STRINGS, members_of
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts
-from specpilot.gateway.wire.routes import FORMS, STORED
+from specpilot.gateway.wire.routes import STORED
 
 COPY_LIMIT_BYTES: Final = 65_536
 """Bytes up to which a body is copied into one buffer with its new members. A larger one is sent in slices."""
@@ -29,14 +28,11 @@ def amend(
 ) -> tuple[bytes | memoryview, ...]:
     """Return `body` with `members` (name to JSON value) set, as buffers to send one after another.
 
-    A form gets the model only. `body` is in one part, or has an `outline`. `facts` must be the result of `read_facts`
-    for it or its outline. Raises `BodyTooComplexError`.
+    `body` is in one part, or has an `outline`. `facts` must be the result of `read_facts` for it or its outline. Raises
+    `BodyTooComplexError`.
     """
     if not members or facts.path in STORED:
         return body
-    if facts.path in FORMS:
-        assert isinstance(outline, FormOutline)
-        return _spliced(body, [outline.model_edit(facts.model)]) if MODEL in members else body
     text = body[0] if outline is None else outline.finish()
     opened = 0 if text[:1] == b"{" else text.index(b"{")
     added = b",".join(

@@ -73,15 +73,6 @@ async def test_a_coded_body_in_chunks_of_a_byte(engine: ScriptedEngine, gateway:
     assert engine.seen[0].json["messages"] == BODY["messages"]
 
 
-async def test_a_coded_form(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\ntiny\r\n--b--\r\n'
-    headers = "content-encoding: gzip\r\n"
-    data = request(gzip.compress(form), path="/v1/audio/transcriptions", headers=headers)
-    data = data.replace(b"application/json", b"multipart/form-data; boundary=b")
-    assert (await call(gateway.port, data)).status == 200
-    assert engine.seen[0].body == form
-
-
 async def test_another_coding_is_refused_by_its_name_before_the_body_comes(gateway: GatewayThread) -> None:
     for coding in ("br", "compress", "aes128gcm", "gzip, br", "gzip, gzip, gzip"):
         head = f"POST {PATH} HTTP/1.1\r\nhost: g\r\ncontent-encoding: {coding}\r\ncontent-length: 9\r\n\r\n"

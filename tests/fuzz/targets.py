@@ -16,8 +16,7 @@ from specpilot.gateway.relay.answer_queue import PIPELINED
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.amendments import amend
-from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidFormError, InvalidJsonError
-from specpilot.gateway.wire.form import FormOutline
+from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.request_facts import read_facts
 from specpilot.gateway.wire.routes import MARKED, PROXIED
@@ -25,7 +24,7 @@ from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.model_policy import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
-from tests.fuzz.readings import Message, Reading, events_in, form_in, requests_in, response_in
+from tests.fuzz.readings import Message, Reading, events_in, requests_in, response_in
 
 CLASS = "code"
 CEILING = 2
@@ -36,7 +35,6 @@ RULES = (
     MatchRule(traffic_class=CLASS, has_tools=True, has_response_format=True, max_tokens_at_most=9),
     MatchRule(traffic_class=CLASS, path=PATH, stream=True, prompt_chars_at_least=5),
 )
-FORM_LINE = b"multipart/form-data; boundary=b0"
 MEMORY_BYTES = 2 * FRAME_BYTES
 
 _REFUSALS = (b'"code":"bad_request"', b'"code":"head_too_large"', b"CONNECT is not served")
@@ -194,20 +192,8 @@ def taps(data: bytes) -> None:
     body.finish(usage)
 
 
-def forms(data: bytes) -> None:
-    """Whatever a form is: it is refused, or vLLM's server reads the same fields; however it is cut."""
-    found = [_form(parts) for parts in ([data], pieces(data))]
-    assert found[0] == found[1]
-    ours = found[0]
-    theirs = form_in(FORM_LINE, data)
-    if ours is None or theirs is None:
-        return  # refused here, or there
-    for name in ("model", "stream"):
-        assert ours.get(name) == theirs.get(name)
-
-
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (heads, bodies, answers, framing, taps, forms)
+    target.__name__: target for target in (heads, bodies, answers, framing, taps)
 }
 
 
@@ -273,17 +259,6 @@ def _check_same(ours: Reading, theirs: Reading) -> None:
     assert theirs.messages, theirs.fault
     assert ours.messages[0].first == theirs.messages[0].first
     assert ours.messages[0].body == theirs.messages[0].body
-
-
-def _form(parts: list[bytes]) -> dict[str, str] | None:
-    outline = FormOutline(b"content-type: " + FORM_LINE + b"\r\n")
-    try:
-        for part in parts:
-            outline.feed(part)
-        found = json.loads(outline.finish())
-    except (InvalidFormError, BodyTooComplexError):
-        return None
-    return {name: str(value).lower() if name == "stream" else value for name, value in found.items()}
 
 
 def _framed(parts: list[bytes]) -> tuple[int, bytes, bool] | None:
