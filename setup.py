@@ -67,8 +67,6 @@ HOT_PATH = (
     "specpilot/gateway/wire/lax_values.py",
     "specpilot/gateway/wire/request_facts.py",
     "specpilot/gateway/wire/outline.py",
-    "specpilot/gateway/wire/form.py",
-    "specpilot/gateway/wire/parameters.py",
     "specpilot/gateway/wire/usage_filter.py",
     "specpilot/policy/clock.py",
 )

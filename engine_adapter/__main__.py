@@ -25,7 +25,6 @@ from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
-CLASS_HEADER = "specpilot.engine_adapter.agent.class_header.ClassHeaderMiddleware"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
 
@@ -62,7 +61,6 @@ def main(arguments: Sequence[str]) -> None:
         *versions.server_command(),
         *("--model", options.model, "--host", options.host, "--port", str(options.port)),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
-        *("--middleware", CLASS_HEADER),
         *vllm_flags,
     ]
     os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
@@ -96,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
     )
+    parser.add_argument("--gateway-key", help="API key of the gateway: only requests with it may state a class")
     parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to notice that it drains (5)")
     parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")

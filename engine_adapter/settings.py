@@ -47,6 +47,9 @@ class AdapterSettings(BaseSettings):
     trust_this_machine: bool = Field(
         default=False, description="without a control token, serve /speculation to programs on this machine"
     )
+    gateway_key: SecretStr | None = Field(
+        default=None, description="API key of the gateway: only requests with it may state a class; default: all may"
+    )
     drain_grace_s: float = Field(default=5.0, ge=0, le=3600, description="seconds after SIGTERM for gateways to see it")
     drain_timeout_s: float = Field(default=30.0, ge=0, le=86_400, description="seconds for running requests after that")
     any_vllm: bool = Field(default=False, description="run on a vLLM that lacks something or was not tested")

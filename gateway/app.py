@@ -1,13 +1,12 @@
 """Builds the running server from its settings; no other module connects its parts."""
 
-import asyncio
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +20,9 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from specpilot.gateway.engines import dns, endpoint_slices, tcp_keep_alive
+from specpilot.gateway.engines import dns, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
 from specpilot.gateway.engines.fleet import Engine, Fleet
-from specpilot.gateway.engines.kubernetes_watch import Cluster, EndpointWatch
-from specpilot.gateway.engines.read_counters import read_counters
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
@@ -48,7 +45,6 @@ from specpilot.gateway.routing.chooser import Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
-from specpilot.gateway.telemetry.engine_counters import EngineCounters, OwnAccount, SharedAccount, exposition
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
@@ -82,7 +78,7 @@ def create_app(
         is_awaiting_keys=settings.redis_url is not None,
     )
     fleet = Fleet(
-        [url for url in settings.engine if not url.startswith((dns.PREFIX, endpoint_slices.PREFIX))],
+        [url for url in settings.engine if not url.startswith(dns.PREFIX)],
         Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
@@ -116,7 +112,7 @@ def create_app(
             clock,
         ),
         clock=clock,
-        marks_class=settings.mark_class,
+        names_responses=settings.name_responses,
         asks_usage=settings.ask_usage,
         sends_priority=settings.send_priority,
         shows_engine=settings.show_engine,
@@ -129,7 +125,7 @@ def create_app(
     if settings.workers > 1:
         context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
     watcher = _watcher(settings, own_keys, context, clock, worker)
-    show = _exposition(settings, context, clock, worker)
+    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
     is_apart = settings.admin_port is not None
     pages = (context, _secret(settings.admin_token), _shown(settings), show)
     app = create_routes(*pages, is_open=not is_apart)
@@ -137,12 +133,6 @@ def create_app(
         Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(dns.PREFIX)
-    ]
-    cluster = Cluster(settings.kubernetes_api, settings.kubernetes_credentials)
-    followers += [
-        EndpointWatch(url, cluster, context.offer_engines, Random())  # noqa: S311 - it spreads new tries in time
-        for url in settings.engine
-        if url.startswith(endpoint_slices.PREFIX)
     ]
     if watcher is not None:
         followers.append(watcher)
@@ -304,24 +294,6 @@ def _watcher(
             raise StartError(f"--redis-url: {error}; start Redis, correct the URL, or give --engine") from error
         _log.warning("Redis does not answer yet; until it does, only keys of --api-keys-file pass: %s", error)
     return watcher
-
-
-def _exposition(
-    settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None
-) -> Callable[[], Awaitable[bytes]]:
-    """Return the function behind `/metrics`: counts of this gateway or of all workers, and the engines' counters."""
-    gateway_metrics = context.exposition if worker is None else partial(worker.exposition, context)
-    if not settings.engine_counters_s:
-        return Scrape(gateway_metrics, clock.monotonic).read
-    keeper = OwnAccount() if worker is None else SharedAccount(worker.folder)
-    ask = partial(read_counters, context.fleet, clock.monotonic)
-    counters = EngineCounters(ask, keeper, clock.monotonic, settings.engine_counters_s)
-
-    async def show() -> bytes:
-        totals = await counters.read()
-        return await gateway_metrics() + await asyncio.to_thread(exposition, totals)
-
-    return Scrape(show, clock.monotonic).read
 
 
 def _secret(value: SecretStr | None) -> str | None:

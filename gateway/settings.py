@@ -1,7 +1,6 @@
 """The settings of a gateway: flags, then the environment, then these defaults."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from specpilot.policy.settings import ProgramSettings, without_secrets
 
 PROGRAM = "specpilot gateway"
 
-ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https", "k8s+http", "k8s+https")
+ENGINE_SCHEMES = ("http", "https", "dns+http", "dns+https")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -46,7 +45,7 @@ class GatewaySettings(ProgramSettings):
     engine: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="base URL of an engine, e.g. http://127.0.0.1:8100; repeat for more; works without Redis; "
-        "dns+http://name:8000: every address of the name; k8s+http://service:8000: every pod of the service",
+        "dns+http://name:8000: every address of the name",
     )
     public_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="paths that other machines may request, e.g. /ping,/invocations; default: every path"
@@ -55,13 +54,6 @@ class GatewaySettings(ProgramSettings):
         (), description="origins of web pages that may call, e.g. https://app.example; *: any; default: none"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two DNS look-ups of a dns+http:// engine")
-    kubernetes_api: str = Field(
-        "https://kubernetes.default.svc", description="API server at which a k8s+http:// engine's pods are watched"
-    )
-    kubernetes_credentials: Path = Field(
-        Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        description="folder with the account's token, ca.crt and namespace",
-    )
     balance: Balance = Field(
         Balance.LEAST,
         description="among engines that a request prefers equally: the least busy, or the less busy of two_choices",
@@ -91,8 +83,10 @@ class GatewaySettings(ProgramSettings):
         description="PEM file with the certificate to show to engines; its key too, or in --engine-key-file",
     )
     engine_key_file: str | None = Field(None, description="PEM file with the key of --engine-cert-file")
-    mark_class: bool = Field(
-        default=True, description="add vllm_xargs.traffic_class to bodies; off for engines that reject unknown fields"
+    name_responses: bool = Field(
+        default=True,
+        description="name responses of /v1/responses after their engine, by request_id in the body; off for engines "
+        "that reject this field",
     )
     ask_usage: bool = Field(
         default=True, description="ask engines for the usage of every stream; off for engines without stream_options"
@@ -142,9 +136,6 @@ class GatewaySettings(ProgramSettings):
         description="seconds of silence after which TCP asks clients and engines whether they are still there, and "
         "between two such probes; 3 without an answer end the connection; 0: never",
     )
-    engine_counters_s: float = Field(
-        0.2, ge=0, le=86_400, description="seconds that the engines' vllm:spec_decode_* in /metrics may be old; 0: none"
-    )
     engine_capacity: int | None = Field(
         None, ge=1, description="requests under way on one engine from this replica; more wait; default: no limit"
     )
@@ -186,12 +177,6 @@ class GatewaySettings(ProgramSettings):
             if "@" in urlsplit(url).netloc:
                 raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
-
-    @field_validator("kubernetes_api")
-    @classmethod
-    def _check_api(cls, url: str) -> str:
-        _check_url(url, ("http", "https"), "https://kubernetes.default.svc")
-        return url.rstrip("/")
 
     @field_validator("tls_key_file", "tls_client_ca_file", "engine_key_file")
     @classmethod

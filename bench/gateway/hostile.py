@@ -165,27 +165,11 @@ _REFUSED = frozenset((405,))
 _ASKED = b"GET /score HTTP/1.1\r\nhost: g\r\n"
 _IN_BYTES = chunked(b'{"model":"canned","x":"%s"}' % (b"y" * 300_000), 1)
 _BOMB = zlib.compress(b"[" * _BODY_BYTES)
-_MEMBERS = b'{"model":"canned","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
-
-_BOUNDARY = b"-" * 67 + b"y--"
-"""The boundary of the longest allowed size for which a naive search in a body of hyphens takes longest."""
-_FORM_TYPE = f"content-type: multipart/form-data; boundary={_BOUNDARY.decode()}\r\n"
-_MODEL_PART = b'--%b\r\ncontent-disposition: form-data; name="model"\r\n\r\ncanned\r\n' % _BOUNDARY
-_FILE_HEAD = b'--%b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n' % _BOUNDARY
-_LONG_HEAD = _FILE_HEAD + b"x: " + b";" * 3900 + b"\r\n\r\n"
-_FORM_END = b"\r\n--%b--\r\n" % _BOUNDARY
-_MANY_HEADS = _MODEL_PART + (_LONG_HEAD + b"\r\n") * 120 + _FORM_END[2:]
-
-
-def _form(text: bytes, chunk: int | None = None) -> Callable[[int], Awaitable[int]]:
-    payload = text if chunk is None else chunked(text, chunk)
-    begin = head(None if chunk else len(text), _FORM_TYPE, path="/v1/audio/transcriptions")
-    return lambda port: _say(port, begin, payload)
-
+_MEMBERS = b'{"model":"canned","priority":1,' + b",".join(b'"k%d":1' % at for at in range(800_000)) + b"}"
 
 HOSTILE: Mapping[str, Hostile] = {
     "lists": Hostile("15 MB of lists", _body(_repeated(_START + b"[", b"[],", b"1]}")), _TOO_COMPLEX),
-    "members": Hostile("800,000 members beside vllm_xargs", _body(_MEMBERS), _TOO_COMPLEX),
+    "members": Hostile("800,000 members beside one to replace", _body(_MEMBERS), _TOO_COMPLEX),
     "depth": Hostile("a body 5 million lists deep", _body(_repeated(_START, b"[", b"1")), _TOO_COMPLEX),
     "escapes": Hostile("15 MB of escaped quotes", _body(_repeated(_START + b'"', b'\\"', b'"}')), _TOO_COMPLEX),
     "digits": Hostile("a number of 15 million digits", _body(_repeated(_START, b"1", b"}")), _TOO_COMPLEX),
@@ -208,16 +192,6 @@ HOSTILE: Mapping[str, Hostile] = {
     "token ids": Hostile(
         f"240,000 token ids, and {_RULES} rules that ask for the prompt's length",
         _body(b'{"model":"canned","prompt":[' + b",".join([b"1"] * 240_000) + b"]}"), _OK,
-    ),
-    "form boundaries": Hostile(
-        "a form whose file of 15 MB is almost boundaries, in chunks",
-        _form(_repeated(_MODEL_PART + _FILE_HEAD + b"\r\n", b"-", _FORM_END), 29_000), _OK,
-    ),
-    "form heads": Hostile("a form of 120 parts with long headers, two bytes at a time", _form(_MANY_HEADS, 2), _OK),
-    "form parts": Hostile("a form of 100,000 parts", _form((_FILE_HEAD + b"\r\n\r\n") * 100_000), _TOO_COMPLEX),
-    "form bytes": Hostile(
-        "a form whose long field comes in 300,000 chunks of one byte",
-        _form(_MODEL_PART + _MODEL_PART.replace(b"model", b"prompt")[:-2] + b"y" * 300_000 + _FORM_END, 1), _OK,
     ),
     "bomb": Hostile(
         "a compressed bomb", lambda port: _say(port, head(len(_BOMB), "content-encoding: deflate\r\n"), _BOMB),

@@ -4,7 +4,8 @@ Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without a token ev
 `SPECPILOT_ENGINE_TRUST_THIS_MACHINE` calls of local processes are served, but not those of web pages or through proxies
 (`policy.this_machine`). The gateway never forwards to this route.
 
-The plugin also adds draining at SIGTERM (`agent.draining`) and the adapter's metrics (`agent.exposition`).
+The plugin also adds draining at SIGTERM (`agent.draining`), the adapter's metrics (`agent.exposition`) and what a
+gateway states in headers (`agent.gateway_headers`).
 """
 
 import hmac
@@ -18,6 +19,7 @@ from fastapi.responses import JSONResponse
 from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, DRAIN_METHOD, STATE_METHOD
 from specpilot.engine_adapter.agent.draining import Draining
 from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
+from specpilot.engine_adapter.agent.gateway_headers import GatewayHeadersMiddleware
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy.this_machine import why_foreign
 
@@ -34,15 +36,17 @@ class SpeculationEndpoint:
     def __init__(self) -> None:
         settings = AdapterSettings.read()
         self._token = None if settings.control_token is None else settings.control_token.get_secret_value()
+        self._gateway_key = None if settings.gateway_key is None else settings.gateway_key.get_secret_value()
         self._trusts_this_machine = settings.trust_this_machine
         self._draining = Draining(self._begin_drain, settings.drain_grace_s, settings.drain_timeout_s)
         self._engine_client: Any = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add routes and metrics to vLLM's application."""
+        """Add the routes and middlewares to vLLM's application."""
         app.add_api_route(PATH, self.read, methods=["GET"])
         app.add_api_route(PATH, self.write, methods=["PUT"])
         app.add_middleware(MetricsMiddleware)
+        app.add_middleware(GatewayHeadersMiddleware, gateway_key=self._gateway_key)
         self._draining.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:  # noqa: ARG002 - vLLM's protocol

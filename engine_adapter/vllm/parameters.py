@@ -1,4 +1,4 @@
-"""Rejects requests with sampling parameters that would end a steered engine.
+"""Adds what a request's headers state to its sampling parameters, and rejects those that would end a steered engine.
 
 - `logprob_token_ids`: in a step that verifies drafts, a request with it ends the engine if this or another request
   asks for log-probabilities. vLLM itself rejects `min_p` and `logit_bias` in the same way.
@@ -10,8 +10,10 @@ from functools import cache, wraps
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from specpilot.engine_adapter.agent.gateway_headers import stated_arguments
 from specpilot.engine_adapter.vllm.engine_facts import is_steered, plans_drafts
 
 MOST_STOPS = 120
@@ -23,15 +25,23 @@ MOST_ALLOWED = 1024
 
 @cache
 def install() -> None:
-    """Make vLLM's `InputProcessor` reject such requests, once in this process."""
+    """Wrap the check of sampling parameters in vLLM's `InputProcessor`, once in this process."""
     validate = InputProcessor._validate_params
 
     @wraps(validate)
     def validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        add_stated(params)
         refuse_unserved(params, self.vllm_config)
         return validate(self, params, *args, **kwargs)
 
     InputProcessor._validate_params = validate_params
+
+
+def add_stated(params: Any) -> None:
+    """Put the class and the ceiling that the request's headers state into `params`, over those of its body."""
+    arguments = stated_arguments()
+    if arguments and isinstance(params, SamplingParams):
+        params.extra_args = {**(params.extra_args or {}), **arguments}
 
 
 def refuse_unserved(params: Any, vllm_config: Any) -> None:

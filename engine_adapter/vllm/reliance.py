@@ -77,7 +77,8 @@ RELIANCE: tuple[Item, ...] = (
     Attributes(
         "sampling_params.py", "SamplingParams", ("extra_args", "temperature", "min_tokens", "all_stop_token_ids")
     ),
-    # parameters.py: refused requests
+    # parameters.py: arguments from headers, refused requests
+    Names("sampling_params.py", ("SamplingParams",)),
     Method(
         "v1/engine/input_processor.py", "InputProcessor", "_validate_params", ("params",), Use.WRAP,
         ("v1/engine/input_processor.py", "InputProcessor", "process_inputs"),

@@ -1,4 +1,4 @@
-"""Requests one small document from an engine: its models, its health or its metrics. Not for clients' requests."""
+"""Requests one small document from an engine: its models or its health. Not for clients' requests."""
 
 import asyncio
 

@@ -1,9 +1,9 @@
 """The engines known to this gateway: their addresses, models and work under way.
 
 Engines come from three sources: the snapshot (engines that registered in Redis), the static list, and the addresses of
-DNS names and Kubernetes services. An engine of the second or third source that also registered is one engine. It has
-its registered id, and drains if it drains in either source. An engine with a malformed URL is logged and left out; the
-others are unaffected. When an engine leaves the fleet, its requests under way finish.
+DNS names. An engine of the second or third source that also registered is one engine, with its registered id. An engine
+with a malformed URL is logged and left out; the others are unaffected. When an engine leaves the fleet, its requests
+under way finish.
 
 Outstanding work is this gateway's own count, exact for the requests that it sent. For an engine that has never answered
 the work is unknown, so it ranks last.
@@ -102,7 +102,6 @@ class Fleet:
         self._api_key = api_key
         self._static = tuple(urls)
         self._resolved: dict[str, tuple[str, ...]] = {}
-        self._draining: dict[str, frozenset[str]] = {}
         self._records: tuple[EngineRecord, ...] = ()
         self._left_out: dict[str, str] = {}  # malformed URLs by engine id, so that each is logged once
         self.chooser = chooser
@@ -121,10 +120,9 @@ class Fleet:
         self._records = tuple(records)
         self._gather()
 
-    def resolve(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
-        """Replace the engines behind the URL `name` by `urls`. Those in `draining` get no new request."""
+    def resolve(self, name: str, urls: tuple[str, ...]) -> None:
+        """Replace the engines behind the URL `name` by `urls`."""
         self._resolved[name] = urls
-        self._draining[name] = draining
         self._gather()
 
     def _gather(self) -> None:
@@ -140,7 +138,6 @@ class Fleet:
         for engine_id in [*self.engines]:
             if engine_id not in entries or entries[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
-        draining = frozenset().union(*self._draining.values())
         left_out, self._left_out = self._left_out, {}
         for engine_id, (url, registration) in entries.items():
             engine = self.engines.get(engine_id)
@@ -156,7 +153,7 @@ class Fleet:
                 pool = Pool(address, self._keep_alive_s, self._tcp_keep_alive_s)
                 engine = Engine(engine_id, url, pool, address, self._api_key)
                 self.engines[engine_id] = engine
-            engine.is_draining = url in draining or (registration is not None and registration.draining)
+            engine.is_draining = registration is not None and registration.draining
             engine.is_stalled = registration is not None and registration.stalled
             engine.registered_model = None if registration is None else registration.model
         self.index()

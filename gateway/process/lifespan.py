@@ -11,7 +11,6 @@ from typing import Final
 from fastapi import FastAPI
 
 from specpilot.gateway.engines.dns import Resolver
-from specpilot.gateway.engines.kubernetes_watch import EndpointWatch
 from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.process.admin_listener import AdminListener
@@ -22,7 +21,7 @@ from specpilot.gateway.relay.context import GatewayContext
 FIRST_PROBE_S: Final = 1.0
 """Seconds that the first probes may take before requests are accepted without their results."""
 
-Follower = Watcher | Resolver | EndpointWatch
+Follower = Watcher | Resolver
 """Passes changes of engines or keys to a context, from a thread of its own."""
 
 
@@ -43,8 +42,6 @@ async def serving(
             for follower in followers:
                 if isinstance(follower, Resolver):
                     context.fleet.resolve(follower.name, await asyncio.to_thread(follower.resolve))
-                elif isinstance(follower, EndpointWatch):
-                    context.fleet.resolve(follower.name, *await asyncio.to_thread(follower.list_once))
             await probe.once()
     running = [probe.run()]
     running += [] if worker is None else [worker.run(context)]

@@ -78,7 +78,7 @@ class GatewayContext:
         admission: Admission[Engine] | None,
         recorder: Recorder,
         clock: Clock,
-        marks_class: bool,
+        names_responses: bool,
         asks_usage: bool,
         sends_priority: bool,
         shows_engine: bool,
@@ -97,7 +97,7 @@ class GatewayContext:
         self.metrics = recorder.metrics
         self.monotonic: Callable[[], float] = clock.monotonic
         self._now: Callable[[], float] = clock.now
-        self.marks_class = marks_class
+        self.names_responses = names_responses
         self.asks_usage = asks_usage
         self.sends_priority = sends_priority
         self.shows_engine = shows_engine
@@ -137,14 +137,11 @@ class GatewayContext:
             raise RuntimeError("the context is not bound to a loop")
         self._loop.call_soon_threadsafe(self.adopt, snapshot)
 
-    def offer_engines(self, name: str, urls: tuple[str, ...], draining: frozenset[str] = frozenset()) -> None:
-        """Adopt the engines behind a DNS name or a service. From any thread.
-
-        Raises `RuntimeError` when the loop is closed.
-        """
+    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
+        """Adopt the engines behind a DNS name. From any thread, as `offer`."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls, draining)
+        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
 
     def offer_shares(self, shares: Shares) -> None:
         """Adopt `shares` of the keys' limits. From any thread, as `offer`."""

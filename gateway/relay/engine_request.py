@@ -1,4 +1,4 @@
-"""A request in the form for its engine: the head for this engine, the client's headers, the amended body."""
+"""A request in the form for its engine: the head for this engine, the client's headers, the gateway's, the body."""
 
 import secrets
 from collections.abc import Sequence
@@ -35,9 +35,10 @@ def engine_request(  # noqa: PLR0913, PLR0917 - the parts of a request
         body = with_request_id(body, made_for) if prepared.has_null_id else identified(body, made_for)
     only = body[0] if len(body) == 1 else None
     size = sum(map(len, body)) if only is None else len(only)
-    head = b"%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
+    head = b"%s%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
         engine.head(method, (request.target or path).encode()),
         request.forwarded,
+        prepared.engine_lines,
         request_id,
         size,
     )

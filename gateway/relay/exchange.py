@@ -35,7 +35,7 @@ from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
 from specpilot.gateway.wire.errors import GatewayError, RequestTimeoutError
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
-from specpilot.gateway.wire.routes import FORMS, STORED
+from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
 
 
@@ -74,7 +74,7 @@ class Exchange:
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
         self._state: str = exchange_state.PENDING
-        self._body = RequestBody(context, request, is_form=path in FORMS)
+        self._body = RequestBody(context, request)
         # A coding that cannot be decoded is rejected before the body arrives.
         self.refusal: GatewayError | None = self._body.read_codings() if request.coding else None
         self._key: ApiKey | None = None

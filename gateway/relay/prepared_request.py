@@ -35,7 +35,7 @@ class Source:
 
 
 class PreparedRequest:
-    """A request that the gateway accepts. `header_lines` are the gateway's, for the client.
+    """A request that the gateway accepts. Its own `header_lines` are for the client, `engine_lines` for the engine.
 
     - `facts` holds the parsed body, which can be many times the size of `body`, the bytes for the engine. It is `None`
       once the request waits or its engine is chosen.
@@ -54,6 +54,7 @@ class PreparedRequest:
         "body",
         "cell",
         "charged_tokens",
+        "engine_lines",
         "facts",
         "has_null_id",
         "header_lines",
@@ -73,13 +74,14 @@ class PreparedRequest:
         "work_tokens",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         facts: RequestFacts,
         traffic_class: str,
         header_lines: bytes,
         cell: Cell,
         body: tuple[bytes | memoryview, ...],
+        engine_lines: bytes,
     ) -> None:
         self.facts: RequestFacts | None = facts
         self.outline: bytes | None = None
@@ -93,6 +95,7 @@ class PreparedRequest:
         self.work_tokens = facts.work_tokens
         self.traffic_class = traffic_class
         self.header_lines = header_lines
+        self.engine_lines = engine_lines
         self.rate_lines = b""
         self.cell = cell
         self.charged_tokens = facts.charged_tokens
@@ -145,6 +148,7 @@ class PreparedRequest:
         self.requested_model = other.requested_model
         self.traffic_class = other.traffic_class
         self.header_lines = other.header_lines + self.rate_lines
+        self.engine_lines = other.engine_lines
         self.cell = other.cell
         self.body = other.body
         self.strips_usage = other.strips_usage

@@ -190,7 +190,7 @@ class Relay:
             self._path,
             self._request,
             self._request_id,
-            names_response=context.marks_class,
+            names_response=context.names_responses,
         )
         self.sent_at = self.last_at = context.monotonic()
         attempt.send(buffers)

@@ -14,10 +14,8 @@ from specpilot.gateway.wire.errors import (
     BodyTooComplexError,
     BodyTooLargeError,
     GatewayError,
-    InvalidFormError,
     UnsupportedCodingError,
 )
-from specpilot.gateway.wire.form import FormOutline
 from specpilot.gateway.wire.heads import RequestHead
 from specpilot.gateway.wire.outline import OUTLINED_BYTES, BodyOutline
 
@@ -41,21 +39,20 @@ class RequestBody:
     """
 
     __slots__ = (
-        "_codings", "_context", "_counted_bytes", "_is_dropped", "_is_form", "_outline", "_parts", "_request", "_size",
+        "_codings", "_context", "_counted_bytes", "_is_dropped", "_outline", "_parts", "_request", "_size",
         "_tail", "is_encoded", "limit_bytes",
     )  # fmt: skip
 
-    def __init__(self, context: GatewayContext, request: RequestHead, *, is_form: bool) -> None:
+    def __init__(self, context: GatewayContext, request: RequestHead) -> None:
         self.limit_bytes = context.limits.max_body_bytes
         self._context = context
         self._request = request
         self._codings: tuple[str, ...] = ()
         self._is_dropped = False
         self.is_encoded = False
-        self._is_form = is_form
         self._parts: list[bytes] = []
         self._tail: bytearray | None = None  # later bytes, which came in small parts
-        self._outline: BodyOutline | None = None  # of a large body or a form
+        self._outline: BodyOutline | None = None  # of a large body
         self._size = 0
         self._counted_bytes = 0
 
@@ -169,13 +166,13 @@ class RequestBody:
             )
         context.body_bytes += len(data)
         self._counted_bytes += len(data)
-        if self.is_encoded or (self._size <= OUTLINED_BYTES and not self._is_form):
+        if self.is_encoded or self._size <= OUTLINED_BYTES:
             return None
         try:
             if self._outline is None:
-                self._outline = FormOutline(self._request.forwarded) if self._is_form else BodyOutline()
+                self._outline = BodyOutline()
                 self._outline.feed(b"".join((*self._parts, self._tail or b"")))
             self._outline.feed(data)
-        except (BodyTooComplexError, InvalidFormError) as error:
+        except BodyTooComplexError as error:
             return error
         return None

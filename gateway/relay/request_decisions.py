@@ -7,6 +7,10 @@ that model. Its original body is kept until the first byte of an answer, because
 route's next model until then (`gateway.relay.engine_choice`), and the body is then amended again.
 """
 
+from typing import Final
+
+import orjson
+
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.prepared_request import PreparedRequest, Source
 from specpilot.gateway.relay.stored_response import check_owner, reference
@@ -15,22 +19,25 @@ from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.default_model import meant
 from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
 from specpilot.gateway.routing.session import session_of
-from specpilot.gateway.wire.amendments import amend, amendments
-from specpilot.gateway.wire.body_fields import MODEL
+from specpilot.gateway.wire.amendments import amend
+from specpilot.gateway.wire.body_fields import MODEL, PRIORITY, STREAM_OPTIONS
 from specpilot.gateway.wire.errors import (
     EngineUnavailableError,
     GatewayError,
     InvalidFieldError,
-    InvalidFormError,
     InvalidJsonError,
     ModelNotAllowedError,
     ModelNotFoundError,
 )
-from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, header_text
+from specpilot.gateway.wire.heads import K_MAX_HEADER, RequestHead, decision_lines, header_text
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts, in_utf_8, may_repeat_model, read_facts
-from specpilot.gateway.wire.routes import FORMS, MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
+from specpilot.gateway.wire.routes import MARKED, RESPONSES, STREAMED_WITH_USAGE, UNCHARGED
 from specpilot.policy.api_key import ApiKey
+
+_NO_MEMBERS: Final[dict[str, bytes]] = {}
+_USAGE: Final = {STREAM_OPTIONS: b'{"include_usage":true}'}
+"""Without `continuous_usage_stats`, with which vLLM would put usage into every event."""
 
 
 def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
@@ -48,10 +55,8 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     text = None if outline is None else outline.finish()
     if head.target:
         text, body = reference(context, head.target), (b"",)
-    elif path in FORMS and text is None:
-        raise InvalidFormError("the form is empty; send it in the body")
     facts, body = _read(path, body, text)
-    facts.model = facts.model or _default_model(context, path, key)
+    facts.model = facts.model or _default_model(context, key)
     requested_model = facts.model
     if key is not None and (path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
@@ -61,8 +66,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
             param="model",
         )
     routes = context.snapshot.model_routes
-    # A form is sent unchanged, so its model cannot be replaced; a stored response already has its model.
-    route = routes.get(requested_model) if routes and not head.target and path not in FORMS else None
+    route = routes.get(requested_model) if routes and not head.target else None  # a stored response has its model
     if route is None:
         if requested_model not in context.fleet.by_model:
             raise _no_model(context, requested_model)
@@ -110,19 +114,16 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         context.metrics.unknown_class += 1
     # A client that asks itself, or whose options the engine will reject, gets what it sent.
     asks_usage = context.asks_usage and facts.stream and path in STREAMED_WITH_USAGE and facts.asks_usage is False
-    is_marked = path in MARKED
-    k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if is_marked else None
-    named = None if facts.body.get(MODEL) == model else model
-    if key is not None and key.allowed_models is not None and named is None:
+    k_max = ceiling_of(head.k_max, facts.body, None if key is None else key.k_max) if path in MARKED else None
+    members = _USAGE if asks_usage else _NO_MEMBERS
+    is_named = facts.body.get(MODEL) == model
+    if key is not None and key.allowed_models is not None and is_named:
         # An engine that uses the first of two `model` members could serve one that the key does not allow.
-        named = model if may_repeat_model(body[0] if outline is None else outline.finish()) else None
-    decisions = amendments(
-        classified.traffic_class if context.marks_class and is_marked else None,
-        -context.class_policy(model, classified.traffic_class).priority if context.sends_priority else None,
-        asks_usage,
-        k_max,
-        named,
-    )
+        is_named = not may_repeat_model(body[0] if outline is None else outline.finish())
+    if not is_named:
+        members = {**members, MODEL: orjson.dumps(model)}
+    if PRIORITY in facts.body:
+        members = {**members, PRIORITY: b"0"}
     header_lines = b"x-specpilot-class: %s\r\nx-specpilot-policy-version: %d\r\n" % (
         classified.traffic_class.encode(),
         version,
@@ -136,7 +137,12 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
         classified.traffic_class,
         header_lines,
         context.metrics.cell(model, classified.traffic_class),
-        amend(body, facts, decisions, outline),
+        amend(body, facts, members, outline),
+        decision_lines(
+            classified.traffic_class,
+            -context.class_policy(model, classified.traffic_class).priority if context.sends_priority else 0,
+            k_max,
+        ),
     )
     prepared.key_id = None if key is None else key.key_id
     prepared.requested_model = requested_model
@@ -150,15 +156,14 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
 
 
 def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
-    """Return the facts of a body. `text` replaces a body that is large, a form, or absent."""
+    """Return the facts of a body. `text` replaces a body that is large or absent."""
     if text is None:
         return read_facts(path, body[0])
-    # The bytes of a form's file are no measure of the prompt.
-    return read_facts(path, text, len(text) if path in FORMS else sum(map(len, body)))
+    return read_facts(path, text, sum(map(len, body)))
 
 
 def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
-    """Return the facts of a body as `facts_of` does, and the body in UTF-8, because amendments are in UTF-8."""
+    """Return the facts of a body as `facts_of` does, and the body in UTF-8, because new members are in UTF-8."""
     try:
         return facts_of(path, body, text), body
     except InvalidJsonError:
@@ -168,14 +173,13 @@ def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[Reque
         return facts_of(path, (again,), None), (again,)
 
 
-def _default_model(context: GatewayContext, path: str, key: ApiKey | None) -> str:
+def _default_model(context: GatewayContext, key: ApiKey | None) -> str:
     """Return the model for a request that names none.
 
     Raises `InvalidFieldError` if it is not clear which, `EngineUnavailableError` while no engine is known.
     """
     by_model = context.fleet.by_model
-    cards = [card for card in context.cards(key) if path not in FORMS or card["id"] in by_model]
-    model = meant(cards, context.snapshot.model_routes if path not in FORMS else {}, by_model.get)
+    model = meant(context.cards(key), context.snapshot.model_routes, by_model.get)
     if not by_model:
         raise _no_model(context, "")
     if model is None:

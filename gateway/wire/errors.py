@@ -62,12 +62,6 @@ class InvalidFieldError(GatewayError):
     status, type, code = 400, "invalid_request_error", "invalid_field"
 
 
-class InvalidFormError(GatewayError):
-    """The body is not a complete form that every server would read in the same way."""
-
-    status, type, code = 400, "invalid_request_error", "invalid_form"
-
-
 class InvalidApiKeyError(GatewayError):
     """No key, or an unknown one."""
 

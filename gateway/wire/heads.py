@@ -8,6 +8,7 @@ way, and the gateway's own `x-` headers replace any of the same name.
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from math import ceil
 from typing import Final
@@ -22,6 +23,7 @@ from specpilot.gateway.wire.errors import (
     body_of,
 )
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead, decimal
+from specpilot.policy.names import is_class_name
 
 HEAD_BYTES: Final = 65_536
 """Bytes of a request's line and headers, and between two bytes of its body; uvicorn's own bound."""
@@ -30,7 +32,11 @@ HEADERS_MAX: Final = 129
 """One more than the headers of a request. Each costs 0.7 us here, and more at the engine."""
 
 K_MAX_HEADER: Final = b"x-specpilot-k-max"
-"""The ceiling on K: in a request the client's, in a response the one in force."""
+"""The ceiling on K: in a client's request the one that it asks for, elsewhere the one in force."""
+
+_CLASS_HEADER: Final = b"x-traffic-class"
+_PRIORITY_HEADER: Final = b"x-vllm-priority"
+"""vLLM's own header (0.32), over a body's `priority`: a lower number goes first."""
 
 SESSION_HEADERS: Final = frozenset(
     (
@@ -71,7 +77,8 @@ _READ: Final = frozenset(
         b"content-encoding",
         b"origin",
         b"x-request-id",
-        b"x-traffic-class",
+        _CLASS_HEADER,
+        _PRIORITY_HEADER,
         K_MAX_HEADER,
         b"x-data-parallel-rank",  # with it a client would choose the rank in vLLM instead of the balancer
         *SESSION_HEADERS,
@@ -180,7 +187,7 @@ def read_request_head(  # noqa: C901, PLR0912, PLR0915 - one branch a header
         elif name == b"x-request-id":
             identifier = value.strip(_BLANKS)
             head.request_id = identifier if _REQUEST_ID.fullmatch(identifier) else None
-        elif name == b"x-traffic-class":
+        elif name == _CLASS_HEADER:
             head.traffic_class = value.strip(_BLANKS).decode("latin-1") or None
         elif name in SESSION_HEADERS:
             session = value.strip(_BLANKS).decode("latin-1")
@@ -232,6 +239,19 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: list[tu
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
     lines += [b": ".join(item) for item in headers if item[0] != b"upgrade"]
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+@lru_cache(maxsize=1024)
+def decision_lines(traffic_class: str, priority: int, k_max: int | None) -> bytes:
+    """Return the header lines that state the gateway's decisions about a request to its engine."""
+    if not is_class_name(traffic_class):
+        raise ValueError(f"{traffic_class!r} is not a class name")
+    lines = b"%s: %s\r\n" % (_CLASS_HEADER, traffic_class.encode())
+    if k_max is not None:
+        lines += b"%s: %d\r\n" % (K_MAX_HEADER, k_max)
+    if priority:
+        lines += b"%s: %d\r\n" % (_PRIORITY_HEADER, priority)
+    return lines
 
 
 def client_head(  # noqa: PLR0913 - independent properties of a head

@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from specpilot.gateway.wire.body_fields import PRIORITY, STREAM_OPTIONS, XARGS
+from specpilot.gateway.wire.body_fields import PRIORITY, STREAM_OPTIONS
 from specpilot.gateway.wire.errors import BodyTooComplexError
 
 WALKED_MEMBERS: Final = 512
@@ -19,7 +19,7 @@ WALKED_MEMBERS: Final = 512
 WALKED_STRINGS: Final = 60_000
 """Strings of a large body that such a walk may skip. The other bounds allow 25,000 members, of two strings each."""
 
-WALKED: Final = f"with `{XARGS}`, `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
+WALKED: Final = f"with `{STREAM_OPTIONS}`, `{PRIORITY}` or a model to set"
 """The bodies that are walked; the beginning of the error for one with too much to walk."""
 
 # Possessive: a pattern that can backtrack stores a hundred bytes for every escape that it passes.

@@ -21,7 +21,7 @@ from specpilot.gateway.wire.body_fields import (
 )
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.lax_values import read_bool, read_int
-from specpilot.gateway.wire.routes import FORMS, INVOCATIONS, RESPONSES, STORED, STREAMED
+from specpilot.gateway.wire.routes import INVOCATIONS, RESPONSES, STORED, STREAMED
 
 CHARS_PER_TOKEN: Final = 4
 """Bytes of text that count as one token. A rough measure: it ranks engines, and replaces unstated usage."""
@@ -43,7 +43,6 @@ _LIMIT_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "/v1/chat/completions": _CHAT_LIMIT_FIELDS,
     INVOCATIONS: _CHAT_LIMIT_FIELDS,
     RESPONSES: ("max_output_tokens",),
-    **dict.fromkeys(FORMS, ("max_completion_tokens",)),
 }
 """The fields that limit the length of the answer, by route; the first present one counts.
 

@@ -15,9 +15,6 @@ STORED: Final = frozenset((RESPONSE, RESPONSE_CANCEL))
 UNCHARGED: Final = STORED | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
 """Routes on which no model runs, so that no tokens are charged."""
 
-FORMS: Final = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
-"""Routes whose bodies are `multipart/form-data`."""
-
 ANTHROPIC: Final = frozenset(("/v1/messages", "/v1/messages/count_tokens"))
 """Routes of Anthropic's API, whose errors have their own shape."""
 
@@ -29,12 +26,11 @@ PROXIED: Final = MARKED | {
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     *("/tokenize", "/detokenize"),
     *("/classify", "/pooling", "/v1/messages/count_tokens"),
-    *FORMS,
     *STORED,
 }
 """Every relayed route. No other path reaches an engine."""
 
-STREAMED: Final = MARKED | FORMS | STORED
+STREAMED: Final = MARKED | STORED
 """The routes whose answer may be an event stream. On any other, vLLM ignores a field `stream`."""
 
 STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", INVOCATIONS))

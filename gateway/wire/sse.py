@@ -36,11 +36,11 @@ FRAME_BYTES: Final = 65_536
 _USUAL_DATA: Final = b'data: {"id"'
 _FAILED_NAMES: Final = rb"(error|response\.failed)"
 _OPENING_NAMES: Final = rb"response\.(?:created|queued|in_progress)|message_start"
-_LAST_NAMES: Final = rb"(message_stop|response\.(?:completed|incomplete)|transcript\.text\.done)"
+_LAST_NAMES: Final = rb"(message_stop|response\.(?:completed|incomplete))"
 _NAME: Final = re.compile(
     rb"^event: ?(?:%b|(%b|%b)|%b)$" % (_FAILED_NAMES, _OPENING_NAMES, KEEP_ALIVE_NAMES, _LAST_NAMES), re.MULTILINE
 )
-"""The names of events whose name matters: of OpenAI's Responses and transcriptions, and of Anthropic's API."""
+"""The names of events whose name matters: of OpenAI's Responses, and of Anthropic's API."""
 
 _TYPE: Final = re.compile(
     rb'data:[ \t]*\{[ \t]*"type"[ \t]*:[ \t]*"(?:%b|(%b)|%b)"' % (_FAILED_NAMES, _OPENING_NAMES, _LAST_NAMES)

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot
-from specpilot.gateway.wire.routes import FORMS, PROXIED, STORED
+from specpilot.gateway.wire.routes import PROXIED, STORED
 from specpilot.policy.model_routes import ModelRoute, Target
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import RESET, ScriptedEngine
 
-BODIES = sorted(PROXIED - STORED - FORMS)
+BODIES = sorted(PROXIED - STORED)
 MISSING: list[dict[str, Any]] = [{}, {"model": None}, {"model": ""}]
-BOUNDARY = "xYz"
 
 
 @pytest.fixture
@@ -25,13 +24,6 @@ async def two_names() -> AsyncIterator[ScriptedEngine]:
     engine = await ScriptedEngine(models=("tiny", "other")).start()
     yield engine
     await engine.stop()
-
-
-def upload(path: str, parts: list[tuple[str, str]], before: str = "") -> bytes:
-    texts = [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in parts]
-    body = (before + "".join(texts) + f"--{BOUNDARY}--").encode()
-    form = f"multipart/form-data; boundary={BOUNDARY}".encode()
-    return request(body, path=path).replace(b"application/json", form)
 
 
 async def routed(gateway: GatewayThread, **routes: ModelRoute) -> None:
@@ -63,18 +55,6 @@ async def test_a_body_of_no_member_besides_stays_json(
         assert engine.seen[-1].json["model"] == "tiny"
 
 
-@pytest.mark.parametrize("path", sorted(FORMS))
-@pytest.mark.parametrize("before", ["", "\r\n"])
-async def test_the_only_model_is_meant_in_a_form(
-    engine: ScriptedEngine, gateway: GatewayThread, path: str, before: str
-) -> None:
-    for fields in ([("prompt", "ü")], [("prompt", "ü"), ("model", "")]):
-        assert (await call(gateway.port, upload(path, fields, before))).status == 200
-        assert b'name="model"\r\n\r\ntiny\r\n--xYz' in engine.seen[-1].body
-        assert engine.seen[-1].body.count(b'name="model"') == 1
-        assert "ü".encode() in engine.seen[-1].body
-
-
 async def test_of_two_models_none_is_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
     gateway = await start_gateway(two_names)
     for path in BODIES:
@@ -82,8 +62,6 @@ async def test_of_two_models_none_is_meant(two_names: ScriptedEngine, start_gate
             answer = await call(gateway.port, request({"input": "a", **missing}, path=path))
             assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_field")
             assert answer.json["error"]["param"] == "model"
-    for path in FORMS:
-        assert (await call(gateway.port, upload(path, [("prompt", "a")]))).status == 400
     assert two_names.seen == []
 
 
@@ -120,10 +98,6 @@ async def test_what_a_key_may_not_use_cannot_be_meant(
     own = {"headers": "authorization: Bearer sk-1\r\n"}
     assert (await call(gateway.port, request({"messages": []}, **own))).status == 200
     assert two_names.seen[-1].json["model"] == "other"
-    form = upload("/v1/audio/transcriptions", [("prompt", "a")])
-    form = form.replace(b"content-type", b"authorization: Bearer sk-1\r\ncontent-type", 1)
-    assert (await call(gateway.port, form)).status == 200
-    assert b'name="model"\r\n\r\nother\r\n' in two_names.seen[-1].body
     answer = await call(gateway.port, request({"messages": []}, headers="authorization: Bearer sk-2\r\n"))
     assert answer.status == 400
 

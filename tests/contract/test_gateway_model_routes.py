@@ -171,7 +171,7 @@ async def test_a_large_request_whose_engine_refuses_it_is_retried_at_the_fall_ba
     answer = await ask(gateway, "big", "x-specpilot-k-max: 2\r\n", messages=[{"content": "a" * 300_000}])
     assert (answer.status, answer.json["model"]) == (200, "small")
     assert (len(big.seen), len(small.seen)) == (1, 1)
-    assert small.seen[0].json["vllm_xargs"] == {"traffic_class": "default", "k_max": 2}
+    assert small.seen[0].headers["x-specpilot-k-max"] == "2"
     assert small.seen[0].json["messages"] == [{"content": "a" * 300_000}]
     assert gateway.context.metrics.retries == 1
 

@@ -1,12 +1,10 @@
-"""Stored responses, forms and the other routes that are relayed with a difference."""
+"""Stored responses and the other routes that are relayed with a difference."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
@@ -14,7 +12,6 @@ from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import HANG, Script, ScriptedEngine, Seen, reply
 
 RESPONSES = "/v1/responses"
-AUDIO = "/v1/audio/transcriptions"
 USAGE = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
 
 
@@ -109,7 +106,7 @@ async def test_a_clients_own_identifier_and_an_engine_alone(
     gateway = await start_gateway(engine)
     assert (await call(gateway.port, ask(request_id="mine"))).json["id"] == "mine"
     assert (await call(gateway.port, request(b"", path=f"{RESPONSES}/mine", method="GET"))).status == 200
-    plain = await start_gateway(engine, mark_class=False)
+    plain = await start_gateway(engine, name_responses=False)
     await call(plain.port, ask())
     assert "request_id" not in engine.seen[-1].json
 
@@ -191,82 +188,6 @@ async def test_a_cancellation_waits_for_no_room(engine: ScriptedEngine, start_ga
         assert (await call(gateway.port, request(b"", path=f"{RESPONSES}/resp_1/cancel"))).status == 200
 
 
-# Forms
-
-
-def form(*parts: tuple[str, bytes, str]) -> bytes:
-    made = b"".join(
-        b'--b0\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name.encode(), extra.encode(), value)
-        for name, value, extra in parts
-    )
-    return made + b"--b0--\r\n"
-
-
-def upload(body: bytes, path: str = AUDIO) -> bytes:
-    return request(body, path=path).replace(b"application/json", b"multipart/form-data; boundary=b0")
-
-
-SOUND = ("file", b"RIFF" * 50_000, '; filename="a.wav"')
-MODEL = ("model", b"tiny", "")
-
-
-@pytest.mark.parametrize("path", [AUDIO, "/v1/audio/translations"])
-@pytest.mark.parametrize("parts", [(SOUND, MODEL), (MODEL, SOUND)], ids=["file first", "model first"])
-async def test_a_form_reaches_the_engine_of_its_model_byte_for_byte(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, path: str, parts: Any
-) -> None:
-    other_engine.models = ["other"]
-    gateway = await start_gateway(engine, other_engine)
-    body = form(*parts)
-    answer = await call(gateway.port, upload(body, path))
-    assert answer.status == 200
-    assert engine.seen[0].body == body
-    assert engine.seen[0].path == path
-    assert engine.seen[0].headers["content-type"] == "multipart/form-data; boundary=b0"
-    assert not other_engine.seen
-
-
-async def test_forms_by_openais_client(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    engine.script = [reply(b'{"text":"hello","usage":{"type":"duration","seconds":1}}')]
-    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        said = await client.audio.transcriptions.create(model="tiny", file=("a.wav", SOUND[1]), prompt="héllo")
-        assert said.text == "hello"
-        with pytest.raises(Exception, match="huge"):
-            await client.audio.transcriptions.create(model="huge", file=("a.wav", b"x"))
-
-
-async def test_forms_that_cannot_be_taken(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, max_body_bytes=300_000)
-    for asked, status, code in (
-        (request(path=AUDIO), 400, "invalid_form"),
-        (upload(b""), 400, "invalid_form"),
-        (upload(form(SOUND, MODEL)[:-9]), 400, "invalid_form"),
-        (upload(form(MODEL, ("stream", b"maybe", ""))), 400, "invalid_field"),
-        (upload(form(("model", b"huge", ""))), 404, "model_not_found"),
-        (upload(form(SOUND, SOUND, MODEL)), 413, "body_too_large"),
-        (upload(form(MODEL, MODEL)), 400, "invalid_form"),
-        (upload(form(MODEL, *[("a[]", b"b", "")] * 200)), 413, "body_too_complex"),
-    ):
-        answer = await call(gateway.port, asked)
-        assert (answer.status, answer.code) == (status, code)
-    assert not engine.seen
-    assert gateway.context.body_bytes == 0
-
-
-async def test_a_form_is_retried_elsewhere_and_waits_for_room_as_any_body(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    for each in (engine, other_engine):
-        each.scripts = [[reply(b"{}", "503 Service Unavailable")]]
-    gateway = await start_gateway(engine, other_engine, engine_capacity=1)
-    other_engine.scripts = []
-    body = form(SOUND, MODEL)
-    for _ in range(2):
-        assert (await call(gateway.port, upload(body))).status == 200
-    assert {seen.body for seen in (*engine.seen, *other_engine.seen)} == {body}
-    assert len(engine.seen) + len(other_engine.seen) == 3
-
-
 # Anthropic's shape of errors, and routes without a difference
 
 
@@ -305,18 +226,3 @@ async def test_an_api_that_a_model_does_not_have_ejects_no_engine(
     for _ in range(8):
         assert (await call(gateway.port, request({"model": "tiny"}, path="/pooling"))).status == 501
     assert not any(item.outlier_detection.is_ejected for item in gateway.context.fleet.engines.values())
-
-
-async def test_a_body_is_taken_by_httpx_with_a_generator(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    """A form in chunks of its own, without a length."""
-    body = form(SOUND, MODEL)
-
-    async def pieces() -> Any:
-        for at in range(0, len(body), 1000):
-            yield body[at : at + 1000]
-
-    async with httpx.AsyncClient() as client:
-        headers = {"content-type": 'multipart/form-data; boundary="b0"'}
-        answer = await client.post(f"{gateway.url}{AUDIO}", content=pieces(), headers=headers)
-    assert answer.status_code == 200
-    assert engine.seen[0].body == body

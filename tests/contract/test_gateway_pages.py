@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.gateway.relay.connection_state import HEAD
 from specpilot.gateway.settings import GatewaySettings
-from specpilot.gateway.telemetry import engine_counters, metrics
+from specpilot.gateway.telemetry import metrics
 from specpilot.gateway.wire.errors import GatewayError
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
@@ -36,13 +36,12 @@ async def test_the_text_of_metrics_is_written_off_the_loop(
         threads.append(threading.current_thread())
         return generate_latest(registry)
 
-    for module in (metrics, engine_counters):
-        monkeypatch.setattr(module, "generate_latest", generate)
+    monkeypatch.setattr(metrics, "generate_latest", generate)
     gateway = await start_gateway(engine)
     assert (await call(gateway.port)).status == 200
     text = (await call(gateway.port, request(path="/metrics", method="GET"))).body
     assert b'requests_total{model="tiny",status="200",traffic_class="default"} 1.0' in text
-    assert len(threads) == 2
+    assert len(threads) == 1
     assert gateway._thread not in threads
 
 

@@ -145,7 +145,7 @@ async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
         assert answer.status == 200
     assert sum(gateway.context.fleet.chooser.counts[rule] for rule in ("session", "session_spilled")) == 3
     for seen in (*engine.seen, *other_engine.seen):
-        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+        assert seen.json == body
 
 
 async def test_never_more_than_the_capacity_is_under_way(
@@ -178,12 +178,12 @@ async def test_classes_share_by_weight_and_priority_goes_first(
             await eventually(lambda: len(engine.seen) + queued(gateway) == len(clients))
         all_wait.set()
         assert {(await client.answer()).status for client in clients} == {200}
-    order = [seen.json["vllm_xargs"]["traffic_class"] for seen in engine.seen]
+    order = [seen.headers["x-traffic-class"] for seen in engine.seen]
     assert order[:3] == ["default", "urgent", "urgent"]
     assert order[3:11].count("heavy") == 6
     assert order[3:11].count("light") == 2
-    # vLLM's own `priority` runs the other way, and is an error unless the engine schedules by it.
-    assert not any("priority" in seen.json for seen in engine.seen)
+    # vLLM's own priority runs the other way, and is an error unless the engine schedules by it.
+    assert not any("x-vllm-priority" in seen.headers for seen in engine.seen)
 
 
 async def test_a_full_line_refuses_and_a_late_one_is_told(

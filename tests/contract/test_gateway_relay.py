@@ -37,36 +37,32 @@ async def test_a_json_reply_passes_and_is_counted(engine: ScriptedEngine, gatewa
     assert cell.in_flight == 0
 
 
-async def test_the_engine_gets_the_clients_own_bytes_and_the_class(
+async def test_the_engine_gets_the_clients_own_bytes_and_the_class_in_a_header(
     engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
     body = (
-        b'{ "model":"tiny",\n"odd"  : [1.50, 1e3, "\\u00e9\xc3\xa9"], "priority": 0, "cache_salt":"s","messages":[] }'
+        b'{ "model":"tiny",\n"odd"  : [1.50, 1e3, "\\u00e9\xc3\xa9"], "priority": 0, "cache_salt":"s","messages":[] ,'
+        b'"vllm_xargs":{"traffic_class":"mine"}, "vllm_xargs":{"k_max":1}}'
     )
     await call(gateway.port, request(body))
-    assert engine.seen[0].body == b'{"vllm_xargs":{"traffic_class":"default"},' + body[1:]
-
-
-async def test_the_class_field_can_be_left_out(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, mark_class=False)
-    body = b'{"model":"tiny" ,"messages":[]}'
-    await call(gateway.port, request(body))
     assert engine.seen[0].body == body
+    assert engine.seen[0].headers["x-traffic-class"] == "default"
 
 
 async def test_headers_of_the_hop_and_secrets_stay_behind(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     sent = (
         "Authorization: Bearer secret\r\nx-api-key: secret\r\ncookie: secret\r\nConnection: keep-alive, x-hop\r\n"
-        "x-hop: secret\r\nTE: trailers\r\naccept-encoding: gzip\r\nx-traffic-class: secret\r\n"
+        "x-hop: secret\r\nTE: trailers\r\naccept-encoding: gzip\r\nx-traffic-class: secret\r\nx-vllm-priority: -9\r\n"
         "traceparent: 00-1-2-3\r\nX-Request-Id: mine-1\r\nuser-agent: test\r\n"
     )
     answer = await call(gateway.port, request(headers=sent))
     seen = engine.seen[0]
     assert set(seen.headers) == {
-        "host", "content-type", "content-length", "traceparent", "x-request-id", "user-agent",
+        "host", "content-type", "content-length", "traceparent", "x-request-id", "user-agent", "x-traffic-class",
     }  # fmt: skip
     assert seen.headers["host"] == f"127.0.0.1:{engine.port}"
     assert seen.headers["x-request-id"] == answer.headers["x-request-id"] == "mine-1"
+    assert seen.headers["x-traffic-class"] == "default"
     assert "secret" not in str(seen.headers)
 
 
@@ -76,20 +72,20 @@ async def test_the_engine_gets_its_own_key_when_one_is_set(engine: ScriptedEngin
     assert engine.seen[0].headers["authorization"] == "Bearer for-the-engine"
 
 
-MARKED = ["/v1/completions", "/v1/responses", "/v1/messages", "/invocations"]
-UNMARKED = [
-    "/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize",
+RELAYED = [
+    "/v1/completions", "/v1/responses", "/v1/messages", "/invocations", "/v1/embeddings",
+    "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/tokenize", "/detokenize",
 ]  # fmt: skip
 
 
 async def test_every_relayed_route_reaches_the_engine(
     engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
 ) -> None:
-    for path in MARKED + UNMARKED:
+    for path in RELAYED:
         with subtests.test(path=path):
             assert (await call(gateway.port, request(path=path + "?x=1"))).status == 200
             assert engine.seen[-1].path == path
-            assert (b"vllm_xargs" in engine.seen[-1].body) == (path in MARKED)
+            assert engine.seen[-1].headers["x-traffic-class"] == "default"
 
 
 NOT_RELAYED = [

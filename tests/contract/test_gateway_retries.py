@@ -65,7 +65,7 @@ async def test_a_retry_goes_by_the_same_session_and_sends_the_same_bytes(
     counts = gateway.context.fleet.chooser.counts
     assert {rule: count for rule, count in counts.items() if count} == {"session": 1, "session_spilled": 1}
     for seen in (*engine.seen, *other_engine.seen):
-        assert seen.json == {**body, "vllm_xargs": {"traffic_class": "default"}}
+        assert seen.json == body
     assert requests_of(engine, other_engine) == 2
 
 

@@ -143,6 +143,35 @@ def test_a_requests_ceiling_bounds_its_drafts_and_probes_beside_requests_without
     assert k == 0 or all(one["num_draft_tokens"] > 2 * one["num_spec_steps"] for one in free)
 
 
+STREAMED = {"stream": True}
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/chat/completions", {"messages": MESSAGES, **STREAMED}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2}),
+        ("/v1/completions", {"prompt": ["Hello", "Once"]}),
+        ("/v1/completions", {"prompt": "Hello", **STREAMED}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/v1/responses", {"input": "Hello", **STREAMED}),
+        ("/v1/messages", {"messages": MESSAGES}),
+    ],
+)
+def test_a_header_states_the_class_on_every_route_over_the_body(
+    engine: Engine, path: str, arguments: dict[str, Any]
+) -> None:
+    before = total(engine, names.DRAFTS, "traffic_class")
+    limits = dict.fromkeys(("max_output_tokens",) if path == "/v1/responses" else ("max_tokens",), 16)
+    body = {"model": "demo", "temperature": 0, "vllm_xargs": {"traffic_class": "chat"}, **limits, **arguments}
+    status, answer, _ = call(f"{engine.url}{path}", "POST", body, headers={"X-Traffic-Class": "json"}, timeout_s=120.0)
+    assert status == 200, answer
+    after = total(engine, names.DRAFTS, "traffic_class")
+    assert {name for (name,), count in after.items() if count > before.get((name,), 0.0)} == {"json"}
+
+
 def test_a_conversation_that_decoded_without_drafter_speculates_in_its_next_turn(engine: Engine) -> None:
     """Blocks that the drafter has not seen leave the prefix cache, so the next turn prefills and drafts as ever."""
     question = [{"role": "user", "content": "Tell me what a dictionary is, and name the methods that it has. " * 8}]

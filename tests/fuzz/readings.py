@@ -1,14 +1,10 @@
-"""How other parsers (h11, Starlette's of forms) and plain reference code read the same bytes."""
+"""How other parsers (h11) and plain reference code read the same bytes."""
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import h11
-from starlette.datastructures import Headers
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 LARGEST = 10**6
 
@@ -158,24 +154,3 @@ def _is_error(data: bytes) -> bool | None:
     if not isinstance(value, dict):
         return bool(value)
     return any(type(member) not in (type(None), bool, int, str) or bool(member) for member in value.values())
-
-
-def form_in(content_type: bytes, body: bytes) -> dict[str, str] | None:
-    """Return the fields that Starlette, which vLLM's server is built on, reads of a form; `None` when it refuses it.
-
-    A field that is a file there is none here.
-    """
-
-    async def sent() -> AsyncIterator[bytes]:
-        yield body
-
-    parser = MultiPartParser(Headers({"content-type": content_type.decode("latin-1")}), sent())
-    try:
-        found = asyncio.run(parser.parse())
-    except MultiPartException:
-        return None
-    finally:
-        for file in parser._files_to_close_on_error:  # nobody else closes that of a part without an end
-            file.close()
-    fields = {name: value for name, value in found.multi_items() if isinstance(value, str)}
-    return {name: value.lower() if name == "stream" else value for name, value in fields.items()}

@@ -8,10 +8,6 @@ LENGTH = b"content-length: 16\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 CHUNKS = b"10\r\n" + BODY + b"\r\n0\r\n\r\n"
 
-FIELD = b'--b0\r\nContent-Disposition: form-data; name="'
-FORM = FIELD + b'model"\r\n\r\ntiny\r\n' + FIELD + b'stream"\r\n\r\ntrue\r\n--b0--\r\n'
-FILE = FIELD + b'file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\r\n--b1\r\n'
-
 SEEDS: dict[str, list[bytes]] = {
     "heads": [
         HEAD + LENGTH + b"\r\n" + BODY,
@@ -37,9 +33,9 @@ SEEDS: dict[str, list[bytes]] = {
     "bodies": [
         BODY,
         b'{"model":"m","stream":true,"messages":[{"role":"user","content":[{"text":"\xc3\xa9\\u00e9\\"}"}]}]}',
-        b'{"vllm_xargs":{"traffic_class":"x","a":[1,{"b":"]"}]},"model":"m"}',
+        b'{"stream_options":{"include_usage":false,"a":[1,{"b":"]"}]},"model":"m"}',
         b'{"vllm_xargs":{"k_max":1,"k_max":true},"mod\\u0065l":"m","model":"m"}',
-        b'{ "vllm\\u005fxargs" : null ,\n"model":"m", "vllm_xargs":{} }',
+        b'{ "stream\\u005foptions" : null ,\n"model":"m", "stream_options":{}, "priority":-1 }',
         b'{"model":"m","max_tokens":-1,"metadata":{"traffic_class":"y"},"service_tier":"flex","tools":[{}]}',
     ],
     "answers": [
@@ -73,18 +69,6 @@ SEEDS: dict[str, list[bytes]] = {
         b'event: error\ndata: {"type":"error"}\n\ndata: {"error":{}}\n\nid: 1\n\n\ndata:{}\n\n',
         completion(acceptance_length=2.5),
     ],
-    "forms": [
-        FORM,
-        FILE + FORM,
-        b"preamble\r\n" + FORM + b"epilogue",
-        FORM.replace(b'"model"', b"model"),
-        FORM.replace(b'"model"', b'"mo\\del"'),
-        FORM.replace(b'"model"', b"\"a\"; name*=utf-8''model"),
-        FIELD + b'model"\r\n\r\nother\r\n' + FORM,
-        FORM.replace(b"\r\n", b"\n"),
-        FIELD + b'model"\r\n\r\n--b0--\r\n',
-        FORM[:-8] + FILE[:-2] + b"X" + FIELD[4:] + b'model"\r\n\r\nother\r\n--b0--\r\n',
-    ],
 }
 
 WORDS: dict[str, list[bytes]] = {
@@ -101,7 +85,7 @@ WORDS: dict[str, list[bytes]] = {
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"x-traffic-class: batch\r\n", b"16", b"000",
     ],
     "bodies": [
-        b'"model":"m"', b'"vllm_xargs":', b'"traffic_class":', b'"k_max":', b'"\\u0076llm_xargs":', b"{", b"}",
+        b'"model":"m"', b'"vllm_xargs":', b'"priority":', b'"k_max":', b'"\\u0070riority":', b"{", b"}",
         b"[", b"]", b",", b":",
         b'"', b"\\", b'\\"', b"\\u00e9", b"\\ud83d\\ude42", b"null", b"true", b"1e5", b"-0", b" ", b"\n", b"{}",
         b"[]",
@@ -129,10 +113,5 @@ WORDS: dict[str, list[bytes]] = {
         b"{", b"}",
         b'"metrics":{"speculative_decoding":{"mean_acceptance_length":2.5}}', b"\xc3", b"\xa9", event("a"), DONE,
         usage_event(3, 1.5), b"x" * 300,
-    ],
-    "forms": [
-        FIELD, FORM, FILE, b"\r\n", b"\r\n\r\n", b"--b0", b"--b0\r\n", b"\r\n--b0", b"--b0--", b"--", b"\n", b"\r",
-        b'model"', b'"', b"\\", b";", b"; ", b"filename=", b"name=", b"name*=utf-8''model", b"Content-Disposition: ",
-        b"form-data", b" ", b"\t", b"\0", b"\xff", b"\xc3\xa9", b"Content-Transfer-Encoding: base64\r\n", b"tiny", b":",
     ],
 }  # fmt: skip

@@ -15,9 +15,8 @@ from typing import Any
 from specpilot.gateway.relay.answer_queue import PIPELINED
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
-from specpilot.gateway.wire.amendments import amend, amendments
-from specpilot.gateway.wire.errors import BodyTooComplexError, InvalidFieldError, InvalidFormError, InvalidJsonError
-from specpilot.gateway.wire.form import FormOutline
+from specpilot.gateway.wire.amendments import amend
+from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.request_facts import read_facts
 from specpilot.gateway.wire.routes import MARKED, PROXIED
@@ -25,18 +24,17 @@ from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.model_policy import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
-from tests.fuzz.readings import Message, Reading, events_in, form_in, requests_in, response_in
+from tests.fuzz.readings import Message, Reading, events_in, requests_in, response_in
 
 CLASS = "code"
 CEILING = 2
-SERVED = "another"
+SET = {"model": b'"another"', "stream_options": b'{"include_usage":true}', "priority": b"0"}
 PATH = "/v1/chat/completions"
 REQUEST = b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n{"model":"tiny"}'
 RULES = (
     MatchRule(traffic_class=CLASS, has_tools=True, has_response_format=True, max_tokens_at_most=9),
     MatchRule(traffic_class=CLASS, path=PATH, stream=True, prompt_chars_at_least=5),
 )
-FORM_LINE = b"multipart/form-data; boundary=b0"
 MEMORY_BYTES = 2 * FRAME_BYTES
 
 _REFUSALS = (b'"code":"bad_request"', b'"code":"head_too_large"', b"CONNECT is not served")
@@ -88,7 +86,15 @@ def heads(data: bytes) -> None:
         [message] = ours.messages
         names = [name for name, _ in message.headers]
         assert names.count(b"content-length") == names.count(b"host") == names.count(b"x-request-id") == 1
-        assert not {b"transfer-encoding", b"authorization", b"cookie", b"x-api-key", b"expect"} & set(names)
+        assert message.headers.count((b"x-traffic-class", b"default")) == names.count(b"x-traffic-class") == 1
+        assert not {
+            b"transfer-encoding",
+            b"authorization",
+            b"cookie",
+            b"x-api-key",
+            b"expect",
+            b"x-vllm-priority",
+        } & set(names)
         if is_tolerated:
             continue
         while wanted and not _is_relayable(wanted[0]):
@@ -96,13 +102,13 @@ def heads(data: bytes) -> None:
         assert wanted, f"request {at} reached an engine, but another parser sees none: {theirs.fault}"
         other = wanted.pop(0)
         assert _path_of(message.first[1]) == _path_of(other.first[1])  # type: ignore[index]
-        assert message.body == _as_relayed(_path_of(other.first[1]), other.body)  # type: ignore[index]
+        assert message.body == _as_relayed(other.body)
     if b"HEAD" not in data:
         _check_answers(whole.answered)
 
 
 def bodies(data: bytes) -> None:
-    """Whatever a body is: it is refused, or reaches the engine with class, ceiling, model and nothing else changed."""
+    """Whatever a body is: it is refused, or reaches the engine with three members set and nothing else changed."""
     try:
         facts = read_facts(PATH, data)
     except (InvalidJsonError, InvalidFieldError) as error:
@@ -112,7 +118,7 @@ def bodies(data: bytes) -> None:
     assert 0 <= facts.work_tokens <= 8192 + 4096
     assert facts.prompt_chars >= 0
     assert classify(facts, None, None, ("default", CLASS), RULES).traffic_class in ("default", CLASS)
-    marked = b"".join(amend((data,), facts, amendments(CLASS, None, False, CEILING, SERVED)))
+    amended = b"".join(amend((data,), facts, SET))
     try:
         ceiling = ceiling_of(None, facts.body, CEILING)
         assert ceiling is not None
@@ -121,10 +127,9 @@ def bodies(data: bytes) -> None:
         assert error.param == "vllm_xargs.k_max"
     before = _members(data)
     named = {key for key, _ in before}
-    before = _Members([*((key, None) for key in ("vllm_xargs", "model") if key not in named), *before])
-    change: dict[str, Callable[[Any], Any]] = {"vllm_xargs": _marked, "model": lambda _: SERVED}
-    wanted = _Members((key, change[key](value) if key in change else value) for key, value in before)
-    assert _members(marked) == wanted
+    before = _Members([*((key, None) for key in SET if key not in named), *before])
+    wanted = _Members((key, _members(SET[key]) if key in SET else value) for key, value in before)
+    assert _members(amended) == wanted
 
 
 def answers(data: bytes) -> None:
@@ -187,20 +192,8 @@ def taps(data: bytes) -> None:
     body.finish(usage)
 
 
-def forms(data: bytes) -> None:
-    """Whatever a form is: it is refused, or vLLM's server reads the same fields; however it is cut."""
-    found = [_form(parts) for parts in ([data], pieces(data))]
-    assert found[0] == found[1]
-    ours = found[0]
-    theirs = form_in(FORM_LINE, data)
-    if ours is None or theirs is None:
-        return  # refused here, or there
-    for name in ("model", "stream"):
-        assert ours.get(name) == theirs.get(name)
-
-
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (heads, bodies, answers, framing, taps, forms)
+    target.__name__: target for target in (heads, bodies, answers, framing, taps)
 }
 
 
@@ -221,11 +214,9 @@ def _is_relayable(message: Message) -> bool:
         return False
 
 
-def _as_relayed(path: str, body: bytes) -> bytes:
-    if path not in MARKED:
-        return body
-    facts = read_facts(path, body)
-    return b"".join(amend((body,), facts, amendments("default", None, False, ceiling_of(None, facts.body, None))))
+def _as_relayed(body: bytes) -> bytes:
+    facts = read_facts(PATH, body)
+    return b"".join(amend((body,), facts, {"priority": b"0"})) if "priority" in facts.body else body
 
 
 def _without_ids(sent: list[bytes]) -> list[list[bytes]]:
@@ -248,17 +239,8 @@ class _Members(tuple[tuple[str, Any], ...]):
     __slots__ = ()
 
 
-def _members(text: bytes) -> _Members:
-    found: _Members = json.loads(text, object_pairs_hook=_Members, parse_float=str, parse_int=str)
-    return found
-
-
-def _marked(old: Any) -> Any:
-    if old is not None and not isinstance(old, _Members):
-        return old
-    wanted, members = {"traffic_class": CLASS, "k_max": str(CEILING)}, old or ()
-    added = [(name, value) for name, value in wanted.items() if name not in dict(members)]
-    return _Members([*added, *((key, wanted.get(key, value)) for key, value in members)])
+def _members(text: bytes) -> Any:
+    return json.loads(text, object_pairs_hook=_Members, parse_float=str, parse_int=str)
 
 
 def _is_enveloped(body: bytes, sent_bytes: int) -> bool:
@@ -277,17 +259,6 @@ def _check_same(ours: Reading, theirs: Reading) -> None:
     assert theirs.messages, theirs.fault
     assert ours.messages[0].first == theirs.messages[0].first
     assert ours.messages[0].body == theirs.messages[0].body
-
-
-def _form(parts: list[bytes]) -> dict[str, str] | None:
-    outline = FormOutline(b"content-type: " + FORM_LINE + b"\r\n")
-    try:
-        for part in parts:
-            outline.feed(part)
-        found = json.loads(outline.finish())
-    except (InvalidFormError, BodyTooComplexError):
-        return None
-    return {name: str(value).lower() if name == "stream" else value for name, value in found.items()}
 
 
 def _framed(parts: list[bytes]) -> tuple[int, bytes, bool] | None:

@@ -69,11 +69,11 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ("gateway", *REDIS), "--engine-api-key", MALFORMED
     yield ("gateway", *REDIS), "SPECPILOT_GATEWAY_ENGINE_API_KEY", MALFORMED
     yield ("gateway", *REDIS), "--engine", (*LOGINS, *QUERIES, f"http://127.0.0.1:9?token={MARK}")
-    yield ("gateway", *REDIS), "--kubernetes-api", (*LOGINS, *QUERIES)
     yield ("controller", *REDIS), "--oidc-issuer", (*LOGINS, *QUERIES)
     yield ("controller", *REDIS), "--prometheus", (*LOGINS, *QUERIES)
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
+    yield ENGINE, "--gateway-key", MALFORMED
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     for command in ("sweep", "rate"):

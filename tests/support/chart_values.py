@@ -20,7 +20,6 @@ FULL: dict[str, Any] = {
         "volumes": [{"name": "keys", "secret": {"secretName": "client-keys"}}],
         "volumeMounts": [{"name": "keys", "mountPath": "/etc/keys", "readOnly": True}],
         "tlsSecret": "llm-tls",
-        "watch": [{"service": "rel-engine-h200", "port": 8000}, {"service": "vllm", "namespace": "others"}],
         "autoscaling": {"enabled": True},
         "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecret": "tls"},
         "httpRoute": {

@@ -138,8 +138,6 @@ class ScriptedEngine:
         self.open: set[_Connection] = set()
         self.model_calls = 0
         self.model_coding = ""  # the coding of its list of models: none, gzip, or another one by name only
-        self.metrics: bytes | None = b""  # the page; `None`: a request for it is played as any other
-        self.metrics_calls = 0
         self.port = 0
         self._server: asyncio.Server | None = None
 
@@ -254,11 +252,6 @@ class _Connection(asyncio.Protocol):
             body, coding = json.dumps({"object": "list", "data": cards}).encode(), self._engine.model_coding
             extra = f"content-encoding: {coding}\r\n" if coding else ""
             self._transport.write(reply(gzip.compress(body) if coding == "gzip" else body, extra=extra))
-            self._next()
-            return
-        if line.startswith(b"GET /metrics ") and self._engine.metrics is not None:
-            self._engine.metrics_calls += 1
-            self._transport.write(reply(self._engine.metrics, content_type="text/plain; version=0.0.4"))
             self._next()
             return
         self._engine.seen.append(seen)

@@ -31,29 +31,6 @@ def test_the_releases_own_redis_speaks_tls_alone_and_everybody_asks_it_by_tls() 
         assert f"ssl_ca_certs={mount['mountPath']}/ca.crt" in url
 
 
-def test_a_gateway_that_watches_may_read_the_slices_it_names_and_nothing_else() -> None:
-    manifests = render(values(FULL))
-    by_kind = {kind: [item for item in manifests if item["kind"] == kind] for kind in ("Role", "RoleBinding")}
-    assert [item["metadata"].get("namespace") for item in by_kind["Role"]] == [None, "others"]
-    for role, binding in zip(*by_kind.values(), strict=True):
-        rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
-        assert role["rules"] == [rule]
-        assert binding["metadata"] == role["metadata"]
-        assert binding["roleRef"]["name"] == role["metadata"]["name"]
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "rel-gateway", "namespace": "default"}]
-    [account] = [item for item in manifests if item["kind"] == "ServiceAccount"]
-    gateway = next(item for item in manifests if item["kind"] == "Deployment" and "gateway" in item["metadata"]["name"])
-    assert gateway["spec"]["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
-    service = next(
-        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Service"
-    )
-    engine = next(
-        item for item in manifests if item["metadata"]["name"] == "rel-engine-h200" and item["kind"] == "Deployment"
-    )
-    assert service["spec"]["selector"].items() <= engine["spec"]["template"]["metadata"]["labels"].items()
-    assert "ServiceAccount" not in {item["kind"] for item in render(values({"pools": [POOL]}))}
-
-
 def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> None:
     manifests = render(values({"pools": [POOL]}))
     policy = next(

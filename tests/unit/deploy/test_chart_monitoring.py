@@ -31,7 +31,7 @@ def test_prometheus_scrapes_each_pod_once_under_the_jobs_of_the_rules() -> None:
     monitors = [item for item in manifests if item["kind"] in ("PodMonitor", "ServiceMonitor")]
     scraped: list[str] = []
     for monitor in monitors:
-        assert monitor["kind"] == "PodMonitor"  # a Service would not do: those of `gateway.watch` are others' too
+        assert monitor["kind"] == "PodMonitor"
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         relabelled = {item["targetLabel"]: item for item in endpoint["relabelings"]}
         assert re.fullmatch(jobs, relabelled["job"]["replacement"])  # else it would be <namespace>/<monitor's name>

@@ -32,7 +32,6 @@ def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.Mon
             assert (found.host, found.engine_capacity, found.drain_timeout_s) == ("0.0.0.0", 64, 120.0)
             assert found.admin_port == 8082
             assert found.tls_cert_file == "/etc/specpilot-tls/tls.crt"
-            assert found.engine == ("k8s+http://rel-engine-h200:8000", "k8s+http://vllm.others")
         elif kind == "controller":
             read = load(ControllerSettings, "controller", arguments[1:])
             assert (read.interval_s, read.oidc_claim) == (1.0, "roles")

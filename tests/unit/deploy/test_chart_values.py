@@ -11,8 +11,6 @@ from tests.support.helm_template import render, values
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("gatway", {"gatway": {}}),
     ("replicas", {"gateway": {"replicas": 0}}),
-    ("service", {"gateway": {"watch": [{"namespace": "models"}]}}),
-    ("watch.0.port", {"gateway": {"watch": [{"service": "vllm", "port": "http"}]}}),
     ("replica", {"controller": {"replica": 2}}),
     ("drafter", {"pools": [{"name": "a", "model": "m"}]}),
     ("name", {"pools": [{**POOL, "name": "H 200"}]}),
@@ -73,11 +71,6 @@ def test_an_autoscaler_whose_least_is_above_its_most_is_refused_by_name() -> Non
         (r"redis\.caSecret", {"redis": {"caSecret": "redis-ca"}}),
         (r"redis\.tlsSecret", {"redis": {"enabled": False, "urlSecret": "u", "caSecret": "ca", "tlsSecret": "tls"}}),
         ("pools: two have the name h200", {"pools": [POOL, {**POOL, "model": "another"}]}),
-        ("gateway.watch: vllm in default is there twice", {"gateway": {"watch": [{"service": "vllm"}] * 2}}),
-        (
-            "gateway.watch: vllm in default is there twice",
-            {"gateway": {"watch": [{"service": "vllm"}, {"service": "vllm", "namespace": "default"}]}},
-        ),
     ],
 )
 def test_values_that_exclude_each_other_are_refused_by_name(said: str, changes: dict[str, Any]) -> None:
@@ -85,12 +78,6 @@ def test_values_that_exclude_each_other_are_refused_by_name(said: str, changes: 
     jsonschema.validate(values(changes), SCHEMA)
     with pytest.raises(ValueError, match=said):
         render(values(changes))
-
-
-def test_services_of_one_name_in_two_namespaces_are_two() -> None:
-    watch = [{"service": "vllm"}, {"service": "vllm", "namespace": "others"}]
-    roles = [item for item in render(values({"gateway": {"watch": watch}})) if item["kind"] == "Role"]
-    assert len(roles) == 2
 
 
 PARTS_OF_PODS: dict[str, Any] = {

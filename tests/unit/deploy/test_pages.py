@@ -1,18 +1,15 @@
 """What the pages on deploying say exists, exists."""
 
-import inspect
 import json
 import re
 import shutil
 import subprocess
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
 from specpilot import sagemaker
-from specpilot.engine_adapter.__main__ import CLASS_HEADER
 from specpilot.policy.settings import load
 from specpilot.up_settings import PROGRAM, UpSettings
 from tests.unit.test_docs import documented_metrics
@@ -82,10 +79,3 @@ def test_every_configuration_of_another_gateway_is_yaml() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 4
     assert all(yaml.safe_load(block) for block in blocks)
-
-
-def test_the_middleware_that_the_page_names_is_the_one_that_the_engine_gets() -> None:
-    page = (ROOT / "docs" / "get-started" / "other-gateways.md").read_text()
-    module, _, name = CLASS_HEADER.rpartition(".")
-    assert f"--middleware {CLASS_HEADER}" in page
-    assert inspect.isclass(getattr(import_module(module), name))

@@ -6,7 +6,6 @@ from pathlib import Path
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
-from specpilot.gateway.wire import spec_decode
 from specpilot.gateway.wire.errors import GatewayError
 from specpilot.gateway.wire.heads import SESSION_HEADERS
 from specpilot.gateway.wire.routes import PROXIED, method_of
@@ -44,11 +43,6 @@ def test_metrics() -> None:
     assert documented == set(re.findall(r"^# TYPE (\w+) ", exposition(GatewayMetrics()).decode(), re.MULTILINE))
 
 
-def test_counters_of_engines() -> None:
-    documented = {row[0].strip("`") for row in rows("Counters of the engines")}
-    assert documented == {f"{spec_decode.PREFIX}{name}_total" for name in spec_decode.HELP}
-
-
 def test_errors() -> None:
     documented = {(row[0].strip("`"), int(row[1])) for row in rows("Errors") if row[0] != "`engine_error`"}
     assert documented == {(error.code, error.status) for error in GatewayError.__subclasses__()}
@@ -65,7 +59,7 @@ def test_headers() -> None:
     source = "".join(
         source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
     )
-    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-ratelimit-[a-z]+-(?:requests|tokens)"
+    known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-vllm-priority|x-ratelimit-[a-z]+-(?:requests|tokens)"
     named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS)}
     assert named == {row[0].strip("`") for row in rows("Headers")}
 

@@ -45,7 +45,7 @@ def _texts(kind: type[ProgramSettings]) -> list[str]:
     return [
         name
         for name, item in kind.model_fields.items()
-        if name.endswith(("token", "key", "url", "issuer", "prometheus", "kubernetes_api"))
+        if name.endswith(("token", "key", "url", "issuer", "prometheus"))
         and name not in kind.free_text
         and "str" in str(item.annotation).lower()
     ]
@@ -61,7 +61,7 @@ def test_every_secret_and_address_of_a_program_follows_the_rule(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    good = "http://127.0.0.1:9" if name in ("admin_url", "oidc_issuer", "prometheus", "kubernetes_api") else "sk-word"
+    good = "http://127.0.0.1:9" if name in ("admin_url", "oidc_issuer", "prometheus") else "sk-word"
     good = NEEDED.get(name, good)
     more = {**NEEDED, "oidc_audience": "a", "oidc_roles": "sre=admin"}
 

@@ -14,6 +14,7 @@ from starlette.routing import Mount
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
+from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
@@ -93,3 +94,11 @@ def test_the_path_may_end_with_a_slash(client: TestClient) -> None:
 
 def test_other_paths_are_not_touched(client: TestClient) -> None:
     assert client.get("/other").json() == {"is": "other"}
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "expected"),
+    [("", "/a", "/a"), ("/x", "/x/a", "/a"), ("/x", "/a", "/a"), ("/x", "/xa", "/xa"), ("/x", "/x", "/x")],
+)
+def test_the_path_within_the_application(root: str, path: str, expected: str) -> None:
+    assert route_path({"path": path, "root_path": root}) == expected

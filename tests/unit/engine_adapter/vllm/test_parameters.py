@@ -1,4 +1,4 @@
-"""Requests that a steered engine cannot serve beside drafts are rejected by their sampling parameters."""
+"""Sampling parameters: what headers add to them, and which ones a steered engine cannot serve beside drafts."""
 
 import warnings
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ with warnings.catch_warnings():
     from vllm import PoolingParams, SamplingParams
     from vllm.exceptions import VLLMValidationError
 
+    from specpilot.engine_adapter.agent.gateway_headers import GatewayHeadersMiddleware
     from specpilot.engine_adapter.vllm import parameters
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
 
@@ -54,3 +55,21 @@ def test_more_tokens_than_model_runner_v2_has_room_for_are_refused_there(
 def test_other_log_probabilities_and_what_samples_nothing_are_let_in() -> None:
     parameters.refuse_unserved(SamplingParams(logprobs=2), engine())
     parameters.refuse_unserved(PoolingParams(), engine())
+
+
+async def test_what_headers_state_replaces_what_the_body_says_of_it() -> None:
+    body = {"traffic_class": "mine", "top": 1}
+    params, pooling = SamplingParams(extra_args=body), PoolingParams()
+
+    async def serve(*_: Any) -> None:
+        parameters.add_stated(params)
+        parameters.add_stated(pooling)
+
+    def request(headers: list[tuple[bytes, bytes]]) -> Any:
+        return GatewayHeadersMiddleware(serve, None)({"type": "http", "headers": headers}, None, None)
+
+    await request([])
+    assert params.extra_args == body
+    await request([(b"x-traffic-class", b"code"), (b"x-specpilot-k-max", b"0")])
+    assert params.extra_args == {"traffic_class": "code", "top": 1, "k_max": 0}
+    assert body == {"traffic_class": "mine", "top": 1}

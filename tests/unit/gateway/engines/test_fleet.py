@@ -153,17 +153,3 @@ def test_the_only_engine_is_taken_without_looking() -> None:
     assert fleet.pick(facts({"user": "u"}), "s", 0.0) is only
     assert not any(fleet.chooser.counts.values())
     assert fleet.pick(facts(), None, 0.0, [only]) is None
-
-
-def test_an_engine_drains_when_its_service_or_its_record_says_so() -> None:
-    fleet = fleet_of()
-    service, a, b = "k8s+http://vllm.models:8000", "http://10.0.0.1:8000", "http://10.0.0.2:8000"
-    fleet.resolve(service, (a, b), frozenset((a,)))
-    assert {name: engine.is_draining for name, engine in fleet.engines.items()} == {
-        "10.0.0.1:8000": True,
-        "10.0.0.2:8000": False,
-    }
-    fleet.apply([record("e1", a), record("e2", b, draining=True)])
-    assert {name: engine.is_draining for name, engine in fleet.engines.items()} == {"e1": True, "e2": True}
-    fleet.resolve(service, (a, b))
-    assert {name: engine.is_draining for name, engine in fleet.engines.items()} == {"e1": False, "e2": True}

@@ -14,7 +14,7 @@ LARGE = b'{"model":"m","prompt":"' + b"x" * 10_000_000 + b'"}'
 
 def compressed(text: bytes) -> tuple[GatewayContext, RequestBody]:
     _, context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
-    body = RequestBody(context, read_request_head([(b"content-encoding", b"gzip")]), is_form=False)
+    body = RequestBody(context, read_request_head([(b"content-encoding", b"gzip")]))
     assert body.read_codings() is None
     assert body.feed(gzip.compress(text)) is None
     return context, body

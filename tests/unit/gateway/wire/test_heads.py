@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from specpilot.gateway.wire.errors import EngineUnavailableError, InvalidApiKeyError, MethodNotAllowedError, enveloped
 from specpilot.gateway.wire.framing import parse_head
-from specpilot.gateway.wire.heads import client_head, error_reply, read_request_head
+from specpilot.gateway.wire.heads import client_head, decision_lines, error_reply, read_request_head
 
 
 def test_a_request_head() -> None:
@@ -83,3 +83,11 @@ def test_error_replies_say_what_to_do(error: EngineUnavailableError, line: bytes
 def test_any_error_body_ends_up_in_the_envelope(body: bytes) -> None:
     wrapped = enveloped(500, body)
     assert wrapped is None or b'"error":{"message":"' in wrapped
+
+
+def test_the_decisions_about_a_request_are_header_lines_for_its_engine() -> None:
+    assert decision_lines("code", 0, None) == b"x-traffic-class: code\r\n"
+    lines = b"x-traffic-class: code\r\nx-specpilot-k-max: 0\r\nx-vllm-priority: -7\r\n"
+    assert decision_lines("code", -7, 0) == lines
+    with pytest.raises(ValueError, match="not a class name"):
+        decision_lines("x\r\ny: z", 0, None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.amendments import amend, amendments
+from specpilot.gateway.wire.amendments import amend
 from specpilot.gateway.wire.errors import BodyTooComplexError
 from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import read_facts
@@ -55,12 +55,12 @@ def test_an_outline_is_json_whose_strings_begin_and_end_as_the_bodys(
     assert found["a"][1] == 1
 
 
-@pytest.mark.parametrize("xargs", [{}, {"traffic_class": "mine", "k": 1}, None])
-def test_a_large_body_is_marked_where_its_field_is(xargs: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, None])
+def test_a_large_body_is_amended_where_its_member_is(options: Any) -> None:
     value = {
         "image": "A" * 3_000_000,
-        "vllm_xargs": xargs,
-        "messages": [{"content": "é" * 200_000}, {"content": 'say "vllm_xargs": {}'}],
+        "stream_options": options,
+        "messages": [{"content": "é" * 200_000}, {"content": 'say "stream_options": {}'}],
         "model": "m",
     }
     body = json.dumps(value, ensure_ascii=False).encode()
@@ -69,8 +69,8 @@ def test_a_large_body_is_marked_where_its_field_is(xargs: Any) -> None:
     assert len(text) < 200_000
     facts = read_facts("/v1/completions", text, len(body))
     assert facts.work_tokens == read_facts("/v1/completions", body).work_tokens
-    found = orjson.loads(b"".join(amend((body,), facts, amendments("code", None, False), outline)))
-    assert found == {**value, "vllm_xargs": {**(xargs or {}), "traffic_class": "code"}}
+    found = orjson.loads(b"".join(amend((body,), facts, {"stream_options": b"1"}, outline)))
+    assert found == {**value, "stream_options": 1}
 
 
 @pytest.mark.parametrize(
@@ -118,21 +118,21 @@ def test_no_part_of_a_large_body_takes_long(body: bytes) -> None:
     assert longest_s < LONGEST_S
 
 
-def test_many_members_beside_vllm_xargs_are_refused() -> None:
-    body = b'{"model":"m","vllm_xargs":{},' + b",".join(b'"k%d":1' % at for at in range(600)) + b"}"
+def test_many_members_beside_one_to_replace_are_refused() -> None:
+    body = b'{"model":"m","priority":1,' + b",".join(b'"k%d":1' % at for at in range(600)) + b"}"
     with pytest.raises(BodyTooComplexError):
-        amend((body,), read_facts("/v1/completions", body), amendments("code", None, False))
+        amend((body,), read_facts("/v1/completions", body), {"priority": b"0"})
 
 
 def test_no_walk_through_a_large_body_takes_long() -> None:
-    """What stands beside a `vllm_xargs` of the body's own has to be passed over to find it."""
+    """All that stands beside a member to replace has to be passed over to find it."""
 
     def walked(strings: int) -> float:
-        body = b'{"model":"m","vllm_xargs":{},"x":["' + b'a\\n","{' * strings + b'"]}'
+        body = b'{"model":"m","priority":1,"x":["' + b'a\\n","{' * strings + b'"]}'
         outline = outlined(body)
         facts = read_facts("/v1/completions", outline.finish(), len(body))
         began = time.thread_time()
-        amend((body,), facts, amendments("code", None, False), outline)
+        amend((body,), facts, {"priority": b"0"}, outline)
         return time.thread_time() - began
 
     gc.collect()

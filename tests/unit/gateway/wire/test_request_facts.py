@@ -123,7 +123,6 @@ def test_a_prompts_length_is_looked_for_once_and_token_ids_are_passed_over() -> 
         ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": None}, 9),
         ("/v1/chat/completions", {"max_tokens": "9"}, 9),
         ("/v1/chat/completions", {"max_tokens": 9.0}, 9),
-        ("/v1/audio/transcriptions", {"max_completion_tokens": "9"}, 9),
         ("/v1/completions", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
         ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1, "max_output_tokens": 1}, 9),
         ("/invocations", {"messages": [], "max_completion_tokens": 9, "max_tokens": 1}, 9),

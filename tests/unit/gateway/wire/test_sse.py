@@ -266,7 +266,6 @@ LASTS = {
     b"response.completed": False,
     b"response.incomplete": False,
     b"message_stop": False,
-    b"transcript.text.done": False,
     b"response.failed": True,
     b"error": True,
 }
