@@ -16,6 +16,8 @@ from specpilot.policy.schedule import KRange, Schedule
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
+MTP_TARGET = str(DEMO_MODEL / "mtp")
+"""The same target, loaded as a MiMo model with an MTP layer."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -40,7 +42,9 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 
 
 def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
-    """Return vLLM's `speculative_config` for the demo model's `peagle` or `eagle3`."""
+    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3` or `mtp`."""
+    if name == "mtp":
+        return {"method": "mtp", "num_speculative_tokens": k_max} | more
     model, is_parallel = str(DEMO_MODEL / name), name == "peagle"
     given = {"method": "eagle3", "model": model, "num_speculative_tokens": k_max, "parallel_drafting": is_parallel}
     return given | more
@@ -60,7 +64,8 @@ def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **op
         name = "SpecPilotAsyncScheduler" if is_async else "SpecPilotScheduler"
         given["scheduler_cls"] = f"specpilot.engine_adapter.vllm.scheduler.{name}"
         given["speculative_config"] = dict(speculative)
-    return LLM(TARGET, **given | options)
+    has_mtp = speculative is not None and speculative["method"] == "mtp"
+    return LLM(MTP_TARGET if has_mtp else TARGET, **given | options)
 
 
 def _make_asynchronous() -> None:
