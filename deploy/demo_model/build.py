@@ -30,7 +30,7 @@ AUX_LAYERS = (2, 4, 6)
 PROMPTS_PER_CLASS = 192
 SAMPLES_PER_CLASS = 700
 DRAFT_TOKENS = 7
-HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400), "mtp": (1, 4, 400)}  # layers, depths, steps
+HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400), "mtp": (1, 3, 250)}  # layers, depths, steps
 
 
 def note(folder: Path, key: str, value: object) -> None:

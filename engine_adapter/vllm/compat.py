@@ -18,6 +18,9 @@ from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested, vllm
 _MASK_TOKENS = ("ptd_token_id", "pard_token")
 """Fields of a head's configuration that name the mask token of parallel drafting."""
 
+_VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
+"""Methods that ran under vLLM's adaptive verification."""
+
 _LOSES_RECURRENT_STATE = ("0.29", "0.30", "0.31")
 """Versions of vLLM on which steps without drafts read a stale state of recurrent layers."""
 
@@ -110,9 +113,9 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
             f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
-    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in STEERABLE_METHODS:
+    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in _VERIFIED_ADAPTIVELY:
         faults.append(
-            f"adaptive verification was run with {' and '.join(STEERABLE_METHODS)} drafters, not with method "
+            f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{speculative.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
     if is_multimodal and getattr(speculative, "parallel_drafting", False):

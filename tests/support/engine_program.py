@@ -65,7 +65,7 @@ def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **op
         given["scheduler_cls"] = f"specpilot.engine_adapter.vllm.scheduler.{name}"
         given["speculative_config"] = dict(speculative)
     has_mtp = speculative is not None and speculative["method"] == "mtp"
-    return LLM(MTP_TARGET if has_mtp else TARGET, **given | options)
+    return LLM(**{"model": MTP_TARGET if has_mtp else TARGET} | given | options)
 
 
 def _make_asynchronous() -> None:
@@ -91,8 +91,15 @@ def chat_text(llm: Any, messages: Any) -> str:
     return str(llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) -> dict[str, list[int]]:
-    """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1."""
+def replies(
+    engine: Any,
+    before_step: Callable[[int], object] = lambda _: None,
+    at_end: Callable[[Any], object] = lambda _: None,
+) -> dict[str, list[int]]:
+    """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1.
+
+    `at_end` gets vLLM's output of each request that ends.
+    """
     found: dict[str, list[int]] = {}
     step = 0
     while engine.has_unfinished_requests():
@@ -100,6 +107,7 @@ def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) 
         before_step(step)
         for output in engine.step():
             if output.finished:
+                at_end(output)
                 found[output.request_id] = list(output.outputs[0].token_ids)
     return found
 
