@@ -27,6 +27,8 @@ from specpilot.policy.text_files import read_text
 PROGRAM = "specpilot engine"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
+MTP, MTP_K_MAX = "mtp", 3
+"""The name of the model's own MTP head as drafter, and its K_max if no flag states one."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     _check_model("--model", options.model)
     speculative = _speculative_config(options.speculative_config, options.drafter, options.k_max)
     if presets.has_flag(arguments, presets.FLAG):
-        fault = missing_files_fault([options.model, *([str(speculative["model"])] if speculative else [])])
+        head = speculative.get("model") if speculative else None
+        fault = missing_files_fault([options.model, *([str(head)] if head else [])])
         if fault is not None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
@@ -75,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(presets.FLAG, help="a published pair by name, see `specpilot presets`; other flags win over it")
     parser.add_argument("--model", required=True, help="target model: a folder, or a name that vLLM can load")
-    parser.add_argument("--drafter", help="draft head: a folder or a name (short for --speculative-config)")
-    parser.add_argument("--k-max", type=int, help="draft tokens per request with --drafter (the head's own, else 7)")
+    parser.add_argument("--drafter", help="draft head: a folder, a name, or mtp: the model's own (short for its JSON)")
+    parser.add_argument("--k-max", type=int, help="draft tokens per request with --drafter (the head's own, 7; mtp: 3)")
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -155,15 +158,17 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
             fail(PROGRAM, f"--speculative-config: not JSON ({error})")
         if not isinstance(config, dict):
             fail(PROGRAM, "--speculative-config: must be a JSON object")
+    elif drafter == MTP:
+        config = {"method": MTP, "num_speculative_tokens": MTP_K_MAX if k_max is None else k_max}
     else:
         assert drafter is not None
         # A head that is no folder on this machine counts as a P-EAGLE head.
         head = _head_config(drafter) or head_config.HeadConfig(is_parallel=True, k=None)
         k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
-        if k_max < 1:
-            fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
         config = {"method": "eagle3", "model": drafter, "num_speculative_tokens": k_max}
         config |= {"parallel_drafting": True} if head.is_parallel else {}
+    if text is None and k_max is not None and k_max < 1:
+        fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
     if isinstance(config.get("model"), str):
         _check_model("--drafter" if text is None else "--speculative-config: model", config["model"])
     return config
@@ -192,8 +197,10 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str]) 
         parser.add_argument(name, f"--{kind}_context_parallel_size", short, type=int, default=1)
     flags, _ = parser.parse_known_args(list(vllm_flags))
     method = speculative.get("method")
+    if not isinstance(method, str):
+        method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
     faults = compat.drafter_faults(
-        method if isinstance(method, str) else engine_facts.STEERABLE_METHODS[0],  # without a method vLLM detects it
+        MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
     )
     context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)

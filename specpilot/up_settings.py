@@ -21,6 +21,10 @@ from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
 DEMO_TARGET, DEMO_HEAD = DEMO_MODEL / "target", DEMO_MODEL / "peagle"
+DEMO_HEADS = {"p-eagle": str(DEMO_HEAD), "eagle3": str(DEMO_MODEL / "eagle3")}
+"""The demo target's heads by name."""
+MTP, MTP_K_MAX, MTP_DEMO = "mtp", 3, DEMO_MODEL / "mtp"
+"""The name of a model's own MTP head as drafter, its K_max by default, and the demo target with one."""
 PORT_LIMIT = 65_535
 SAGEMAKER_READY_WITHIN_S = 3600.0  # the longest that an endpoint waits for a container
 
@@ -60,7 +64,10 @@ class UpSettings(ProgramSettings):
     admin_port: int = Field(default=8081, ge=1, le=65535, description="first controller's port")
     engine_port: int = Field(default=8100, ge=1, le=65535, description="first engine's port")
     model: str = Field(default=str(DEMO_TARGET), description="target model: a folder or a name")
-    drafter: str = Field(default=str(DEMO_HEAD), description="P-EAGLE head: a folder or a name")
+    drafter: str = Field(
+        default=str(DEMO_HEAD),
+        description="draft head: a folder or a name; mtp: the model's own; p-eagle, eagle3: the demo's",
+    )
     served_model_name: str = Field(default="demo", description="name that clients ask for")
     k_max: int = Field(default=7, ge=1, le=64, description="largest K")
     max_num_seqs: int = Field(default=32, ge=1, description="largest number of running requests per engine")
@@ -83,7 +90,7 @@ class UpSettings(ProgramSettings):
 
 def read(arguments: Sequence[str]) -> UpSettings:
     """Return the settings; with `--sagemaker` on top of what the endpoint states."""
-    settings = load(UpSettings, PROGRAM, arguments)
+    settings = _with_head(load(UpSettings, PROGRAM, arguments))
     if not settings.sagemaker:
         return settings
     endpoint = sagemaker.stated(os.environ, settings.engines, settings.controllers)
@@ -92,7 +99,7 @@ def read(arguments: Sequence[str]) -> UpSettings:
     fields_set = settings.model_fields_set
     for name in endpoint.settings.keys() - fields_set:  # read like the operator's own, so that a wrong one is named
         os.environ[f"SPECPILOT_UP_{name.upper()}"] = endpoint.settings[name]
-    settings = load(UpSettings, PROGRAM, arguments)
+    settings = _with_head(load(UpSettings, PROGRAM, arguments))
     beside = Path(settings.model) / "drafter"
     return settings.model_copy(
         update={
@@ -100,6 +107,18 @@ def read(arguments: Sequence[str]) -> UpSettings:
             "engine_args": f"{endpoint.engine_args} {settings.engine_args}".strip(),
             "ready_within_s": settings.ready_within_s if "ready_within_s" in fields_set else SAGEMAKER_READY_WITHIN_S,
             "drafter": str(beside) if "drafter" not in fields_set and beside.is_dir() else settings.drafter,
+        }
+    )
+
+
+def _with_head(settings: UpSettings) -> UpSettings:
+    """Return the settings with the demo head that `--drafter` names; its MTP head comes with a target of its own."""
+    if settings.drafter != MTP:
+        return settings.model_copy(update={"drafter": DEMO_HEADS.get(settings.drafter, settings.drafter)})
+    return settings.model_copy(
+        update={
+            "model": str(MTP_DEMO) if settings.model == str(DEMO_TARGET) else settings.model,
+            "k_max": settings.k_max if "k_max" in settings.model_fields_set else MTP_K_MAX,
         }
     )
 
@@ -146,12 +165,12 @@ def _check_models(settings: UpSettings) -> None:
     has_own_config = "--speculative-config" in settings.engine_args
     models = [("--model", settings.model), *([] if has_own_config else [("--drafter", settings.drafter)])]
     for flag, name in models:
-        if name in (str(DEMO_TARGET), str(DEMO_HEAD)) and not Path(name).is_dir():
+        if Path(name).parent == DEMO_MODEL and not Path(name).is_dir():
             fail(PROGRAM, f"{flag}: missing; the demo model is in the source tree only, so name a model")
         if name.startswith(("/", ".", "~")) and not (Path(name) / "config.json").is_file():
             fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
-    if settings.model != str(DEMO_TARGET) and settings.drafter == str(DEMO_HEAD) and not has_own_config:
-        fail(PROGRAM, "--drafter: missing; name the P-EAGLE head of this model, the demo's fits no other")
+    if settings.model != str(DEMO_TARGET) and settings.drafter in DEMO_HEADS.values() and not has_own_config:
+        fail(PROGRAM, "--drafter: missing; name the head of this model, the demo's fits no other")
 
 
 def policy_given(settings: UpSettings) -> Policy | None:

@@ -1,4 +1,4 @@
-"""Makes the whole pair from one seed: corpus, tokenizer, target, generations, both heads, prompts.
+"""Makes the whole pair from one seed: corpus, tokenizer, target, generations, all heads, prompts.
 
 Owns: the order of the steps and the sizes. Each step writes its part and `report.json`; with `--only` the
 others are skipped, so that one step can be repeated alone.
@@ -19,17 +19,18 @@ from . import corpus
 from .generations import generate, load_samples, prompt_jobs, reply_tokens, save_samples, training_jobs
 from .heads import load_head, new_head, save_head
 from .llama import Shape
+from .mtp import MtpHead, load_mtp, save_mtp
 from .prompts import write_prompts
 from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .train_heads import HeadRun, offline_acceptance_length, train_head
 from .train_target import TargetRun, load_target, train_target
 
-STEPS = ("target", "prompts", "samples", "peagle", "eagle3", "offline")
+STEPS = ("target", "prompts", "samples", "peagle", "eagle3", "mtp", "offline")
 AUX_LAYERS = (2, 4, 6)
 PROMPTS_PER_CLASS = 192
 SAMPLES_PER_CLASS = 700
 DRAFT_TOKENS = 7
-HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400)}  # layers, depths, steps
+HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400), "mtp": (1, 3, 250)}  # layers, depths, steps
 
 
 def note(folder: Path, key: str, value: object) -> None:
@@ -63,17 +64,19 @@ def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
     """One draft head."""
     layers, depths, steps = HEADS[name]
     target = load_target(folder / "target")
-    head = new_head(target, layers, AUX_LAYERS, parallel=name == "peagle")
+    head = MtpHead(target) if name == "mtp" else new_head(target, layers, AUX_LAYERS, parallel=name == "peagle")
     note(folder, name, train_head(head, target, load_samples(work / "samples.jsonl"), HeadRun(seed, steps, depths)))
-    save_head(head, folder / name)
+    if isinstance(head, MtpHead):
+        save_mtp(head, target, folder / name)
+    else:
+        save_head(head, folder / name)
 
 
 def build_offline(folder: Path, work: Path) -> None:
     """Acceptance length in the layout of the training, for comparison with vLLM's."""
     target, samples = load_target(folder / "target"), load_samples(work / "held_out.jsonl")
-    lengths = {
-        name: offline_acceptance_length(load_head(folder / name), target, samples, DRAFT_TOKENS) for name in HEADS
-    }
+    heads = {name: load_mtp(folder / name, target) if name == "mtp" else load_head(folder / name) for name in HEADS}
+    lengths = {name: offline_acceptance_length(head, target, samples, DRAFT_TOKENS) for name, head in heads.items()}
     print(lengths, flush=True)
     note(folder, "offline_acceptance_length", lengths)
 

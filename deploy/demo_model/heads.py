@@ -76,6 +76,7 @@ class Head(nn.Module):
     def __init__(self, shape: Shape, aux_layers: tuple[int, ...], *, parallel: bool) -> None:
         super().__init__()
         self.shape, self.aux_layers, self.parallel = shape, aux_layers, parallel
+        self.name = "peagle" if parallel else "eagle3"
         aux_size = len(aux_layers) * shape.hidden_size
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.fc = nn.Linear(aux_size, shape.hidden_size, bias=False)
@@ -100,6 +101,9 @@ class Head(nn.Module):
         embeds = self.embed_tokens(tokens[:, 1:])
         if self.parallel:
             return [self._parallel_pass(known, extra, embeds, hidden)]
+        return self._passes(known, embeds, hidden, depths)
+
+    def _passes(self, known: Elements, embeds: Tensor, hidden: Tensor, depths: int) -> list[tuple[Elements, Tensor]]:
         passes, context, cache = [], known, Cache()
         for depth in range(depths):
             now = Elements(known.position[depth:], known.depth[depth:] + depth)

@@ -135,7 +135,6 @@ def train_head(head: Head, target: Llama, samples: list[Sample], run: HeadRun) -
     base = (run.matrix_lr, run.other_lr)
     stream = batches(samples, run.batch_tokens, Random(run.seed))
     started, smooth = time.monotonic(), 0.0
-    label = "peagle" if head.parallel else "eagle3"
     for step in range(run.steps):
         for tool, lr in zip(tools, base, strict=True):
             tool.param_groups[0]["lr"] = lr * learning_rate_factor(step, run.steps)
@@ -147,7 +146,7 @@ def train_head(head: Head, target: Llama, samples: list[Sample], run: HeadRun) -
             tool.step()
         smooth = loss.item() if step == 0 else 0.97 * smooth + 0.03 * loss.item()
         if step % 25 == 0 or step == run.steps - 1:
-            print(f"{label} {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{head.name} {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
     report = {"settings": asdict(run), "seconds": round(time.monotonic() - started), "loss": round(smooth, 3)}
     print(json.dumps(report), flush=True)
     return report

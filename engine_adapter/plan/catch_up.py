@@ -66,11 +66,15 @@ class CatchUp:
     `least_width` is above 0 for a drafter that must run in every step. It then runs with at least this width, and
     `reads_all` is true: no request is left out, and no prompt is deferred. A backlog from steps in which vLLM does not
     draft is read at once. `drafted_at` is the number of the last step that drafted.
+
+    Without `backlog_rows` and `least_width`, the drafter itself reads every step, also one that drafts nothing:
+    `keeps_rows` is false, and there are no backlogs.
     """
 
     def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:
         self.least_width = least_width
-        self.reads_all = least_width > 0
+        self.keeps_rows = backlog_rows > 0 or least_width > 0
+        self.reads_all = least_width > 0 or not self.keeps_rows
         self.drafted_at = 0
         self._backlog_rows = backlog_rows
         self._rows_per_step = catch_up_rows
@@ -107,6 +111,8 @@ class CatchUp:
 
     def drafting_nothing(self, batch: Sequence[DraftState], step: int) -> StepPlan:
         """Return the plan of step number `step`, which drafts nothing."""
+        if not self.keeps_rows:
+            return StepPlan(0)
         read = sum([state.positions for state in batch]) - len(batch)
         caught_up: list[str] = []
         deferred: list[str] = []
@@ -127,9 +133,17 @@ class CatchUp:
 
     def identical_steps_ahead(self, states: Sequence[DraftState], step: int) -> int:
         """Return how many steps after `step` can draft nothing before one of `states` has to catch up."""
+        if not self.keeps_rows:
+            return self._rows_per_step  # as long as a backlog would allow
         backlogs = [state.backlog for state in states]
         room = min((self._backlog_rows - sum(backlogs)) // len(states), self._rows_per_step - max(backlogs))
         return min([room, *(state.deferred_until - step - 1 for state in states if state.deferred_until is not None)])
+
+    def skip_steps(self, states: Sequence[DraftState], count: int) -> None:
+        """Add the positions of `count` steps that drafted nothing to the backlogs of `states`."""
+        if self.keeps_rows:
+            for state in states:
+                state.backlog += count
 
     def _leave_positions(self, left_out: Sequence[DraftState], room: int, caught_up: list[str], step: int) -> int:
         """Add a row to the backlog of each of `left_out`; return how many rows catch up before that.

@@ -95,8 +95,9 @@ class Planner:
     """Plans the drafts of one engine, of at most `k_max` tokens each.
 
     `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` is as in `CatchUp`.
-    `least_width` is 1 for a drafter that must run in every step, else 0. `room` is the size of vLLM's step. `prices`
-    are the costs of probes, `None` while unknown; another thread replaces them.
+    `least_width` is 1 for a drafter that must run in every step, unless it reads each step at width 0 too, else 0.
+    `room` is the size of vLLM's step. `prices` are the costs of probes, `None` while unknown; another thread replaces
+    them.
 
     `next_width` is the width of the next drafts by the law or the table, before 4 and 5.
     """
@@ -114,7 +115,7 @@ class Planner:
         self.next_width = 0
         self.prices = prices
         self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width)
-        self.probes = Probes(k_max, catch_up_rows)
+        self.probes = Probes(k_max, catch_up_rows, keeps_rows=self.catch_up.keeps_rows)
         self._room = room
         self._lone_probe = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
         self._step = 0
@@ -190,8 +191,7 @@ class Planner:
 
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` steps that repeated the last plan, at most `identical_steps_ahead`."""
-        for state in states:
-            state.backlog += count
+        self.catch_up.skip_steps(states, count)
         self._step += count
         self.probes.earn(table.probe_ratio, count)
 

@@ -109,17 +109,19 @@ DepthOf = Callable[[DraftState], int]
 class Probes:
     """The budget of one engine's probes, and the choice of the requests that are probed.
 
-    `k_max` and `catch_up_rows` determine the most expensive probe. `prices` are those of the current step; `None`:
-    unknown. `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. The
-    planner sets `drafted_at`, the number of the last step that drafted.
+    `k_max` and `catch_up_rows` determine the most expensive probe. `keeps_rows`: a step without drafts adds to the
+    backlogs. `prices` are those of the current step; `None`: unknown. `budget` is the time that probes may take now, in
+    steps that draft nothing; below 0 it is a debt. The planner sets `drafted_at`, the number of the last step that
+    drafted.
     """
 
-    def __init__(self, k_max: int, catch_up_rows: int) -> None:
+    def __init__(self, k_max: int, catch_up_rows: int, *, keeps_rows: bool = True) -> None:
         self.prices: ProbePrices | None = None
         self.budget = 0.0
         self.drafted_at = 0
         self._k_max = k_max
         self._rows_per_step = catch_up_rows
+        self._row_a_step = int(keeps_rows)
         self._prompt_budget = 0.0  # the second budget: for prompts in steps that draft nothing else
         self._charges: dict[str, float] = {}  # in the current step, by request
 
@@ -192,8 +194,9 @@ class Probes:
         until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
         # Each step adds one position to the backlog and so to the probe's cost. A step is planned before its own
         # position joins the backlog, so the first step sees one position less.
-        gained = probe_ratio - prices.position
-        missing = prices.drafting + prices.of_draft(min(map(backlog_of, probed)) - 1, 1, 1) - self.budget
+        gained = probe_ratio - self._row_a_step * prices.position
+        rows = min(map(backlog_of, probed)) - self._row_a_step
+        missing = prices.drafting + prices.of_draft(rows, 1, 1) - self.budget
         until_affordable = 0
         if missing > 0:
             until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most

@@ -276,7 +276,8 @@ class Steps:
     @property
     def backlog_tokens(self) -> int:
         """Number of positions of all decodes that the drafter has not read; other threads may read it."""
-        return sum(state.backlog for state in self.decoding) + self._repetition.unsettled * len(self.decoding)
+        unsettled = self._repetition.unsettled if self._planner.catch_up.keeps_rows else 0
+        return sum(state.backlog + unsettled for state in self.decoding)
 
     def _may_repeat(self, output: Any, table: KTable) -> bool:
         """Whether a step repeats the last planned one, by the same table and prices."""

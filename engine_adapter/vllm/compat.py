@@ -12,11 +12,14 @@ from typing import Any
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, STEERABLE_METHODS
+from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, PLAIN_MTP, STEERABLE_METHODS
 from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested, vllm_version
 
 _MASK_TOKENS = ("ptd_token_id", "pard_token")
 """Fields of a head's configuration that name the mask token of parallel drafting."""
+
+_VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
+"""Methods that ran under vLLM's adaptive verification."""
 
 _LOSES_RECURRENT_STATE = ("0.29", "0.30", "0.31")
 """Versions of vLLM on which steps without drafts read a stale state of recurrent layers."""
@@ -46,7 +49,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         ),
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
-    faults += filter(None, [head_fault(speculative), full_graph_fault(vllm_config)])
+    faults += filter(None, [head_fault(speculative), mtp_fault(vllm_config), full_graph_fault(vllm_config)])
     faults += recurrent_faults(vllm_version(), vllm_config.model_config)
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
@@ -80,7 +83,7 @@ def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list
         )
     elif method not in STEERABLE_METHODS and method not in IN_STEP_ON_V2:
         faults.append(
-            f"the adapter steers {' and '.join(STEERABLE_METHODS)} drafters, and on model runner V2 "
+            f"the adapter steers {', '.join(STEERABLE_METHODS)} drafters, and on model runner V2 "
             f"{' and '.join(IN_STEP_ON_V2)}, not method {method!r}: start vLLM without the adapter for it"
         )
     if has_table:
@@ -110,9 +113,9 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
             f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
-    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in STEERABLE_METHODS:
+    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in _VERIFIED_ADAPTIVELY:
         faults.append(
-            f"adaptive verification was run with {' and '.join(STEERABLE_METHODS)} drafters, not with method "
+            f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{speculative.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
     if is_multimodal and getattr(speculative, "parallel_drafting", False):
@@ -149,6 +152,36 @@ def head_fault(speculative: Any) -> str | None:
         f"the head's configuration names a mask token ({named}), so it drafts in parallel; one token at a time most of "
         'its drafts are rejected: add "parallel_drafting": true to --speculative-config'
     )
+
+
+def mtp_fault(vllm_config: Any) -> str | None:
+    """Return why the adapter cannot steer an MTP head; `None` if it can, or if the drafter is of another method.
+
+    It steers heads of one module that drafts one token after the other, as an EAGLE head does.
+    """
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    if speculative.method != "mtp":
+        return None
+    head, k_max = speculative.draft_model_config.hf_config, vllm_config.num_speculative_tokens
+    kind, modules = head.model_type, getattr(head, "num_nextn_predict_layers", None) or 1
+    if kind == "gemma4_mtp":
+        return "a Gemma 4 MTP head reads the target's own KV cache and was not examined: start without the adapter"
+    if min(modules, k_max) > 1:
+        return (
+            f"this MTP head has {modules} modules, one for each draft token, and the adapter steers heads of one: set "
+            "num_speculative_tokens to 1, or start vLLM without the adapter"
+        )
+    if getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False):
+        return (
+            "this model has recurrent layers (GDN, Mamba), and steps of different K have no FULL CUDA graph with them, "
+            "so its MTP head may cost more than it gains: start vLLM without the adapter"
+        )
+    if not vllm_config.use_v2_model_runner and kind not in PLAIN_MTP:
+        return (
+            f"on model runner V1 the adapter steers MTP heads of the kinds {', '.join(PLAIN_MTP)}, not {kind}: set "
+            "VLLM_USE_V2_MODEL_RUNNER=1 (vLLM 0.32), or start vLLM without the adapter"
+        )
+    return None
 
 
 def full_graph_fault(vllm_config: Any) -> str | None:

@@ -8,9 +8,14 @@ from typing import Any
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
 
-STEERABLE_METHODS = ("eagle", "eagle3")
+STEERABLE_METHODS = ("eagle", "eagle3", "mtp")
+"""Methods whose head reads the target's hidden states."""
 IN_STEP_ON_V2 = ("ngram", "draft_model")
 """Methods that draft in every step on model runner V2, so they have no backlog; the adapter only cuts K."""
+PLAIN_MTP = ("mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "hy_v3_mtp")
+"""Kinds of MTP heads (vLLM's `model_type`) that read one hidden state of the target, with attention like the target's,
+so they can catch up. Heads of other kinds may read wider states, share the indices of sparse attention between passes,
+or have recurrent layers."""
 
 _MIB = 1 << 20
 _STATES = 3
@@ -18,25 +23,50 @@ _STATES = 3
 
 
 def backlog_rows(vllm_config: Any) -> int:
-    """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step.
-
-    Two kinds of drafters must not have a backlog. With sliding-window attention, vLLM gives the blocks outside of the
-    window to other requests, and late writes would go into these blocks. With MLA, rows that are read late count as a
-    prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
-    """
+    """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step."""
     speculative = vllm_config.speculative_config
-    if speculative is None or speculative.method not in STEERABLE_METHODS:
-        return 0
-    if is_windowed(speculative.draft_model_config) or uses_mla(speculative.draft_model_config):
+    if speculative is None or why_in_every_step(speculative) is not None:
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
 
 
+def why_in_every_step(speculative: Any) -> str | None:
+    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out.
+
+    With sliding-window attention, vLLM gives the blocks outside of the window to other requests, and late writes would
+    go into these blocks. With MLA, rows that are read late count as a prompt, whose exact length the host needs; after
+    rejected drafts the host has only a bound.
+    """
+    method, head = speculative.method, speculative.draft_model_config
+    if method not in STEERABLE_METHODS:
+        return f"method {method!r} reads each token when it is there"
+    if uses_mla(head):
+        return "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"
+    if is_windowed(head):
+        return "the drafter's attention has a sliding window, outside of which blocks are given away"
+    if method == "mtp" and head.hf_config.model_type not in PLAIN_MTP:
+        return f"catching up was not examined for MTP heads of the kind {head.hf_config.model_type!r}"
+    return None
+
+
+def reads_every_step(vllm_config: Any) -> bool:
+    """Whether the drafter itself reads every step, also one without drafts, so that nothing is kept for it.
+
+    vLLM's speculators of model runner V2 do, if they have no backlog. V1's drafters and the adapter's P-EAGLE on V2 do
+    not run in a step of width 0.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or not vllm_config.use_v2_model_runner or backlog_rows(vllm_config):
+        return False
+    return speculative.method not in STEERABLE_METHODS or not speculative.parallel_drafting
+
+
 def row_size(vllm_config: Any) -> int:
     """Return how many numbers of the target's hidden states the drafter reads at a position.
 
-    vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE the last layer.
+    vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE and MTP the last
+    layer. (An MTP head with a wider state is in no list of heads that catch up.)
     """
     speculative = vllm_config.speculative_config
     head = speculative.draft_model_config.hf_config

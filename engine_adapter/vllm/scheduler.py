@@ -83,7 +83,7 @@ class _SpecPilotScheduler:
             k_max,
             rows,
             min(CATCH_UP_ROWS, vllm_config.scheduler_config.max_num_batched_tokens),
-            least_width=0 if rows else min(1, k_max),
+            least_width=0 if rows or engine_facts.reads_every_step(vllm_config) else min(1, k_max),
             room=engine_facts.step_room(vllm_config),
         )
         self._config_at = engine_facts.at_widths(vllm_config)

@@ -5,7 +5,7 @@ from typing import Any
 
 from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.settings import PREFIX
-from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, drafter_length, is_windowed, uses_mla
+from specpilot.engine_adapter.vllm.engine_facts import drafter_length, why_in_every_step
 from specpilot.policy.graphs import Graphs
 
 logger = logging.getLogger("vllm.specpilot")
@@ -64,21 +64,11 @@ def notes(vllm_config: Any) -> list[str]:
     if speculative is None:
         return []
     limits = []
-    if speculative.method in IN_STEP_ON_V2:
+    reason = why_in_every_step(speculative)
+    if reason is not None:
         limits.append(
-            f"method {speculative.method!r} drafts in every step, also at K = 0: K = 0 saves verification, and a "
-            "draft model's passes beyond the first"
-        )
-        return limits
-    if uses_mla(speculative.draft_model_config):
-        limits.append(
-            "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact, so it "
-            "cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than with other heads"
-        )
-    if is_windowed(speculative.draft_model_config):
-        limits.append(
-            "the drafter's attention has a sliding window, so it cannot fall behind and runs in every step, "
-            "also at K = 0: K = 0 saves less than with a drafter without one"
+            f"{reason}, so the drafter cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than "
+            "with a drafter that can be left out"
         )
     length, k_max = drafter_length(vllm_config), vllm_config.num_speculative_tokens
     if length < model.max_model_len:

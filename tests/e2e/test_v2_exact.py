@@ -41,7 +41,14 @@ def plain() -> dict[str, Any]:
     return run("exact_engine", "plain", "peagle", "short")
 
 
-@pytest.fixture(scope="module", params=["peagle", pytest.param("eagle3", marks=pytest.mark.extended("V2 EAGLE-3"))])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "peagle",
+        pytest.param("eagle3", marks=pytest.mark.extended("V2 EAGLE-3")),
+        pytest.param("mtp", marks=pytest.mark.extended("V2 MTP")),
+    ],
+)
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     return on_v2("exact_engine", "sync", request.param)
 
@@ -51,10 +58,16 @@ def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been() -> None:
     check_spell(on_v2("caught_up", "eager", "peagle"), 15, 0.9)
 
 
-@pytest.mark.extended("V2 EAGLE-3, catching up")
-def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that_never_was() -> None:
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param("eagle3", marks=pytest.mark.extended("V2 EAGLE-3, catching up")),
+        pytest.param("mtp", marks=pytest.mark.extended("V2 MTP, catching up")),
+    ],
+)
+def test_a_sequential_head_that_was_left_out_in_turns_drafts_as_well_as_one_that_never_was(drafter: str) -> None:
     """Its first pass reads a part of a step through the runner's buffers, which P-EAGLE's speculator does not."""
-    found = on_v2("caught_up", "eager", "eagle3", "whole", "left out in turns")
+    found = on_v2("caught_up", "eager", drafter, "whole", "left out in turns")
     whole, in_turns = found["whole"], found["left out in turns"]
     assert in_turns["catch_ups"] > 15
     assert in_turns["ids"] == whole["ids"]
@@ -106,9 +119,25 @@ def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None
         assert 3 < seen["accepted"] < seen["verified"]
 
 
-@pytest.mark.extended("V2 graphs")
-def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k() -> None:
-    found = on_v2("replayed_graphs", "eagle3")
+@pytest.mark.extended("V2 MTP in every step")
+def test_an_mtp_head_that_cannot_be_left_out_reads_every_step_at_k_0_too() -> None:
+    """So it drafts exactly what the same head drafts after it was left out and has caught up."""
+    found, left_out = on_v2("in_every_step", "mtp"), on_v2("in_every_step", "mtp left out")
+    assert found["ids"] == left_out["ids"] == undrafted("in_every_step")["ids"]
+    assert found["seen"] == left_out["seen"]
+    assert found["seen"]["K = 0"] > 10
+    assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param("eagle3", marks=pytest.mark.extended("V2 graphs")),
+        pytest.param("mtp", marks=pytest.mark.extended("V2 MTP in every step")),
+    ],
+)
+def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(drafter: str) -> None:
+    found = on_v2("replayed_graphs", drafter)
     assert found["ids"] == undrafted("replayed_graphs")["ids"]
     assert set(found["replays"]) == {"up to 4", "1 each", "1 each, width 2", "1 each, width 3"}
     assert sum(found["replays"].values()) > 15

@@ -15,6 +15,8 @@ from specpilot.engine_adapter import plugin_names
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
+MTP_TARGET = str(DEMO_MODEL / "mtp")
+"""The same target, loaded as a MiMo model with an MTP layer."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -39,7 +41,9 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 
 
 def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
-    """Return vLLM's `speculative_config` for the demo model's `peagle` or `eagle3`."""
+    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3` or `mtp`."""
+    if name == "mtp":
+        return {"method": "mtp", "num_speculative_tokens": k_max} | more
     model, is_parallel = str(DEMO_MODEL / name), name == "peagle"
     given = {"method": "eagle3", "model": model, "num_speculative_tokens": k_max, "parallel_drafting": is_parallel}
     return given | more
@@ -58,7 +62,8 @@ def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **op
     if speculative is not None:
         plugin_names.switch_on()
         given["speculative_config"] = dict(speculative)
-    return LLM(TARGET, **given | options)
+    has_mtp = speculative is not None and speculative["method"] == "mtp"
+    return LLM(**{"model": MTP_TARGET if has_mtp else TARGET} | given | options)
 
 
 def _make_asynchronous() -> None:
@@ -79,8 +84,15 @@ def _make_asynchronous() -> None:
     CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
 
 
-def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) -> dict[str, list[int]]:
-    """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1."""
+def replies(
+    engine: Any,
+    before_step: Callable[[int], object] = lambda _: None,
+    at_end: Callable[[Any], object] = lambda _: None,
+) -> dict[str, list[int]]:
+    """Step `engine` until no request is left; return the token ids of each reply. The first step is number 1.
+
+    `at_end` gets vLLM's output of each request that ends.
+    """
     found: dict[str, list[int]] = {}
     step = 0
     while engine.has_unfinished_requests():
@@ -88,6 +100,7 @@ def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) 
         before_step(step)
         for output in engine.step():
             if output.finished:
+                at_end(output)
                 found[output.request_id] = list(output.outputs[0].token_ids)
     return found
 

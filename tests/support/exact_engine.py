@@ -1,6 +1,6 @@
 """A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
 
-`run("exact_engine", "plain|sync|async", "peagle|eagle3"[, "short"])` serves the same requests (a third of them, and
+`run("exact_engine", "plain|sync|async", "peagle|eagle3|mtp"[, "short"])` serves the same requests (a third of them, and
 shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and finds the token ids of every
 reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of each step
 gives beside what the adapter exported. K changes at random, by class and band, every few steps. A reply that a stop
@@ -55,7 +55,8 @@ SCHEMA = {
 
 def main(kind: str, drafter: str) -> None:
     """Serve the load and report."""
-    os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = "0.75"  # 256 rows of 3 x 256 numbers: they fill up
+    states = 1 if drafter == "mtp" else 3
+    os.environ["SPECPILOT_ENGINE_BACKLOG_MIB"] = str(states / 4)  # 256 rows of 256 numbers of each state: they fill up
     llm = start(
         None if kind == "plain" else head(drafter),
         is_async=kind == "async",

@@ -1,8 +1,9 @@
 """Drafters of model runner V2 that run in every step, K cut by request: what they reply, what was verified.
 
-`run("in_every_step", "ngram|draft_model")` through `tests.support.interpreter`, and `run("in_every_step", "plain")` for
-the text without speculation, on model runner V1. K changes at random. The draft model is the target itself, so what it
-drafts is accepted.
+`run("in_every_step", "ngram|draft_model|mtp")` through `tests.support.interpreter`, and `run("in_every_step", "plain")`
+for the text without speculation, on model runner V1. K changes at random. The draft model is the target itself, so what
+it drafts is accepted. The demo model's MTP head could be left out; here it is of a kind that cannot. "mtp left out" is
+the same with the head left out and catching up.
 """
 
 import random
@@ -13,10 +14,15 @@ from typing import Any
 from vllm import SamplingParams
 
 from specpilot.bench.gpu_engine.engine import offer
+from specpilot.engine_adapter.vllm import engine_facts
 from tests.support.engine_program import TARGET, finish, replies, start
 from tests.support.stack import CLASSES
 
 K_MAX, REQUESTS, TOKENS = 3, 5, 24
+OWN: dict[str, dict[str, Any]] = {
+    "ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1},
+    "draft_model": {"model": TARGET},
+}
 TEXTS = (  # what repeats, so that an n-gram is found
     '{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1,',
     "one two three one two three one two",
@@ -30,8 +36,9 @@ def main(kind: str) -> None:
     """Serve a few requests while K changes, and report."""
     speculative: dict[str, Any] | None = None
     if kind != "plain":
-        own = {"ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1}, "draft_model": {"model": TARGET}}[kind]
-        speculative = {"method": kind, "num_speculative_tokens": K_MAX, **own}
+        speculative = {"method": kind.removesuffix(" left out"), "num_speculative_tokens": K_MAX, **OWN.get(kind, {})}
+    if kind == "mtp":
+        engine_facts.PLAIN_MTP = ()
     llm = start(
         speculative,
         max_model_len=128,

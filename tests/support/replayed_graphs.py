@@ -1,7 +1,9 @@
 """CUDA graphs of model runner V2 without CUDA: a graph calls again what it was captured from, with the same arguments.
 
-`run("replayed_graphs", "eagle3|peagle"[, "adaptive"])` through `tests.support.interpreter`, and
+`run("replayed_graphs", "eagle3|peagle|mtp"[, "adaptive"])` through `tests.support.interpreter`, and
 `run("replayed_graphs", "plain")` for the text without speculation, on model runner V1.
+
+The MTP head is of a kind that cannot be left out of a step.
 
 "adaptive" turns vLLM's adaptive verification on, which starts with FULL graphs alone. It measures what a token costs on
 the device; here a table stands in for that, by which every token costs something, so drafts are cut in most steps.
@@ -29,6 +31,7 @@ from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from specpilot.bench.gpu_engine.engine import chat_text, offer
+from specpilot.engine_adapter.vllm import engine_facts
 from tests.support.engine_program import finish, head, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES
@@ -106,6 +109,7 @@ def main(kind: str, *, is_adaptive: bool = False) -> None:
         install()
         if is_adaptive:
             install_costs()
+        engine_facts.PLAIN_MTP = ()
         speculative = head(kind, K_MAX, enable_adaptive_verification=is_adaptive)
         options = {"compilation_config": {"mode": 0}}
     llm = start(

@@ -122,7 +122,7 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Replace the managers that vLLM has just made for a steered runner by managers for the steps of any K.
+    """Replace the managers that vLLM has just made for a runner by managers for the steps of any K.
 
     Hybrid models keep vLLM's: their recurrent layers expect a layout with K_max drafts in each uniform step.
     """
@@ -147,8 +147,8 @@ def replace_managers(runner: Any) -> None:
         ubatch_runner=target.ubatch_runner,
         lengths=lengths,
     )
-    first, further = speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager
-    if further is None:  # it drafts in parallel, and has made its own
+    first, further = (getattr(speculator, f"{kind}_cudagraph_manager", None) for kind in ("prefill", "decode"))
+    if first is None or further is None:  # it drafts in parallel and has made its own, or has no graphs
         return
     speculator.prefill_cudagraph_manager = FirstPassGraphs(
         runner.vllm_config,

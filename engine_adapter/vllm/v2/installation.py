@@ -1,7 +1,7 @@
 """Every wrapper of the adapter around methods of vLLM's classes for model runner V2.
 
 Installed in every vLLM process that may run V2, by the `vllm.general_plugins` entry point. Each wrapper first checks
-whether the speculator is steered. Engines with other schedulers, and speculators of other kinds, run unchanged.
+whether the adapter's scheduler plans the speculator's steps. Engines with other schedulers run unchanged.
 
 - `GPUModelRunner.execute_model` begins a step: rows of requests that ended are dropped, the step's plan is noted;
 - `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps of any K, and attention
@@ -9,9 +9,10 @@ whether the speculator is steered. Engines with other schedulers, and speculator
 - `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is a
   uniform step of K = 0, and uses its graphs;
 - `AsyncOutput`: an engine with adaptive verification reports the number of verified draft tokens (`verified_tokens`);
-- `TargetDependentARSpeculator.load_model`: a steered speculator gets its backlog;
+- `init_speculator`: a speculator of any kind gets its state (`steered`); a P-EAGLE head gets the speculator that vLLM
+  lacks (`parallel_speculator`);
+- `TargetDependentARSpeculator.load_model`: a head that does not read every step gets its backlog;
 - `TargetDependentARSpeculator.propose`: it drafts for the requests and at the width of the plan (`proposal`);
-- `init_speculator`: a P-EAGLE head gets the speculator that vLLM lacks (`parallel_speculator`);
 - `VllmConfig._get_v2_model_runner_unsupported_features`: P-EAGLE is removed from the result if the environment selects
   V2. By default vLLM still runs P-EAGLE on V1.
 """
@@ -30,7 +31,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import Target
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm.compat import attention_fault
-from specpilot.engine_adapter.vllm.engine_facts import is_steered
+from specpilot.engine_adapter.vllm.engine_facts import is_steered, plans_drafts, reads_every_step
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 from specpilot.engine_adapter.vllm.v2.graphs import replace_managers
@@ -51,7 +52,7 @@ def install() -> None:
     _wrap_runner()
     _wrap_graphs()
     _wrap_speculators()
-    _add_parallel_eagle()
+    _make_speculators()
     report(AsyncOutput, lambda: _IS_ADAPTIVE[0], _copied)
 
 
@@ -70,7 +71,8 @@ def _wrap_runner() -> None:
         steered = of_speculator(self.speculator)
         if steered is not None:
             steered.plan = plan_of(scheduler_output)
-            forget_useless(steered.backlog.rows, scheduler_output)
+            if steered.backlog is not None:
+                forget_useless(steered.backlog.rows, scheduler_output)
         return execute_model(self, scheduler_output, *args, **kwargs)
 
     @wraps(initialize)
@@ -125,8 +127,9 @@ def _wrap_speculators() -> None:
     @wraps(load)
     def load_with_backlog(self: Any, *args: Any, **kwargs: Any) -> None:
         load(self, *args, **kwargs)
-        if is_steered(self.vllm_config):
-            attach(self, Steered(Backlog(self)))
+        steered = of_speculator(self)
+        if steered is not None and not reads_every_step(self.vllm_config):
+            steered.backlog = Backlog(self)
 
     @wraps(propose)
     def propose_for_some(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -139,14 +142,19 @@ def _wrap_speculators() -> None:
     TargetDependentARSpeculator.propose = propose_for_some
 
 
-def _add_parallel_eagle() -> None:
+def _make_speculators() -> None:
     init, unsupported = model_runner.init_speculator, VllmConfig._get_v2_model_runner_unsupported_features
 
     @wraps(init)
-    def init_parallel_eagle(vllm_config: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
-        if is_steered(vllm_config) and vllm_config.speculative_config.parallel_drafting:
-            return ParallelEagleSpeculator(vllm_config, device)
-        return init(vllm_config, device, *args, **kwargs)
+    def init_steered(vllm_config: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+        if not plans_drafts(vllm_config):
+            return init(vllm_config, device, *args, **kwargs)
+        is_parallel = is_steered(vllm_config) and vllm_config.speculative_config.parallel_drafting
+        speculator = (
+            ParallelEagleSpeculator(vllm_config, device) if is_parallel else init(vllm_config, device, *args, **kwargs)
+        )
+        attach(speculator, Steered())
+        return speculator
 
     @wraps(unsupported)
     def unsupported_features(self: Any) -> list[str]:
@@ -154,5 +162,5 @@ def _add_parallel_eagle() -> None:
         has_parallel_eagle = self.speculative_config is not None and is_steered(self) and envs.VLLM_USE_V2_MODEL_RUNNER
         return [name for name in features if name != _PARALLEL_EAGLE] if has_parallel_eagle else features
 
-    model_runner.init_speculator = init_parallel_eagle
+    model_runner.init_speculator = init_steered
     VllmConfig._get_v2_model_runner_unsupported_features = unsupported_features

@@ -6,6 +6,8 @@ passes. Here the plan of the step (`engine_adapter.plan.planner`) decides:
 - requests in `catch_up` catch up first, in any step;
 - width 0: the speculator does not run; a row is kept for each request;
 - `left_out`: a row is kept for each of these requests, and the speculator runs over the others alone.
+
+A speculator without a backlog runs in every step as in vLLM, at the width of the plan.
 """
 
 from collections.abc import Callable
@@ -27,20 +29,23 @@ def planned(
 
     `propose` is vLLM's method, `arguments` are its own by name, without the speculator.
     """
-    plan, batch = steered.plan, arguments["input_batch"]
+    plan, backlog, batch = steered.plan, steered.backlog, arguments["input_batch"]
     if plan is None:
         return propose(speculator, **arguments)
+    if backlog is None:
+        note_longest(speculator, batch)
+        return propose(speculator, **arguments)
     step = Step.of(arguments)
-    steered.backlog.catch_up(step, plan.catch_up)
+    backlog.catch_up(step, plan.catch_up)
     if plan.width == 0:
-        steered.backlog.keep(step, plan.deferred)
+        backlog.keep(step, plan.deferred)
         drafts: torch.Tensor = speculator.draft_tokens[: batch.num_reqs]
         confidences(speculator, batch.num_reqs).fill_(1.0)
         return drafts.fill_(-1)
     if not plan.left_out:
         note_longest(speculator, batch)
         return propose(speculator, **arguments)
-    steered.backlog.keep_of(plan.left_out, step)
+    backlog.keep_of(plan.left_out, step)
     places = places_of(batch.req_ids, plan.left_out)
     drafts = propose(speculator, **chosen(speculator, arguments, places, step.cut))
     estimates = confidences(speculator, batch.num_reqs)

@@ -1,5 +1,7 @@
 """The adapter's state of one speculator of model runner V2: its backlog, and the plan of the step under way.
 
+Every speculator whose steps are planned by the adapter's scheduler has this state, of whatever kind it is.
+
 The wrappers (`vllm.v2.installation`) share this object. It lives as long as the speculator; vLLM's own objects get no
 attributes.
 """
@@ -14,9 +16,9 @@ from specpilot.engine_adapter.vllm.v2.backlog import Backlog
 
 @dataclass(slots=True)
 class Steered:
-    """A steered speculator's `backlog`, and the `plan` of its step, `None` from another scheduler."""
+    """A speculator's `backlog`, `None` if it runs in every step; the `plan` of its step, `None` before the first."""
 
-    backlog: Backlog
+    backlog: Backlog | None = None
     plan: StepPlan | None = None
 
 
@@ -29,5 +31,5 @@ def attach(speculator: Any, steered: Steered) -> None:
 
 
 def of_speculator(speculator: Any) -> Steered | None:
-    """Return the state of a speculator; `None` if it is not steered, or is no speculator."""
+    """Return the state of a speculator; `None` if its steps are not planned, or it is no speculator."""
     return _OF.get(speculator) if speculator is not None else None

@@ -229,6 +229,26 @@ def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Pat
     assert "parallel_drafting" not in sequential
 
 
+@pytest.mark.parametrize(("given", "k"), [(None, 3), (1, 1)])
+def test_the_models_own_mtp_head_is_a_drafter_without_a_folder(given: int | None, k: int) -> None:
+    assert command._speculative_config(None, "mtp", given) == {"method": "mtp", "num_speculative_tokens": k}
+
+
+@pytest.mark.parametrize("method", ["mtp", "mimo_mtp", "deepseek_mtp"])
+def test_vllms_former_names_of_mtp_are_steered_too(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command._check_steerable({"method": method}, [])
+    with pytest.raises(SystemExit):
+        command._check_steerable({"method": "dflash"}, [])
+    assert "not method 'dflash'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drafter", ["mtp", str(DEMO_MODEL / "eagle3")])
+def test_a_k_max_below_1_is_rejected(drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command._speculative_config(None, drafter, 0)
+    assert "--k-max: is 0; it must be at least 1" in capsys.readouterr().err
+
+
 def test_a_heads_configuration_that_is_no_json_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(SystemExit):

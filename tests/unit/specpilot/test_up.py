@@ -186,6 +186,34 @@ def test_a_policy_or_model_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("flags", "model", "drafter", "k_max"),
+    [
+        ((), "target", "peagle", 7),
+        (("--drafter", "p-eagle"), "target", "peagle", 7),
+        (("--drafter", "eagle3", "--k-max", "5"), "target", "eagle3", 5),
+        (("--drafter", "mtp"), "mtp", "mtp", 3),
+        (("--drafter", "mtp", "--k-max", "1"), "mtp", "mtp", 1),
+    ],
+)
+def test_the_demo_models_heads_are_chosen_by_name(flags: tuple[str, ...], model: str, drafter: str, k_max: int) -> None:
+    found = read(flags)
+    check(found)
+    assert (Path(found.model).name, Path(found.drafter).name, found.k_max) == (model, drafter, k_max)
+    [engine] = up_parts.engines(found, "unix:///x")
+    at = list(engine.command).index("--drafter")
+    assert engine.command[at + 1 : at + 4] == [found.drafter, "--k-max", str(k_max)]
+
+
+def test_a_models_own_mtp_head_needs_no_name_of_a_demo_head(capsys: pytest.CaptureFixture[str]) -> None:
+    found = read(("--model", "org/model", "--drafter", "mtp"))
+    check(found)
+    assert found.model == "org/model"
+    with pytest.raises(SystemExit):
+        check(read(("--model", "org/model", "--drafter", "eagle3")))
+    assert "the demo's fits no other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "first", "second"),
     [
         (("--port", "8082", "--controllers", "2"), "--admin-port", "--port"),

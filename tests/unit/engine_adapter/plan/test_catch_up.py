@@ -1,5 +1,6 @@
 """Case 6 of the planner: backlogs, requests that are left out, deferred prompts."""
 
+from specpilot.engine_adapter.plan.step_plan import StepPlan
 from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, backlogs, decode, decodes, plan_at_0, prompt, request
 from tests.support.probe_prices import Planner
@@ -239,6 +240,19 @@ def test_a_drafter_that_may_not_fall_behind_runs_in_every_step_and_catches_up_at
     assert planner.plan(states, table(default=5), can_draft=False).catch_up == ("0",)
     plan = plan_at_0(planner, states)
     assert (plan.width, plan.catch_up) == (1, ("0",))
+
+
+def test_a_drafter_that_reads_every_step_itself_has_no_backlog_and_no_least_width() -> None:
+    planner, states = Planner(K_MAX, backlog_rows=0), decodes("chat", "chat")
+    for _ in range(5):
+        assert plan_at_0(planner, states) == StepPlan(0)
+    assert planner.plan([prompt("short", SHORT), *states], table(default=0)) == StepPlan(0)
+    planner.skip_steps(states, table(default=0), planner.identical_steps_ahead(states, table(default=0)))
+    plan = planner.plan(states, table(default=5))
+    assert (plan.width, plan.slots, plan.catch_up, plan.left_out) == (5, 10, (), ())
+    states[0].stated_ceiling = states[0].ceiling = 0
+    plan = planner.plan(states, table(default=5))
+    assert ([state.k for state in states], plan.slots, plan.left_out) == ([0, 5], 10, ())
 
 
 def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:

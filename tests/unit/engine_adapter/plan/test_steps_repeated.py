@@ -47,7 +47,7 @@ SPELLS = st.one_of(
 @given(
     st.lists(SPELLS, max_size=30),
     st.sampled_from([0.0, 0.03, 1.0]),
-    st.sampled_from([12, 40, 4096]),
+    st.sampled_from([0, 12, 40, 4096]),
     st.sampled_from([30, 1000]),
     st.sampled_from([0, 0, 1, K_MAX]),
 )

@@ -68,13 +68,13 @@ def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
 
-METHODS = ("ngram_gpu", "suffix", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
+METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dflash", "dspark")
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        *((config(method), ("eagle and eagle3", repr(method), "without the adapter")) for method in METHODS),
+        *((config(method), ("eagle, eagle3, mtp", repr(method), "without the adapter")) for method in METHODS),
         (config("ngram"), ("'ngram'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config("draft_model"), ("'draft_model'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
@@ -125,6 +125,39 @@ def test_on_model_runner_v2_more_drafters_are_steered(method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "head", "k_max", "runner_v2", "model", "words"),
+    [
+        ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 0, {}, None),
+        ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 1, {}, None),
+        ("deepseek_mtp", {"num_nextn_predict_layers": 1}, 3, 1, {}, None),
+        ("step3p5_mtp", {"num_nextn_predict_layers": 3}, 1, 1, {}, None),
+        ("step3p5_mtp", {"num_nextn_predict_layers": 3}, 2, 1, {}, ("3 modules", "num_speculative_tokens to 1")),
+        ("gemma4_mtp", {}, 1, 1, {}, ("Gemma 4", "KV cache")),
+        ("qwen3_next_mtp", {}, 1, 1, {"is_hybrid": True}, ("recurrent layers", "without the adapter")),
+        ("deepseek_mtp", {}, 1, 0, {}, ("mimo_mtp", "not deepseek_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
+    ],
+)
+def test_an_mtp_head_of_one_module_is_steered(
+    kind: str,
+    head: dict[str, int],
+    k_max: int,
+    runner_v2: int,
+    model: dict[str, bool],
+    words: tuple[str, ...] | None,
+) -> None:
+    own = config("mtp", runner_v2=runner_v2)
+    own.num_speculative_tokens = k_max
+    own.speculative_config.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, **head))
+    vars(own.model_config).update(model)
+    if words is None:
+        compat.check_config(own, is_async_scheduler=False)
+        return
+    with pytest.raises(UnsupportedEngineError) as rejected:
+        compat.check_config(own, is_async_scheduler=False)
+    assert [word for word in words if word not in str(rejected.value)] == []
+
+
+@pytest.mark.parametrize(
     ("named", "is_parallel", "is_refused"),
     [({"ptd_token_id": 5}, False, True), ({"ptd_token_id": 5}, True, False), ({}, False, False)],
 )
@@ -148,7 +181,7 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 def test_every_reason_is_reported_at_once() -> None:
     broken = config(
-        "mtp", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading", embeds=1
+        "dflash", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading", embeds=1
     )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
@@ -171,7 +204,7 @@ def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object
     found = config()
     found.scheduler_config.scheduler_cls = kind
     assert engine_facts.is_steered(found) is is_steered
-    found.speculative_config.method = "mtp"
+    found.speculative_config.method = "dflash"
     assert not engine_facts.is_steered(found)
 
 

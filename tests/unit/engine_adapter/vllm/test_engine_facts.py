@@ -75,6 +75,7 @@ LAYERS = {"eagle_aux_hidden_state_layer_ids": [2, 4]}
         ("eagle3", {"eagle_config": LAYERS}, 2),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, 1),
         ("eagle", {}, 1),
+        ("mtp", {"model_type": "mimo_mtp"}, 1),
     ],
 )
 def test_rows_take_the_memory_that_the_operator_gives(
@@ -146,6 +147,36 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
     [note] = start_notes.notes(found)
     assert "MLA" in note
     assert "runs in every step" in note
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "is_v2", "reads"),
+    [
+        ("mtp", "mimo_mtp", True, False),
+        ("mtp", "mimo_mtp", False, False),
+        ("mtp", "qwen4_exp_mtp", True, True),
+        ("mtp", "qwen4_exp_mtp", False, False),
+        ("ngram", "", True, True),
+        ("eagle3", "", True, False),
+    ],
+)
+def test_on_model_runner_v2_a_drafter_without_a_backlog_reads_every_step_itself(
+    method: str, kind: str, is_v2: bool, reads: bool
+) -> None:
+    found = config(method, runner_v2=is_v2)
+    found.speculative_config.draft_model_config = ModelConfig(head={"model_type": kind})
+    found.speculative_config.parallel_drafting = False
+    found.model_config = ModelConfig()
+    assert engine_facts.reads_every_step(found) is reads
+
+
+@pytest.mark.parametrize(("is_parallel", "reads"), [(False, True), (True, False)])
+def test_of_heads_with_a_window_only_p_eagles_does_not_read_every_step(is_parallel: bool, reads: bool) -> None:
+    found = config("eagle3", runner_v2=1)
+    found.speculative_config.draft_model_config = ModelConfig(window=128)
+    found.speculative_config.parallel_drafting = is_parallel
+    assert engine_facts.reads_every_step(found) is reads
+    assert not engine_facts.reads_every_step(SimpleNamespace(speculative_config=None))
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:

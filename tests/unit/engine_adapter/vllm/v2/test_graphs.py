@@ -63,6 +63,7 @@ def runner(
     is_hybrid: bool = False,
     backend: str = "FLASH_ATTN",
     is_adaptive: bool = False,
+    speculator: Any = None,
 ) -> Any:
     """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
     unsupported = None if is_varlen else ("FLASHINFER", None)
@@ -73,14 +74,15 @@ def runner(
         attn_groups=[[SimpleNamespace(backend=SimpleNamespace(get_name=lambda: backend))]],
         decode_query_len=1 + K_MAX,
         model_config=SimpleNamespace(is_hybrid=is_hybrid),
-        speculator=Speculator(mode),
+        speculator=speculator or Speculator(mode),
         adaptive_verification=SimpleNamespace() if is_adaptive else None,
         cudagraph_manager=graphs.ModelCudaGraphManager(config(), None, mode, 1 + K_MAX),
     )
     steered.attach(found.speculator, steered.Steered(SimpleNamespace()))
     graphs.replace_managers(found)
-    for manager in (found.cudagraph_manager, found.speculator.prefill_cudagraph_manager):
-        manager._graphs_captured = True
+    for manager in (found.cudagraph_manager, getattr(found.speculator, "prefill_cudagraph_manager", None)):
+        if manager is not None:
+            manager._graphs_captured = True
     return found
 
 
@@ -110,6 +112,16 @@ def test_a_step_of_any_mix_of_k_finds_a_full_graph(
     own = runner(monkeypatch)
     assert found_by(own.cudagraph_manager, lengths) == found
     assert found_by(own.speculator.prefill_cudagraph_manager, lengths) == found
+
+
+class WithoutGraphs:
+    """A speculator whose passes have none: a draft model's, and n-grams."""
+
+
+def test_with_a_drafter_without_graphs_the_target_has_them_for_any_mix_of_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = runner(monkeypatch, speculator=WithoutGraphs())
+    assert found_by(own.cudagraph_manager, [1, 8, 2, 4]) == ("FULL", 16, 16, None)
+    assert graph_record.of_runner(own) is not None
 
 
 def test_an_engine_that_verifies_adaptively_has_graphs_of_any_mix_on_every_backend_that_vllm_starts_it_on(
