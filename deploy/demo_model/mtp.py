@@ -71,12 +71,10 @@ class MtpHead(Head):
 def save_mtp(head: MtpHead, target: Llama, folder: Path) -> None:
     """Write the checkpoint that vLLM loads as `MiMoForCausalLM`, beside the target's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config = {  # of model type llama: of qwen2, transformers would read the tokenizer as Qwen's
         "architectures": ["MiMoForCausalLM"],
         **target.shape.hf_config(),
-        "model_type": "qwen2",
         "attention_bias": True,
-        "use_sliding_window": False,
         "num_nextn_predict_layers": 1,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
