@@ -34,6 +34,8 @@ from specpilot.policy.settings import ProgramSettings, fail, load
 PROGRAM = "specpilot bench sweep"
 WARM_UP = Load(concurrency=2)
 """Load of the warm-up before the first cell of a system: the first requests compile and fill caches."""
+SETTLE_S = 5.0
+"""Seconds of a cell's load before each cell of adaptive K: a cell does not measure what learning costs."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
@@ -147,16 +149,16 @@ class _Bench:
     def measure(self, system: RunningSystem, cell: Cell) -> dict[str, Any]:
         """Return the figures of one cell.
 
-        A system that was just started is warmed up, and adaptive K plays the load of each of its cells once before: a
-        cell does not measure what learning costs. Raises `EndpointError` when the server had another K than the cell's
-        arm, and `ClientFailedError`.
+        Raises `EndpointError` when the server had another K than the cell's arm, and `ClientFailedError`.
         """
         system.steering.set_k(cell.arm.k)
         if not system.is_warm:
             self._play(system, cell._replace(load=WARM_UP))
             system.is_warm = True
-        if cell.arm.system == ADAPTIVE:
+        ends_at, is_settled = time.monotonic() + SETTLE_S, cell.arm.system != ADAPTIVE
+        while not is_settled:
             self._play(system, cell)
+            is_settled = time.monotonic() >= ends_at
         figures = self._play(system, cell)
         system.steering.check(cell.arm.k)
         return figures

@@ -29,9 +29,10 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.mark.timeout(300)
 async def test_a_sweep_over_endpoints_measures_every_cell_at_its_k(
-    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The endpoint named `adaptive` is the same server: its arm gets back the K that the server had."""
+    monkeypatch.setattr(command, "SETTLE_S", 0.0)  # one unmeasured play
     asked, goodput = f"adaptive={endpoint.url},p-eagle={endpoint.url}/v1", ("--goodput", "ttft:60000")
     assert await sweep(tmp_path, asked, "--k", "1,3", *goodput) == 0
     found = cells(tmp_path)
