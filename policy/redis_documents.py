@@ -81,8 +81,8 @@ class Documents:
         """Write `after` in place of `before` (`None`: no document); `False`, without a write, if another is stored."""
 
         def decide(stored: bytes | None) -> Mapping[Place, bytes]:
-            found = None if stored is None else decode(type(after), stored)
-            return {place: encode(after)} if found == before else {}
+            present = None if stored is None else decode(type(after), stored)
+            return {place: encode(after)} if present == before else {}
 
         return self._change([place], decide)
 
