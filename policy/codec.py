@@ -19,8 +19,12 @@ _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 _PLAIN = dict.fromkeys(_UNKNOWN_FIELD, "is not a known field") | {"missing": "is missing; it must be given"}
 
 
-@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return _built(kind)
+
+
+@cache
+def _built(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
