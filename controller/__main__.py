@@ -16,8 +16,8 @@ from specpilot.controller.settings import ControllerSettings
 from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, load, without_secrets
-from specpilot.policy.store import Store
 
 PROGRAM = "specpilot controller"
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _log_audit()
     log = logging.getLogger("controller")
     try:
-        store = Store(settings.redis_url)
+        store = RedisStore(settings.redis_url)
         store.ping()
         if (lacking := store.missing_rights()) is not None:
             log.warning("--redis-url: %s", lacking)

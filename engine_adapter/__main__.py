@@ -23,8 +23,8 @@ from specpilot.engine_adapter.vllm import compat, engine_facts, versions
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
-from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
@@ -251,7 +251,7 @@ def _check_redis(url: str | None) -> None:
     if url is None:
         return
     try:
-        store = Store(url)
+        store = RedisStore(url)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
     try:

@@ -59,8 +59,8 @@ from specpilot.policy import json_log
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail, without_secrets
-from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
 _log = logging.getLogger("gateway")
@@ -269,7 +269,7 @@ def _watcher(
     if settings.redis_url is None:
         return None
     try:
-        store = Store(settings.redis_url)
+        store = RedisStore(settings.redis_url)
     except InvalidDocumentError as error:
         raise StartError(f"--redis-url: {Fault('', 'not a Redis URL')}; write e.g. redis://127.0.0.1:6379/0") from error
     watcher = Watcher(

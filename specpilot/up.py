@@ -28,8 +28,8 @@ from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
 from specpilot.policy.history import Change, differences
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import fail
-from specpilot.policy.store import Store
 from specpilot.readiness import READY, STOPPING, notify
 from specpilot.status_line import StatusLine
 from specpilot.supervisor import Part, PartFailedError, Supervisor
@@ -177,7 +177,7 @@ def _write_policy(settings: UpSettings, redis_url: str, say: Callable[[str], Non
     Without `--policy` the model's policy in Redis stays; `--mode` and `--k` change these fields of it. Where there is
     none, one with the demo's classes is written. What was written is in the history and in the audit.
     """
-    with closing(Store(redis_url)) as store:
+    with closing(RedisStore(redis_url)) as store:
         stored = store.policy(settings.served_model_name)
         policy = policy_given(settings) or _changed(settings, stored.policy if stored else None)
         if stored is None or stored.policy != policy:

@@ -23,7 +23,7 @@ from specpilot import gpus
 from specpilot.policy.clean_text import stripped
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.http_client import open_url
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from specpilot.supervisor import Part
 from specpilot.up_settings import UpSettings
 
@@ -146,7 +146,7 @@ def answers(url: str) -> Callable[[], bool]:
     def is_ready() -> bool:
         try:
             if url.startswith("unix:"):
-                Store(url).ping()
+                RedisStore(url).ping()
             else:
                 with open_url(url, timeout=1.0, is_own=True):
                     pass

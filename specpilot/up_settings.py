@@ -14,8 +14,8 @@ from specpilot.policy.clean_text import stripped
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 from specpilot.ports import check_port
 
@@ -117,7 +117,7 @@ def check(settings: UpSettings) -> None:
             fail(PROGRAM, f"--redis-url: {error}")
         return
     try:
-        Store(settings.redis_url)  # asks nothing: Redis may still be starting, and is waited for
+        RedisStore(settings.redis_url)  # asks nothing: Redis may still be starting, and is waited for
     except InvalidDocumentError as error:
         fail(PROGRAM, f"--redis-url: {error}; check the address, or leave it out for the embedded server")
 

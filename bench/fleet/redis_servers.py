@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specpilot.policy import redis_keys
 from specpilot.policy.errors import PolicyError
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
 """The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
@@ -22,7 +22,7 @@ BUS = 10_000  # the port of a cluster's bus is the node's port plus this
 def is_answering(url: str) -> bool:
     """Whether a Redis answers at `url`."""
     try:
-        Store(url).ping()
+        RedisStore(url).ping()
     except PolicyError:
         return False
     return True

@@ -42,8 +42,8 @@ from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.http_client import open_url
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.store import Store
 
 PROGRAM = "specpilot bench rolling"
 GRACE_S = 4.0
@@ -76,7 +76,7 @@ class Fleet:
         self._settings = settings
         self._free_ports = itertools.count(settings.port)
         self.redis = TOPOLOGIES[settings.redis](folder)
-        self.store = Store(self.redis.url)
+        self.store = RedisStore(self.redis.url)
         self.gateways: dict[int, subprocess.Popen[bytes]] = {}
         self.controllers: dict[int, subprocess.Popen[bytes]] = {}
         self.engines: dict[int, subprocess.Popen[bytes]] = {}

@@ -47,9 +47,9 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.records import EngineRecord
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
 from specpilot.policy.settings import ProgramSettings, fail, load
-from specpilot.policy.store import Store
 
 PROGRAM = "specpilot bench sizing"
 MAX_NUM_SEQS = 64
@@ -85,7 +85,7 @@ class Stage:
         self.redis = Node(folder)
         self.redis.until_said("PONG", "ping")
         self.url = f"redis://127.0.0.1:{self.redis.port}"
-        self.store = Store(self.url)
+        self.store = RedisStore(self.url)
         module = "specpilot.bench.fleet.simulated_engines"
         self._engines = subprocess.Popen([sys.executable, "-P", "-m", module, str(settings.port), str(settings.pools)])
         wait_for(PROGRAM, f"http://127.0.0.1:{settings.port}/e0/v1/models", START_WITHIN_S)
@@ -206,7 +206,7 @@ def _links(stage: Stage) -> dict[str, float]:
     for number in range(settings.links):
         record = replace(stage.record(number), engine_id=f"linked-{number}")
         control = SpeculationControl(record.model, record.pool, k_max=K_MAX, static_k=K, max_running=MAX_NUM_SEQS)
-        link = EngineLink(Store(stage.url, timeout_s=5.0), control, record, SystemClock())
+        link = EngineLink(RedisStore(stage.url, timeout_s=5.0), control, record, SystemClock())
         thread = threading.Thread(target=link.run)
         thread.start()
         links.append((link, thread))

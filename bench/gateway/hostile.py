@@ -29,8 +29,8 @@ from specpilot.bench.gateway.canned_engine import MODEL
 from specpilot.bench.gateway.stage import stage
 from specpilot.bench.report.output import say
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.settings import ProgramSettings, load
-from specpilot.policy.store import Store
 
 PROGRAM = "specpilot bench gateway-hostile"
 KEY = "bench-key"
@@ -284,7 +284,7 @@ def main(arguments: list[str]) -> None:
         keys = scene.out / "keys.json"
         keys.write_text(json.dumps([{"key_id": "bench", "key": KEY}]))
         rules = tuple(MatchRule("code", prompt_chars_at_least=1_000_000 + at) for at in range(_RULES))
-        store = Store(scene.redis_url)
+        store = RedisStore(scene.redis_url)
         store.put_policy(Policy(MODEL, classes={"code": ClassPolicy()}, match=rules), None, time.time())
         store.close()
         pid = scene.start_gateway(settings.port, ("--api-keys-file", str(keys), "--no-access-log"))

@@ -23,7 +23,7 @@ from specpilot.policy.bands import band_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 
 STALLED_S = 60.0
 """Seconds after which an unfinished step makes the engine report that it is stalled. The longest steps, whole chunks of
@@ -155,7 +155,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             graphs=scheduler.graphs,
         )
         link = EngineLink(
-            Store(settings.redis_url), control, record, clock, lambda: is_stalled(scheduler, clock.monotonic())
+            RedisStore(settings.redis_url), control, record, clock, lambda: is_stalled(scheduler, clock.monotonic())
         )
     exporter = MetricsExporter(control.model)
     # With data parallelism the requests of a calibration would reach other engines too.

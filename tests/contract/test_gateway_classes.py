@@ -9,7 +9,7 @@ import pytest
 from specpilot.gateway.engines import snapshot
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import call, request
 from tests.support.gateway_keys import class_of, key_headers
@@ -77,7 +77,7 @@ async def test_a_key_can_be_required_before_there_is_one(engine: ScriptedEngine,
 async def test_a_key_ends_with_its_time_and_a_rotated_one_with_its_grace(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store, now = Store(redis.url, PATIENCE_S), time.time()
+    store, now = RedisStore(redis.url, PATIENCE_S), time.time()
     store.put_api_key(ApiKey("late", snapshot.hash_of("sk-late"), expires_at=now - 1))
     grace = {"previous_sha256": snapshot.hash_of("sk-old"), "previous_expires_at": now + 60}
     store.put_api_key(ApiKey("rotated", snapshot.hash_of("sk-new"), traffic_class="code", **grace))
@@ -119,7 +119,7 @@ async def test_until_redis_was_read_only_keys_of_the_file_pass(
     await eventually(lambda: not without.context.snapshot.is_awaiting_keys)
     assert (await call(without.port)).status == 200  # Redis says that there are none
     assert (await call(without.port, config)).json["requires_api_key"] is False
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
     store.close()
     for one in (without, gateway):
@@ -131,7 +131,7 @@ async def test_until_redis_was_read_only_keys_of_the_file_pass(
 async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store._redis.hset(redis_keys.API_KEYS, "a-broken-one", b"{")
     gateway = await start_gateway(engine, redis_url=redis.url)
     assert (await call(gateway.port)).status == 401

@@ -14,7 +14,7 @@ from specpilot.gateway.engines import snapshot
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -31,8 +31,8 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def store(redis: RedisServer) -> Iterator[Store]:
-    found = Store(redis.url, PATIENCE_S)
+def store(redis: RedisServer) -> Iterator[RedisStore]:
+    found = RedisStore(redis.url, PATIENCE_S)
     found._redis.flushall()
     yield found
     found.close()
@@ -65,13 +65,13 @@ async def small() -> AsyncIterator[ScriptedEngine]:
 
 @pytest.fixture
 async def gateway(
-    big: ScriptedEngine, small: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, store: Store
+    big: ScriptedEngine, small: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, store: RedisStore
 ) -> GatewayThread:
     store.ping()
     return await start_gateway(big, small, redis_url=redis.url)
 
 
-async def route(gateway: GatewayThread, store: Store, **routes: ModelRoute) -> None:
+async def route(gateway: GatewayThread, store: RedisStore, **routes: ModelRoute) -> None:
     store.put_model_routes(ModelRoutes(routes), store.model_routes().version, 1.0)
     await eventually(lambda: gateway.context.snapshot.model_routes == routes)
 
@@ -86,7 +86,7 @@ def alias(model: str) -> ModelRoute:
 
 
 async def test_an_alias_is_served_by_its_model_under_the_models_policy(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
 ) -> None:
     store.put_policy(Policy("big", classes={"code": ClassPolicy()}), None, 1.0)
     assert (await ask(gateway, "chat")).code == "model_not_found"
@@ -106,7 +106,7 @@ async def test_an_alias_is_served_by_its_model_under_the_models_policy(
 
 
 async def test_a_body_that_names_its_model_twice_or_is_large_is_for_the_same_model_throughout(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
 ) -> None:
     await route(gateway, store, chat=alias("big"))
     for body in (
@@ -120,7 +120,7 @@ async def test_a_body_that_names_its_model_twice_or_is_large_is_for_the_same_mod
 
 
 async def test_a_conversation_stays_on_one_model_of_a_split_and_others_spread_by_weight(
-    gateway: GatewayThread, store: Store
+    gateway: GatewayThread, store: RedisStore
 ) -> None:
     await route(gateway, store, chat=ModelRoute(split=(Target("big", 3), Target("small", 1))))
     by_session = {}
@@ -140,7 +140,7 @@ async def test_a_conversation_stays_on_one_model_of_a_split_and_others_spread_by
 
 
 async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_return_with_it(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine, small: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
 ) -> None:
     last = ModelRoute((Target("absent"),), ("big",))
     await route(gateway, store, big=ModelRoute(fallback=("absent", "small")), only=alias("big"), last=last)
@@ -163,7 +163,7 @@ async def test_requests_fall_back_while_no_engine_of_their_model_is_left_and_ret
 
 
 async def test_a_large_request_whose_engine_refuses_it_is_retried_at_the_fall_back_model(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine, small: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
 ) -> None:
     await route(gateway, store, big=ModelRoute(fallback=("small",)))
     big.choose = None
@@ -177,7 +177,7 @@ async def test_a_large_request_whose_engine_refuses_it_is_retried_at_the_fall_ba
 
 
 async def test_a_route_to_nobody_says_so_and_a_key_is_held_to_the_name_that_it_asks_for(
-    gateway: GatewayThread, store: Store
+    gateway: GatewayThread, store: RedisStore
 ) -> None:
     await route(gateway, store, gone=ModelRoute((Target("absent"),), ("also-absent",)), chat=alias("big"))
     refused = await ask(gateway, "gone")
@@ -193,7 +193,7 @@ async def test_a_route_to_nobody_says_so_and_a_key_is_held_to_the_name_that_it_a
 
 
 async def test_routes_that_cannot_be_read_leave_the_last_good_ones_in_place(
-    gateway: GatewayThread, store: Store
+    gateway: GatewayThread, store: RedisStore
 ) -> None:
     await route(gateway, store, chat=alias("big"))
     store._redis.set("{specpilot}:model_routes", '{"version": 2, "routes": {"chat": {"split": "big"}}}')
@@ -203,7 +203,7 @@ async def test_routes_that_cannot_be_read_leave_the_last_good_ones_in_place(
 
 
 async def test_a_response_goes_on_with_the_model_that_began_it_whatever_the_split_draws(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine, small: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
 ) -> None:
     await route(gateway, store, either=ModelRoute(split=(Target("big"), Target("small"))))
     for engine, other in ((big, small), (small, big)):
@@ -222,7 +222,7 @@ MANY = {f"k{at}": 1 for at in range(600)}
 
 
 async def test_a_retry_that_cannot_be_made_is_answered_all_the_same(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
 ) -> None:
     await route(gateway, store, big=ModelRoute(fallback=("small",)))
     big.choose = None
@@ -237,7 +237,7 @@ async def test_a_retry_that_cannot_be_made_is_answered_all_the_same(
 
 
 async def test_a_fault_of_the_gateway_while_it_retries_is_answered(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine
 ) -> None:
     await route(gateway, store, big=ModelRoute(fallback=("small",)))
     gateway.context.fleet.longest["small"] = "not a number"
@@ -246,7 +246,7 @@ async def test_a_fault_of_the_gateway_while_it_retries_is_answered(
 
 
 async def test_one_request_that_cannot_go_elsewhere_does_not_keep_the_others_there(
-    gateway: GatewayThread, store: Store, big: ScriptedEngine, small: ScriptedEngine
+    gateway: GatewayThread, store: RedisStore, big: ScriptedEngine, small: ScriptedEngine
 ) -> None:
     await route(gateway, store, big=ModelRoute(fallback=("small",)))
     big.choose = None
@@ -270,7 +270,7 @@ async def test_a_fall_back_keeps_what_is_said_of_the_keys_limits(
     small: ScriptedEngine,
     start_gateway: StartGateway,
     redis: RedisServer,
-    store: Store,
+    store: RedisStore,
     tmp_path: Path,
 ) -> None:
     keys = tmp_path / "keys.json"

@@ -9,7 +9,7 @@ from specpilot.gateway.engines import snapshot
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartGateway
 from tests.support.engine_records import record
 from tests.support.gateway_client import STREAM, Client, call, request
@@ -37,7 +37,7 @@ POLICY = Policy(
 async def test_engines_policies_and_keys_come_from_redis(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     gateway = await start_gateway(redis_url=redis.url, redis_poll_s=BY_ANNOUNCEMENT_S)
     assert (await call(gateway.port)).code == "engine_unavailable"
     store.heartbeat(record_of(engine), 60.0)
@@ -75,7 +75,7 @@ async def test_engines_policies_and_keys_come_from_redis(
 async def test_a_draining_engine_gets_nothing_new_and_finishes(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.heartbeat(record_of(engine, "a"), 60.0)
     store.heartbeat(record_of(other_engine, "b"), 60.0)
     gateway = await start_gateway(redis_url=redis.url, redis_poll_s=BY_ANNOUNCEMENT_S)
@@ -107,7 +107,7 @@ async def test_a_draining_engine_gets_nothing_new_and_finishes(
 async def test_without_redis_everything_goes_on(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.heartbeat(record_of(engine), 60.0)
     store.put_policy(POLICY, None, 1.0)
     store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
@@ -130,7 +130,7 @@ async def test_frozen_redis_delays_no_request(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread but the one that follows Redis waits for it."""
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.heartbeat(record_of(engine), 60.0)
     store.close()
     gateway = await start_gateway(redis_url=redis.url, redis_poll_s=0.1)
@@ -151,7 +151,7 @@ async def test_frozen_redis_delays_no_request(
 async def test_when_every_engine_drains_the_error_says_when_to_come_back(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.heartbeat(record_of(engine, draining=True), 60.0)
     store.close()
     gateway = await start_gateway(redis_url=redis.url)

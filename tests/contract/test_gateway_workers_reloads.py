@@ -9,7 +9,7 @@ import pytest
 
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy.api_key import ApiKey
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.contract.conftest import StartWorkers
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayProgram, eventually
@@ -27,7 +27,7 @@ def redis(redis: RedisServer) -> RedisServer:
 
 
 def put_key(redis: RedisServer) -> None:
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     store.put_api_key(ApiKey("k", hash_of("sk-k")))
     store.close()
 

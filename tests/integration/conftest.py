@@ -11,7 +11,7 @@ import pytest
 
 from specpilot import cli
 from specpilot.policy.access import Role
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -26,8 +26,8 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def store(server: RedisServer) -> Iterator[Store]:
-    found = Store(server.url, PATIENCE_S)
+def store(server: RedisServer) -> Iterator[RedisStore]:
+    found = RedisStore(server.url, PATIENCE_S)
     yield found
     found.close()
 

@@ -6,7 +6,7 @@ import socket
 import time
 
 from specpilot.policy.access import sha256_of
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import Controller, newest, running_controller
 from tests.support.patience import PATIENCE_S
 
@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE_S
 def test_a_client_key_is_shown_once_and_stored_as_its_hash(controller: Controller) -> None:
     status, made, _ = controller.call("/admin/keys", "POST", {"traffic_class": "code", "allowed_classes": ["code"]})
     assert status == 201
-    stored = Store(controller.redis.url, PATIENCE_S).api_keys()
+    stored = RedisStore(controller.redis.url, PATIENCE_S).api_keys()
     assert [item.sha256 for item in stored] == [hashlib.sha256(made["key"].encode()).hexdigest()]
     listed = controller.call("/admin/keys")[1]["keys"]
     numbers = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "k_max")
@@ -31,7 +31,7 @@ def test_the_limits_of_a_client_key_are_set_changed_and_checked(controller: Cont
     path = f"/admin/keys/{made['key_id']}"
     status, changed, _ = controller.call(path, "PATCH", {"requests_per_minute": 120, "tokens_per_minute": None})
     assert (status, changed["requests_per_minute"], changed["tokens_per_minute"]) == (200, 120, None)
-    [stored] = Store(controller.redis.url, PATIENCE_S).api_keys()
+    [stored] = RedisStore(controller.redis.url, PATIENCE_S).api_keys()
     assert stored.sha256 == hashlib.sha256(made["key"].encode()).hexdigest()
     assert (stored.requests_per_minute, stored.tokens_per_minute) == (120, None)
     status, refused, _ = controller.call(path, "PATCH", {"requests_per_minute": 0, "tokens_per_minute": "many"})
@@ -67,7 +67,7 @@ def test_what_each_role_may_read(controller: Controller, tokens: dict[str, str])
 def test_a_token_is_shown_once_rotated_and_revoked(controller: Controller) -> None:
     status, made, _ = controller.call("/admin/tokens", "POST", {"name": "night shift", "role": "viewer"})
     assert status == 201
-    stored = Store(controller.redis.url, PATIENCE_S).admin_token(made["token_id"])
+    stored = RedisStore(controller.redis.url, PATIENCE_S).admin_token(made["token_id"])
     assert stored is not None
     assert stored.sha256 == sha256_of(made["token"])
     listed = controller.call("/admin/tokens")[1]["tokens"]
@@ -95,7 +95,7 @@ def test_a_token_request_tells_every_fault(controller: Controller) -> None:
 
 
 def test_what_has_expired_is_rotated_with_a_new_expiry_alone(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     for place, asked, field in (("tokens", {"name": "late", "role": "viewer"}, "token"), ("keys", {}, "key")):
         made = controller.call(f"/admin/{place}", "POST", {**asked, "expires_in_s": 0.2})[1]
         path = f"/admin/{place}/{made[f'{field}_id']}/rotate"
@@ -119,7 +119,7 @@ def test_what_has_expired_is_rotated_with_a_new_expiry_alone(controller: Control
 
 
 def test_a_client_key_expires_and_is_rotated_with_grace(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     began = time.time()
     status, made, _ = controller.call("/admin/keys", "POST", {"expires_in_s": 3600, "traffic_class": "code"})
     assert status == 201

@@ -6,7 +6,7 @@ import pytest
 
 from specpilot.policy import redis_keys
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import Controller
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -120,7 +120,7 @@ def test_unknown_paths_methods_and_queries_are_told_in_the_envelope(controller: 
 
 
 def test_engines_and_schedules_are_listed(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     store.heartbeat(EngineRecord("e", "http://127.0.0.1:9", "listed", "cpu", 7, 3, 8, "eagle3", "0", "0", 1, 1), 30.0)
 
     def listed() -> list[Any]:
@@ -148,7 +148,7 @@ def test_redis_gone_is_503_with_a_time_to_come_back(controller: Controller) -> N
 
 
 def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: Controller) -> None:
-    stored = Store(controller.redis.url, PATIENCE_S)
+    stored = RedisStore(controller.redis.url, PATIENCE_S)
     made = controller.call("/admin/keys", "POST", {})[1]["key_id"]
     for key in (redis_keys.FREEZES, redis_keys.API_KEYS, redis_keys.ADMIN_TOKENS):
         stored._redis.hset(key, "bad", "{nonsense")
@@ -180,13 +180,13 @@ def test_one_unreadable_document_leaves_the_calls_about_the_others(controller: C
 def test_redis_gone_fails_with_the_first_admins_token_and_with_a_named_one(
     controller: Controller, tokens: dict[str, str]
 ) -> None:
-    saved = Store(controller.redis.url, PATIENCE_S).admin_tokens()
+    saved = RedisStore(controller.redis.url, PATIENCE_S).admin_tokens()
     controller.redis.stop()
     try:
         assert controller.call("/admin/policies")[0] == 503
         assert controller.call("/admin/policies/x", "PUT", {}, tokens["operator"])[0] == 503
     finally:
         controller.redis.start()
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     for token in saved:
         assert store.put_admin_token(token, None)

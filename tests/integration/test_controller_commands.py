@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -58,7 +58,7 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
 
 
 def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Path) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     for engine_id, pool, k_max in (("one", "p", 7), ("two", "q", 20), ("plain", "p", 0)):
         url = f"http://127.0.0.1:9/{engine_id}"
         store.heartbeat(EngineRecord(engine_id, url, "reach", pool, k_max, 3, 8, "eagle3", "0", "0", 1.0, 1.0, 0), 60.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -44,7 +44,7 @@ def decision(at: float, reason: str, measured: float) -> Decision:
 
 
 def test_decisions_page_back_and_any_moment_is_explained(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     for reason, measured in (
         ("unpriced", 1000.0),
         ("control_group", 1000.0),
@@ -83,7 +83,7 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
 
 
 def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     advised = decision(time.time(), "adaptive", 1000.0)
     store.append_decision(replace(advised, pool="quiet", mode=Mode.ADVISE, k={"default": 7}), is_lasting=False)
     told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
@@ -92,7 +92,7 @@ def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None
 
 def test_explain_finds_the_only_model_and_pool() -> None:
     with running_controller() as controller:
-        store = Store(controller.redis.url, PATIENCE_S)
+        store = RedisStore(controller.redis.url, PATIENCE_S)
 
         def has_decided(pool: str) -> bool:
             return bool(store.decisions("demo", pool, 1))

@@ -22,8 +22,8 @@ from specpilot.policy.bands import row_of
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_engine import HttpEngine, own_k
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -34,7 +34,7 @@ TICK_S = 0.2
 
 @asynccontextmanager
 async def running(url: str, interval_s: float = TICK_S) -> AsyncIterator[ControlLoop]:
-    store = Store(url)
+    store = RedisStore(url)
     clock = SystemClock()
     async with aiohttp.ClientSession() as session:
         loop = ControlLoop(
@@ -65,20 +65,20 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0.05)
 
 
-def estimated_k(store: Store, band: int = 7) -> int:
+def estimated_k(store: RedisStore, band: int = 7) -> int:
     """K of a band by the newest decision: the controller's estimate of the engine's choice; -1 before the first."""
     newest = store.decisions(MODEL, POOL, 1)
     return row_of(newest[0].k, "default", band) if newest else -1
 
 
-def is_settled(engine: HttpEngine, store: Store) -> bool:
+def is_settled(engine: HttpEngine, store: RedisStore) -> bool:
     """Whether the engine chose a deep K for a while, and the controller knows."""
     newest = store.decisions(MODEL, POOL, 10)
     are_known = len(newest) == 10 and all(item.reason in {"adaptive", "control_group"} for item in newest)
     return are_known and estimated_k(store) >= 4 and own_k(engine.page()) >= 4
 
 
-async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisServer, store: Store) -> None:
+async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisServer, store: RedisStore) -> None:
     store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url) as loop:
         engine.ignores_names = True
@@ -96,7 +96,7 @@ async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisSer
         assert any("survival" in band for band in newest.evidence["bands"].values())
 
 
-async def test_redis_killed_and_back_empty(server: RedisServer, store: Store) -> None:
+async def test_redis_killed_and_back_empty(server: RedisServer, store: RedisStore) -> None:
     async with HttpEngine(store) as engine, running(server.url) as loop:
         await until(lambda: len(engine.applied) >= 2)
         last = engine.applied[-1].version
@@ -107,7 +107,7 @@ async def test_redis_killed_and_back_empty(server: RedisServer, store: Store) ->
         await until(lambda: engine.applied[-1].version > last)
 
 
-async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store: Store) -> None:
+async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store: RedisStore) -> None:
     async with HttpEngine(store, "one") as slow, HttpEngine(store, "two", 1) as quick, running(server.url) as loop:
         slow.is_slow = True
         await until(lambda: len(quick.applied) >= 2)
@@ -115,7 +115,7 @@ async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store
         assert scraped_at["one"] < scraped_at["two"]
 
 
-async def test_a_wake_up_ticks_at_once(server: RedisServer, store: Store) -> None:
+async def test_a_wake_up_ticks_at_once(server: RedisServer, store: RedisStore) -> None:
     async with running(server.url, interval_s=3600.0) as loop:
         await until(lambda: loop.ticks == 1)
         loop.wake()
@@ -123,7 +123,7 @@ async def test_a_wake_up_ticks_at_once(server: RedisServer, store: Store) -> Non
 
 
 async def test_slow_ticks_do_not_cost_the_lease(
-    server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every tick takes longer than the lease lasts, which a thread of its own renews; schedules are published."""
     async with HttpEngine(store) as engine:
@@ -141,7 +141,7 @@ async def test_slow_ticks_do_not_cost_the_lease(
             assert store.acquire_lease("b", 1.0) is None
 
 
-async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, store: Store) -> None:
+async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, store: RedisStore) -> None:
     for key in (redis_keys.POLICIES, redis_keys.CANARIES, redis_keys.FREEZES):
         store._redis.hset(key, "bad", "{nonsense")
     store._redis.hset(redis_keys.SCHEDULES, redis_keys.schedule_field(MODEL, POOL), "{nonsense")
@@ -151,7 +151,7 @@ async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, st
         await until(lambda: len(engine.applied) >= 2)
 
 
-def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, store: Store) -> None:
+def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, store: RedisStore) -> None:
     lease = store.acquire_lease("a", 30.0)
     assert lease is not None
     own, other = (store.changes(poll_s, (MODEL, pool)) for pool, poll_s in ((POOL, PATIENCE_S), ("another", 0.3)))
@@ -164,7 +164,7 @@ def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, s
     other.close()  # type: ignore[attr-defined]
 
 
-def test_a_pools_decisions_take_less_than_20_mb(store: Store) -> None:
+def test_a_pools_decisions_take_less_than_20_mb(store: RedisStore) -> None:
     rig = simulate([Phase(12, [Source(kind, 3) for kind in ACCEPTANCE])])
     result = rig.seconds[-1].result
     rows = Schedule(MODEL, POOL, 1, 0.0, 60.0, 0.005, result.proposed, guidance=result.guidance)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specpilot.policy.access import AdminToken, Role, sha256_of
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.controller_writes import WRITES, Watched, Write
 from tests.support.patience import PATIENCE_S
@@ -23,7 +23,7 @@ class There:
     """A controller with one of everything that can be written over, each at its second version or newly made."""
 
     controller: Controller
-    store: Store
+    store: RedisStore
     tokens: dict[Role, str]
     ids: dict[str, str]
 
@@ -36,7 +36,7 @@ class There:
 @pytest.fixture(scope="module")
 def there() -> Iterator[There]:
     with running_controller() as controller:
-        store = Store(controller.redis.url, PATIENCE_S)
+        store = RedisStore(controller.redis.url, PATIENCE_S)
         late = AdminToken("a" * 12, "late", Role.ADMIN, sha256_of(EXPIRED), 1.0, expires_at=time.time() - 1)
         assert store.put_admin_token(late, None)
 

@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
 from specpilot.policy.access import Role
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.controller_writes import Watched
 from tests.support.patience import PATIENCE_S
@@ -40,7 +40,7 @@ CHECKS = [
 
 def fill(controller: Controller) -> None:
     """Leave something to be read of everything that can be."""
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     schedule = Schedule("seen", "default", 1, 1.0, 60.0, 0.02, {"default": (KRange(1, 8, 3),)})
     engine = EngineRecord("e", "http://127.0.0.1:1", "seen", "default", 7, 3, 8, "eagle3", "0.32", "0.1", 1.0, 1.0)
     store.heartbeat(engine, 60.0)
@@ -120,7 +120,7 @@ def untouched() -> Iterator[Controller]:
 
 def test_a_refused_write_changes_nothing_and_leaves_one_line(untouched: Controller) -> None:
     controller, bearer = untouched, {"first": TOKEN, "unknown": "no"}
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     page = schemathesis.openapi.from_url(f"{controller.url}/openapi.json")
     refused: dict[str, set[int]] = {}
     for operation in (found.ok() for found in page.get_all_operations()):

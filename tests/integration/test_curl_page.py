@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl
 def controller() -> Iterator[Controller]:
     """A controller that steers an engine, has a policy of the model and trusts its machine, as that of `make up`."""
     with running_controller(token=None) as found:
-        store, is_over = Store(found.redis.url, PATIENCE_S), threading.Event()
+        store, is_over = RedisStore(found.redis.url, PATIENCE_S), threading.Event()
 
         async def live() -> None:
             async with HttpEngine(store):

@@ -31,7 +31,7 @@ from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.model_routes import ModelRoutes
 from specpilot.policy.records import Lease
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import free_port, running_controller
 from tests.support.gateway_server import GatewayThread
@@ -99,7 +99,7 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, *, leaves: b
 
 
 @asynccontextmanager
-async def served(store: Store, redis_url: str) -> AsyncIterator[list[str]]:
+async def served(store: RedisStore, redis_url: str) -> AsyncIterator[list[str]]:
     """An engine with traffic, and a gateway with more than it has room for; the addresses of both."""
     store.put_api_key(ApiKey("dashboard", hash_of("sk-dashboard")))
     routes = from_plain(ModelRoutes, {"routes": {"alias": {"split": [{"model": MODEL}]}}})
@@ -134,7 +134,7 @@ async def served(store: Store, redis_url: str) -> AsyncIterator[list[str]]:
             await asyncio.to_thread(gateway.join)
 
 
-def tried(store: Store) -> None:
+def tried(store: RedisStore) -> None:
     """Write a policy, and let a canary run that has three blocks already."""
     policy = Policy(MODEL, control_group_ratio=0.4)
     store.put_policy(policy, 0, time.time())
@@ -151,7 +151,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready, is_over = threading.Event(), threading.Event()
     urls: list[str] = []
     with running_controller() as controller:
-        store = Store(controller.redis.url, PATIENCE_S)
+        store = RedisStore(controller.redis.url, PATIENCE_S)
         store._redis.config_set("maxmemory", "1gb")
         lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         for log_gain in (0.04, 0.05, 0.06, 0.05, 0.04):

@@ -18,8 +18,8 @@ from specpilot.policy import redis_keys
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import encode
 from specpilot.policy.records import EngineRecord, Lease
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support import stack
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -45,7 +45,7 @@ class Control(SpeculationControl):
 def started(server: RedisServer, hold_s: float = 0.0) -> Iterator[Control]:
     """An engine's control, and the link that follows `server` for it."""
     subject = Control(hold_s)
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock())
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
@@ -62,8 +62,8 @@ def control(server: RedisServer) -> Iterator[Control]:
         yield subject
 
 
-def lead(server: RedisServer) -> tuple[Store, Lease]:
-    store = Store(server.url, PATIENCE_S)
+def lead(server: RedisServer) -> tuple[RedisStore, Lease]:
+    store = RedisStore(server.url, PATIENCE_S)
     lease = store.acquire_lease("controller", 30.0)
     assert lease is not None
     return store, lease
@@ -73,7 +73,7 @@ def schedule(version: int, k: int, pool: str = "p") -> Schedule:
     return Schedule("m", pool, version, time.time(), 60.0, 0.0, {"default": (KRange(1, 32, k),)})
 
 
-def hgets(store: Store) -> int:
+def hgets(store: RedisStore) -> int:
     """How often a field of a hash was read, as each schedule is."""
     return int(store._redis.info("commandstats").get("cmdstat_hget", {}).get("calls", 0))
 
@@ -158,10 +158,10 @@ def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
 
 def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
     subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(Store(server.url), subject, replace(RECORD, engine_id="e2"), SystemClock())
+    link = EngineLink(RedisStore(server.url), subject, replace(RECORD, engine_id="e2"), SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
-    store = Store(server.url, PATIENCE_S)
+    store = RedisStore(server.url, PATIENCE_S)
     until(lambda: len(store.engines()) == 1)
     link.stop()
     assert store.engines() == []
@@ -171,9 +171,9 @@ def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
 def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(server.url, PATIENCE_S)
+    store = RedisStore(server.url, PATIENCE_S)
     subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock())
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
@@ -197,7 +197,7 @@ def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(
 def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: RedisServer) -> None:
     began, may_go_on = threading.Event(), threading.Event()
 
-    class SlowStore(Store):
+    class SlowStore(RedisStore):
         def heartbeat(self, record: EngineRecord, ttl_s: float) -> None:
             began.set()
             assert may_go_on.wait(PATIENCE_S)
@@ -213,7 +213,7 @@ def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: Redi
     may_go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert Store(server.url, PATIENCE_S).engines() == []
+    assert RedisStore(server.url, PATIENCE_S).engines() == []
 
 
 def test_an_engine_that_starts_leaves_an_expired_schedule_and_takes_the_next(
@@ -251,11 +251,11 @@ def test_an_engine_that_starts_while_no_controller_runs_holds_the_last_schedule(
 
 def test_an_engine_whose_model_stands_still_says_so_at_its_next_heartbeat(server: RedisServer) -> None:
     subject, found = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32), [False]
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock(), lambda: found[0])
+    link = EngineLink(RedisStore(server.url), subject, RECORD, SystemClock(), lambda: found[0])
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
-        store = Store(server.url, PATIENCE_S)
+        store = RedisStore(server.url, PATIENCE_S)
         until(lambda: len(store.engines()) == 1)
         for is_stalled in (True, False):
             found[0] = is_stalled

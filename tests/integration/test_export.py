@@ -10,8 +10,8 @@ import pytest
 
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port, wait_for
@@ -22,7 +22,7 @@ TOKEN = "let me in"
 @pytest.fixture(scope="module")
 def admin_url() -> Iterator[str]:
     redis, port = RedisServer(), free_port()
-    store = Store(redis.url, PATIENCE_S)
+    store = RedisStore(redis.url, PATIENCE_S)
     rows = {"default": (KRange(1, 8, 3),), "code": (KRange(1, 4, 7), KRange(5, 8, 1)), "chat": (KRange(1, 8, 0),)}
     lease = store.acquire_lease("test", 60.0)  # so the controller below leads nothing and the schedules stay
     assert lease is not None

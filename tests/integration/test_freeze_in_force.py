@@ -8,7 +8,7 @@ from urllib.request import urlopen
 import pytest
 
 from specpilot.bench.simulation.engine import MODEL, POOL
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.controller_engine import HttpEngine, own_k
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
@@ -22,7 +22,7 @@ WITHIN_S = 20.0
 @pytest.fixture
 def engines(controller: Controller) -> Iterator[list[HttpEngine]]:
     """Two engines with traffic, in a thread of their own."""
-    store, is_over, found = Store(controller.redis.url, PATIENCE_S), threading.Event(), list[HttpEngine]()
+    store, is_over, found = RedisStore(controller.redis.url, PATIENCE_S), threading.Event(), list[HttpEngine]()
 
     async def live() -> None:
         async with HttpEngine(store, "one") as first, HttpEngine(store, "two", 1) as second:

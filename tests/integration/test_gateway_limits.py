@@ -12,7 +12,7 @@ from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.gateway.limits.rate_limit import PRIOR
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey, GatewayUsage
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.patience import PATIENCE_S
@@ -55,7 +55,7 @@ class Fleet:
         await eventually(lambda: all(abs(share - 1 / count) < 1e-9 for share in self.shares("unused")))
 
     def set_limit(self, limit: int) -> None:
-        store = Store(self.server.url, PATIENCE_S)
+        store = RedisStore(self.server.url, PATIENCE_S)
         store.put_api_key(ApiKey("shared", hash_of("sk-shared"), requests_per_minute=limit))
         store.close()
 
@@ -166,7 +166,7 @@ async def test_a_changed_limit_is_in_force_within_a_second(fleet: Fleet) -> None
 
 
 def test_usage_is_exchanged_and_expires(server: RedisServer) -> None:
-    store = Store(server.url, PATIENCE_S)
+    store = RedisStore(server.url, PATIENCE_S)
     one, other = GatewayUsage("a", {"k": 0.5}), GatewayUsage("b", {})
     assert store.exchange_usage(one, 5.0) == [one]
     assert store.exchange_usage(other, 0.1) == [one, other]

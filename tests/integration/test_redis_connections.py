@@ -7,7 +7,7 @@ from redis.exceptions import NoPermissionError
 
 from specpilot.bench.fleet.redis_servers import Node, is_answering
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.certificates import make_certificates
 from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
 from tests.support.stack import until
@@ -33,7 +33,7 @@ def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path
     own = f"ssl_certfile={certificates}/client.pem&ssl_keyfile={certificates}/client.key"
     ca = f"ssl_ca_certs={certificates}/ca.pem"
     try:
-        use_everything(Store(f"rediss://127.0.0.1:{plain.port}?{ca}&{own}"))
+        use_everything(RedisStore(f"rediss://127.0.0.1:{plain.port}?{ca}&{own}"))
         assert is_answering(f"rediss://127.0.0.1:{plain.port}?ssl_cert_reqs=none&{own}")
         assert is_answering(f"rediss://localhost:{plain.port}?ssl_check_hostname=false&{ca}&{own}")
         for place, fault in (  # the server is not trusted, asks for a certificate, has another name
@@ -43,7 +43,7 @@ def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path
             (f"localhost:{{}}?{ca}&{own}", r"not valid for 'localhost'.*write a name .* \?ssl_check_hostname=false"),
         ):
             with pytest.raises(StoreUnavailableError, match=fault):
-                Store(f"rediss://{place.format(plain.port)}").ping()
+                RedisStore(f"rediss://{place.format(plain.port)}").ping()
     finally:
         node.kill()
 
@@ -52,7 +52,7 @@ def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path
 @pytest.mark.parametrize("server", [name for name in SERVERS if name != "embedded"])
 def test_every_operation_by_either_protocol(server: str, protocol: int, tmp_path: Path) -> None:
     node = Node(tmp_path, executable=SERVERS[server])
-    store = Store(f"redis://127.0.0.1:{node.port}?protocol={protocol}")
+    store = RedisStore(f"redis://127.0.0.1:{node.port}?protocol={protocol}")
     try:
         node.until_said("PONG", "ping")
         use_everything(store)
@@ -68,7 +68,7 @@ def test_a_user_of_the_documented_acl_may_do_everything_that_is_needed_and_nothi
     try:
         url = f"redis://specpilot:p%40ss@127.0.0.1:{node.port}"
         until(lambda: is_answering(url))
-        store = Store(url)
+        store = RedisStore(url)
         use_everything(store)
         assert (store.missing_rights(), store.unannounced()) == (None, None)
         for command in (("set", "elsewhere", "1"), ("flushall",), ("config", "get", "dir")):
@@ -76,6 +76,6 @@ def test_a_user_of_the_documented_acl_may_do_everything_that_is_needed_and_nothi
                 store._redis.execute_command(*command)
         for wrong in ("", "specpilot:other@"):
             with pytest.raises(StoreUnavailableError, match="Redis"):
-                Store(f"redis://{wrong}127.0.0.1:{node.port}").ping()
+                RedisStore(f"redis://{wrong}127.0.0.1:{node.port}").ping()
     finally:
         node.kill()

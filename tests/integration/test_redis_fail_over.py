@@ -18,8 +18,8 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -47,7 +47,7 @@ def causes(*others: str) -> pytest.MarkDecorator:
 
 @causes("LOADING", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MISCONF", "NOAUTH")
 def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: str) -> None:
-    store = Store(pair.url)
+    store = RedisStore(pair.url)
     lease = store.acquire_lease("a", 30.0)
     assert lease is not None
     store.put_api_key(KEY)
@@ -82,7 +82,7 @@ def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: st
 
 @causes("LOADING")
 def test_idle_connections_and_subscriptions_follow_the_one_that_found_out(pair: Pair, how: str) -> None:
-    store = Store(pair.url)
+    store = RedisStore(pair.url)
     gate = threading.Barrier(4)
     threads = [threading.Thread(target=lambda: (gate.wait(), store.ping())) for _ in range(4)]
     for thread in threads:
@@ -127,7 +127,7 @@ async def test_a_gateway_follows(pair: Pair) -> None:
     await eventually(lambda: context.snapshot_age_s is not None)
     await eventually(lambda: pair.first.keys("*gateway*"))  # it has written, so its connections are in use
     pair.fail_over("READONLY")
-    Store(f"redis://127.0.0.1:{pair.ports[1]}").put_api_key(KEY)
+    RedisStore(f"redis://127.0.0.1:{pair.ports[1]}").put_api_key(KEY)
     await eventually(lambda: context.snapshot.needs_key)
     await eventually(lambda: context.snapshot_age_s < 2.0)
     assert (await call(gateway.port, request())).status == 401
@@ -154,14 +154,14 @@ def test_a_controller_follows(pair: Pair) -> None:
 def test_an_engine_follows(pair: Pair) -> None:
     control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, hold_s=0.0)
     record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
-    link = EngineLink(Store(pair.url), control, record, SystemClock())
+    link = EngineLink(RedisStore(pair.url), control, record, SystemClock())
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
         until(lambda: pair.first.keys("*engine*"))
         pair.fail_over("READONLY")
         failed_at = time.time()
-        leader = Store(f"redis://127.0.0.1:{pair.ports[1]}")
+        leader = RedisStore(f"redis://127.0.0.1:{pair.ports[1]}")
         lease = leader.acquire_lease("controller", 30.0)
         assert lease is not None
         until(lambda: any(engine.heartbeat_at >= failed_at for engine in leader.engines()))

@@ -14,8 +14,8 @@ from specpilot.policy import redis_keys
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_engine import HttpEngine
 from tests.support.gateway_client import Answer
 from tests.support.gateway_server import GatewayProgram, eventually
@@ -31,7 +31,7 @@ pytestmark = NEEDS_SYSTEM
 
 def test_a_full_server_keeps_engines_gateways_and_leader_and_says_that_it_is_full(tmp_path: Path) -> None:
     node = Node(tmp_path, "--maxmemory-policy", "noeviction")
-    store = Store(f"redis://127.0.0.1:{node.port}")
+    store = RedisStore(f"redis://127.0.0.1:{node.port}")
     try:
         node.until_said("PONG", "ping")
         store.put_policy(Policy("m"), None, 1.0)
@@ -72,7 +72,7 @@ async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_contro
     node = Node(tmp_path, "--maxmemory-policy", "noeviction")
     url, log, port = f"redis://127.0.0.1:{node.port}", tmp_path / "controller.log", free_port()
     node.until_said("PONG", "ping")
-    store = Store(url, PATIENCE_S)
+    store = RedisStore(url, PATIENCE_S)
     engine = await ScriptedEngine().start()
     engine.script = [0.02, reply(completion())]  # so that requests are in flight at every moment
     replies: list[Answer] = []

@@ -20,7 +20,7 @@ from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.records import Decision
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
@@ -32,7 +32,7 @@ def raw(server: RedisServer) -> Iterator["redis.Redis[bytes]"]:
 
 
 def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
-    store: Store, raw: "redis.Redis[bytes]"
+    store: RedisStore, raw: "redis.Redis[bytes]"
 ) -> None:
     assert store.model_routes() == VersionedModelRoutes()
     routes = {"chat": ModelRoute((Target("big", 9.0), Target("new")), ("small",))}
@@ -51,7 +51,7 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
     assert store.model_routes().routes == {}
 
 
-def test_a_store_that_scripts_wrote_documents_of_is_read_and_goes_on(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_documents_that_scripts_put_together_are_read(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     """Their numbers are within the documents, which the server put together."""
     text = '{"version":%d,"updated_at":1.5,"policy":{"model":"m"}'
     raw.hset(redis_keys.POLICIES, "m", text % 7 + "}")
@@ -66,7 +66,7 @@ def test_a_store_that_scripts_wrote_documents_of_is_read_and_goes_on(store: Stor
     assert store.put_model_routes(ModelRoutes(), 2, 2.0).version == 3
 
 
-def test_a_write_that_another_came_before_is_decided_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_another_came_before_is_decided_anew(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write, other = store._compare_and_write, Policy("m", static_k=1)
 
     def after_another(**arguments: object) -> object:
@@ -84,7 +84,7 @@ def test_a_write_that_another_came_before_is_decided_anew(store: Store, monkeypa
     assert [item.policy for item in store.policy_versions("m", 3)] == [other, Policy("m", static_k=2), other]
 
 
-def test_every_version_is_kept_with_who_wrote_it_and_why(store: Store) -> None:
+def test_every_version_is_kept_with_who_wrote_it_and_why(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0, Change("ada", Cause.PUT, 'first, with "quotes"'))
     store.put_policy(Policy("m", k_min=1), 1, 2.0, Change("bob", Cause.PATCH))
     store.delete_policy("m", 2, 3.0, Change("ada", Cause.DELETE, "over"))
@@ -103,14 +103,14 @@ def test_every_version_is_kept_with_who_wrote_it_and_why(store: Store) -> None:
     assert store.policy_versions("other", 5) == []
 
 
-def test_a_refused_write_leaves_no_version(store: Store) -> None:
+def test_a_refused_write_leaves_no_version(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     with pytest.raises(VersionConflictError):
         store.put_policy(Policy("m", k_min=1), 0, 2.0)
     assert [item.version for item in store.policy_versions("m", 10)] == [1]
 
 
-def test_the_last_300_versions_are_kept(store: Store) -> None:
+def test_the_last_300_versions_are_kept(store: RedisStore) -> None:
     for version in range(VERSIONS_KEPT + 5):
         store.put_policy(Policy("m", k_min=version % 7), version, float(version))
     found = store.policy_versions("m", 1000)
@@ -119,7 +119,7 @@ def test_the_last_300_versions_are_kept(store: Store) -> None:
 
 
 @pytest.mark.parametrize("change", [None, Change("ada", Cause.CANARY, "now")])
-def test_a_promotion_is_a_version(store: Store, change: Change | None) -> None:
+def test_a_promotion_is_a_version(store: RedisStore, change: Change | None) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     canary = Experiment(1, "id", Canary(Policy("m", static_k=4)), 1, 5.0, outcome=Outcome.BETTER)
     store.put_canary(canary, None, 7.0, change)
@@ -132,7 +132,7 @@ def test_a_promotion_is_a_version(store: Store, change: Change | None) -> None:
 TOKEN = AdminToken("a" * 12, "ada", Role.OPERATOR, "0" * 64, 1.0, expires_at=9.0)
 
 
-def test_a_token_is_written_only_over_what_was_read(store: Store) -> None:
+def test_a_token_is_written_only_over_what_was_read(store: RedisStore) -> None:
     assert store.put_admin_token(TOKEN, None)
     assert not store.put_admin_token(TOKEN, None)
     rotated = replace(TOKEN, sha256="1" * 64, rotated_at=2.0)
@@ -145,7 +145,7 @@ def test_a_token_is_written_only_over_what_was_read(store: Store) -> None:
     assert store.admin_token(TOKEN.token_id) is None
 
 
-def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: Store) -> None:
+def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: RedisStore) -> None:
     whole = Freeze(EVERYTHING, Hold.STATIC, 1.0)
     own = Freeze("m", Hold.CURRENT, 1.0, until=5.0, author="ada", comment="launch")
     store.put_freeze(whole)
@@ -160,7 +160,7 @@ def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: Store) ->
 
 
 def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     good = Freeze("good", Hold.STATIC, 1.0)
     store.put_freeze(good)
@@ -176,7 +176,7 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert store.freezes() == {"good": good}
 
 
-def test_a_token_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_token_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     store.put_admin_token(TOKEN, None)
     raw.hset(redis_keys.ADMIN_TOKENS, "b" * 12, "{}")
     assert list(store.admin_tokens()) == [TOKEN]
@@ -185,7 +185,7 @@ def test_a_token_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Re
 
 
 def test_a_version_that_cannot_be_read_hides_no_other(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
         store.put_policy(Policy("m"), number, 1.0, Change("ada", Cause.PUT))
@@ -196,7 +196,7 @@ def test_a_version_that_cannot_be_read_hides_no_other(
 
 
 def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+    store: RedisStore, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console reads it every few seconds."""
     for index in range(200):
@@ -206,14 +206,14 @@ def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
     assert said.startswith("200 of the decisions cannot be read and are left out; ")
 
 
-def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     store.append_audit(entry("first"))
     number = store.append_audit(entry("second"))
     raw.xadd(redis_keys.AUDIT, {"entry": '{"at":"yesterday"}'}, id=f"{number + 1}-0")
     assert [item.action for item in store.audit(10)] == ["second", "first"]
 
 
-def test_a_decision_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_decision_that_cannot_be_read_hides_no_other(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     """Another version of the controller may have filed it, or somebody by hand."""
     first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, None, {}) for at in (1.0, 2.0))
     store.append_decision(first, is_lasting=True)
@@ -227,7 +227,7 @@ def entry(what: str, result: Result = Result.DONE) -> AuditEntry:
     return AuditEntry(1.0, "ada", what, "m", result, changes=(Difference("k_min", 0, 1),))
 
 
-def test_the_audit_numbers_what_was_done_and_refused_in_one_order(store: Store) -> None:
+def test_the_audit_numbers_what_was_done_and_refused_in_one_order(store: RedisStore) -> None:
     for number in range(1, 9):
         assert store.append_audit(entry(str(number), Result.REFUSED if number % 3 == 0 else Result.DONE)) == number
     newest = store.audit(5)
@@ -239,7 +239,7 @@ def test_the_audit_numbers_what_was_done_and_refused_in_one_order(store: Store) 
     assert store.audit(3, after=8) == []
 
 
-def test_refusals_cannot_push_out_what_was_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_cannot_push_out_what_was_done(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "REFUSED_KEPT", 100)
     store.append_audit(entry("done"))
     for _ in range(600):
@@ -250,7 +250,7 @@ def test_refusals_cannot_push_out_what_was_done(store: Store, monkeypatch: pytes
     assert all(newer.number > older.number for newer, older in pairwise(found))
 
 
-def test_a_key_that_an_older_version_wrote_can_be_changed(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_key_that_an_older_version_wrote_can_be_changed(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     raw.hset(redis_keys.API_KEYS, "k", '{"key_id":"k","sha256":"00","traffic_class":null,"allowed_classes":null}')
     [found] = store.api_keys()
     assert found == ApiKey("k", "00")
@@ -258,7 +258,9 @@ def test_a_key_that_an_older_version_wrote_can_be_changed(store: Store, raw: "re
     assert not store.change_api_key(found, replace(found, requests_per_minute=6))
 
 
-def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(
+    store: RedisStore, raw: "redis.Redis[bytes]"
+) -> None:
     lease = store.acquire_lease("one", 60.0)
     assert lease is not None
     day_s, midnight = 86_400.0, 1_800_057_600.0
@@ -281,7 +283,7 @@ def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(store: Store,
         store.add_gain("m", "p", latest, LogGain(0.1, 0.1), lease)
 
 
-def test_a_day_that_an_older_controller_counted_is_of_one_measure(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_day_that_an_older_controller_counted_is_of_one_measure(store: RedisStore, raw: "redis.Redis[bytes]") -> None:
     raw.hset(
         redis_keys.gains("m", "p"),
         mapping={"1970-01-02:windows": 2, "1970-01-02:log_sum": "0.3", "1970-01-02:log_square_sum": "0.05"},

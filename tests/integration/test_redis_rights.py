@@ -15,8 +15,8 @@ from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
@@ -40,7 +40,7 @@ def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
     rights: Rights, caplog: pytest.LogCaptureFixture
 ) -> None:
     rights.set(*NO_CHANNEL)
-    store = Store(rights.url)
+    store = RedisStore(rights.url)
     with caplog.at_level(logging.WARNING):
         use_everything(store)
     assert "channel" in str(store.unannounced())
@@ -53,7 +53,7 @@ def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
 
 def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights: Rights) -> None:
     rights.set("resetkeys", "~{specpilot}:*", "allchannels", "+@all", "-hdel", "-publish")
-    store = Store(rights.url)
+    store = RedisStore(rights.url)
     said = str(store.missing_rights())
     for rule in ("ACL SETUSER app ", "+hdel", "+publish", "~specpilot:*"):
         assert rule in said
@@ -72,7 +72,7 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
 def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Rights) -> None:
     rights.set(*NO_CHANNEL, "allchannels")
     rights.node.ask("config", "resetstat")
-    use_everything(Store(rights.url))
+    use_everything(RedisStore(rights.url))
     counted = re.findall(r"cmdstat_([a-z|]+):", rights.node.ask("info", "commandstats"))
     used = {
         name for name in counted if not name.startswith(("hello", "client", "auth", "acl", "config", "command", "ping"))
@@ -80,7 +80,7 @@ def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Ri
     assert {"evalsha", "script|load", "multi", "exec", "info", "xadd"} <= used
     for command in sorted(used):
         rights.set("+@all", f"-{command}")
-        assert f"+{command}" in str(Store(rights.url).missing_rights()).split(), command
+        assert f"+{command}" in str(RedisStore(rights.url).missing_rights()).split(), command
 
 
 @pytest.mark.parametrize("of_pool", [None, ("m", "p")], ids=["gateways", "engines"])
@@ -88,7 +88,7 @@ def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
     rights: Rights, of_pool: tuple[str, str] | None
 ) -> None:
     rights.set(*NO_CHANNEL)
-    store = Store(rights.url)
+    store = RedisStore(rights.url)
     changes = store.changes(0.05, of_pool)
     assert [next(changes) for _ in range(5)] == [None] * 5
     rights.set("&{specpilot}:*")

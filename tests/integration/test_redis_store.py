@@ -16,8 +16,8 @@ from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outco
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import SERVERS, SYSTEM, RedisServer
 from tests.support.stack import until
@@ -32,8 +32,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    subject = Store(url, PATIENCE_S)
+def store(url: str) -> Iterator[RedisStore]:
+    subject = RedisStore(url, PATIENCE_S)
     subject._redis.flushall()
     yield subject
     subject.close()
@@ -46,7 +46,7 @@ def schedule(version: int) -> Schedule:
 RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
 
 
-def test_a_policy_is_written_once_per_version(store: Store) -> None:
+def test_a_policy_is_written_once_per_version(store: RedisStore) -> None:
     first = store.put_policy(Policy("m"), expected_version=0, now=5.0)
     second = store.put_policy(Policy("m", static_k=2), expected_version=first.version, now=6.0)
     with pytest.raises(VersionConflictError, match="version 2, not 1"):
@@ -55,7 +55,7 @@ def test_a_policy_is_written_once_per_version(store: Store) -> None:
     assert [item.policy.static_k for item in store.policies()] == [2]
 
 
-def test_two_writers_of_one_version_cannot_both_win(store: Store) -> None:
+def test_two_writers_of_one_version_cannot_both_win(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     outcomes: list[bool] = []
 
@@ -74,7 +74,7 @@ def test_two_writers_of_one_version_cannot_both_win(store: Store) -> None:
     assert sorted(outcomes) == [False] * 7 + [True]
 
 
-def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: Store) -> None:
+def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     with pytest.raises(VersionConflictError):
         store.delete_policy("m", 7, 9.0)
@@ -83,7 +83,7 @@ def test_a_policy_is_deleted_only_at_the_version_that_was_read(store: Store) -> 
     assert store.policy("m") is None
 
 
-def test_a_policy_that_was_deleted_goes_on_with_its_versions(store: Store) -> None:
+def test_a_policy_that_was_deleted_goes_on_with_its_versions(store: RedisStore) -> None:
     """Or who read version 1 of the old one could overwrite version 1 of the new one unseen."""
     assert store.put_policy(Policy("m"), 0, 1.0).version == 1
     assert store.delete_policy("m", 1, 9.0)
@@ -101,7 +101,7 @@ def test_a_policy_that_was_deleted_goes_on_with_its_versions(store: Store) -> No
     assert (promoted.version, promoted.policy.k_max) == (5, 3)
 
 
-def test_an_older_schedule_never_replaces_a_newer_one(store: Store) -> None:
+def test_an_older_schedule_never_replaces_a_newer_one(store: RedisStore) -> None:
     lease = store.acquire_lease("a", 60.0)
     assert lease is not None
     store.publish_schedule(schedule(3), lease)
@@ -111,7 +111,7 @@ def test_an_older_schedule_never_replaces_a_newer_one(store: Store) -> None:
     assert store.schedule("m", "p") == schedule(3)
 
 
-def test_a_deposed_leader_cannot_write(store: Store) -> None:
+def test_a_deposed_leader_cannot_write(store: RedisStore) -> None:
     old = store.acquire_lease("a", 60.0)
     assert old is not None
     assert store.acquire_lease("b", 60.0) is None
@@ -126,7 +126,7 @@ def test_a_deposed_leader_cannot_write(store: Store) -> None:
     assert store.schedules() == [schedule(1)]
 
 
-def test_the_leader_renews_under_the_same_fence_and_a_release_frees_it(store: Store) -> None:
+def test_the_leader_renews_under_the_same_fence_and_a_release_frees_it(store: RedisStore) -> None:
     lease = store.acquire_lease("a", 60.0)
     assert lease is not None
     assert store.acquire_lease("a", 60.0) == lease
@@ -136,7 +136,7 @@ def test_the_leader_renews_under_the_same_fence_and_a_release_frees_it(store: St
     assert store.acquire_lease("b", 60.0) is not None
 
 
-def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: Store) -> None:
+def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: RedisStore) -> None:
     store.heartbeat(RECORD, ttl_s=60.0)
     store.heartbeat(replace(RECORD, engine_id="e2"), ttl_s=60.0)
     assert [item.engine_id for item in store.engines()] == ["e1", "e2"]
@@ -146,7 +146,7 @@ def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: Store)
     assert store.engines() == []
 
 
-def test_decisions_come_newest_first_and_only_so_many(store: Store) -> None:
+def test_decisions_come_newest_first_and_only_so_many(store: RedisStore) -> None:
     for version in range(5):
         store.append_decision(
             Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, None, {}), is_lasting=False
@@ -155,7 +155,7 @@ def test_decisions_come_newest_first_and_only_so_many(store: Store) -> None:
     assert store.decisions("m", "p", limit=9, before=1.0) == []
 
 
-def test_past_the_latest_decisions_come_the_lasting_ones(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_latest_decisions_come_the_lasting_ones(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_keys, "DECISIONS_KEPT", 100)
     began = time.time()
     for version in range(1000):
@@ -172,7 +172,7 @@ def test_past_the_latest_decisions_come_the_lasting_ones(store: Store, monkeypat
     assert [item.version for item in store.decisions("m", "p", limit=2000)][:3] == [999, 998, 997]
 
 
-def test_of_large_decisions_fewer_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_decisions_fewer_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_keys, "DECISIONS_BYTES", 100_000)
     monkeypatch.setattr(redis_keys, "HISTORY_BYTES", 150_000)
     for version in range(200):
@@ -186,7 +186,7 @@ def test_of_large_decisions_fewer_are_kept(store: Store, monkeypatch: pytest.Mon
     assert [item.version for item in store.decisions("m", "p", limit=20)] == list(range(199, 179, -1))
 
 
-def test_api_keys_come_and_go(store: Store) -> None:
+def test_api_keys_come_and_go(store: RedisStore) -> None:
     key = ApiKey("k1", "ab" * 32, "code", ("code",))
     store.put_api_key(key)
     assert store.api_keys() == [key]
@@ -201,7 +201,7 @@ def test_api_keys_come_and_go(store: Store) -> None:
     assert store.api_keys() == []
 
 
-def test_an_api_key_that_cannot_be_read_hides_no_other(store: Store) -> None:
+def test_an_api_key_that_cannot_be_read_hides_no_other(store: RedisStore) -> None:
     key = ApiKey("k1", "ab" * 32)
     store.put_api_key(key)
     store._redis.hset(redis_keys.API_KEYS, "k2", b'{"key_id":"k2"}')
@@ -213,12 +213,12 @@ def test_an_api_key_that_cannot_be_read_hides_no_other(store: Store) -> None:
     assert [*store.api_keys_by_id()] == ["k1"]
 
 
-def test_a_change_is_announced_at_once(store: Store, url: str) -> None:
+def test_a_change_is_announced_at_once(store: RedisStore, url: str) -> None:
     seen: list[str | None] = []
     ready = threading.Event()
 
     def follow() -> None:
-        for change in Store(url).changes(poll_s=3600.0, of_pool=(schedule(1).model, schedule(1).pool)):
+        for change in RedisStore(url).changes(poll_s=3600.0, of_pool=(schedule(1).model, schedule(1).pool)):
             seen.append(change)
             ready.set()
             if change == redis_keys.SCHEDULES:
@@ -237,7 +237,7 @@ def test_a_change_is_announced_at_once(store: Store, url: str) -> None:
 @pytest.mark.parametrize("executable", SERVERS.values(), ids=SERVERS)
 def test_a_lost_server_is_one_named_error_and_comes_back(executable: str) -> None:
     server = RedisServer(executable)
-    store = Store(server.url, PATIENCE_S)
+    store = RedisStore(server.url, PATIENCE_S)
     server.stop()
     reads: list[Callable[[], object]] = [store.ping, store.engines, store.policies, store.freezes, store.admin_tokens]
     entry = AuditEntry(1.0, "ada", "put_policy", "m", Result.DONE)
@@ -251,14 +251,14 @@ def test_a_lost_server_is_one_named_error_and_comes_back(executable: str) -> Non
 
 def test_a_malformed_url_is_refused() -> None:
     with pytest.raises(InvalidDocumentError):
-        Store("http://nowhere")
+        RedisStore("http://nowhere")
 
 
 def experiment(version: int, outcome: Outcome | None = None, base_version: int = 1) -> Experiment:
     return Experiment(version, "id", Canary(Policy("m", static_k=4)), base_version, 5.0, outcome=outcome)
 
 
-def test_an_experiment_is_written_once_per_version(store: Store) -> None:
+def test_an_experiment_is_written_once_per_version(store: RedisStore) -> None:
     assert store.canary("m") is None
     counted = replace(
         experiment(2),
@@ -276,7 +276,7 @@ def test_an_experiment_is_written_once_per_version(store: Store) -> None:
     assert store.policy("m") is None
 
 
-def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: Store) -> None:
+def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: RedisStore) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     store.put_canary(experiment(1), None, 5.0)
     store.put_policy(Policy("m", static_k=2), 1, 6.0)
@@ -290,7 +290,7 @@ def test_a_promotion_writes_the_policy_in_the_same_step_or_nothing(store: Store)
     assert (policy.version, policy.updated_at, policy.policy.static_k) == (3, 8.0, 4)
 
 
-def test_a_deposed_leader_cannot_end_an_experiment(store: Store) -> None:
+def test_a_deposed_leader_cannot_end_an_experiment(store: RedisStore) -> None:
     store.put_canary(experiment(1, base_version=0), None, 5.0)
     old = store.acquire_lease("a", 0.05)
     assert old is not None
@@ -307,7 +307,7 @@ def test_a_deposed_leader_cannot_end_an_experiment(store: Store) -> None:
 
 
 @pytest.mark.parametrize("model", ["my model", "größe 7b", "模型"])
-def test_models_of_any_printable_name_are_kept_apart(store: Store, model: str) -> None:
+def test_models_of_any_printable_name_are_kept_apart(store: RedisStore, model: str) -> None:
     lease = store.acquire_lease("a", 60.0)
     assert lease is not None
     for name in (model, f"{model} p"):  # the field of a schedule ends with its pool, which has no space

@@ -13,7 +13,7 @@ from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.gateway_client import Answer, Client, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.patience import PATIENCE_S
@@ -45,7 +45,7 @@ def redundant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_the_memory_is_that_of_the_fullest_primary(redundant: tuple[str, Node]) -> None:
     url, primary = redundant
-    store = Store(url, PATIENCE_S)
+    store = RedisStore(url, PATIENCE_S)
     primary.ask("config", "set", "maxmemory", "100mb")
     limited = store.memory()
     primary.ask("config", "set", "maxmemory", "0")
@@ -58,7 +58,7 @@ def test_the_memory_is_that_of_the_fullest_primary(redundant: tuple[str, Node]) 
     assert (unlimited.max_bytes, unlimited.used_ratio) == (0, 0.0)
 
 
-def write_again(store: Store) -> bool:
+def write_again(store: RedisStore) -> bool:
     try:
         store.put_policy(Policy("tiny", static_k=5), None, 3.0)
     except StoreUnavailableError:
@@ -68,7 +68,7 @@ def write_again(store: Store) -> bool:
 
 async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(redundant: tuple[str, Node]) -> None:
     url, primary = redundant
-    store = Store(url)
+    store = RedisStore(url)
     use_everything(store)
     engine = await ScriptedEngine().start()
     record = replace(RECORD, url=engine.url)
@@ -106,7 +106,7 @@ async def test_a_revoked_key_that_a_stale_replica_brings_back_is_shown(
     tmp_path: Path,
 ) -> None:
     running = Sentinels(tmp_path)
-    store, engine = Store(running.url), await ScriptedEngine().start()
+    store, engine = RedisStore(running.url), await ScriptedEngine().start()
     store.heartbeat(replace(RECORD, url=engine.url), 600.0)
     for key_id in ("one", "two"):
         store.put_api_key(ApiKey(key_id, sha256_of(f"sk-{key_id}")))
@@ -149,7 +149,7 @@ async def test_a_revoked_key_that_a_stale_replica_brings_back_is_shown(
         running.close()
 
 
-def _revoked(store: Store, key_id: str) -> bool:
+def _revoked(store: RedisStore, key_id: str) -> bool:
     try:
         return store.delete_api_key(key_id)
     except StoreUnavailableError:

@@ -23,8 +23,8 @@ from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import Decision
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import FleetAcceptance, Schedule
-from specpilot.policy.store import Store
 from tests.support.controller_engine import HttpEngine
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -59,7 +59,7 @@ class Settled(NamedTuple):
 class Pair:
     """Two controllers with the default settings, by the name in the lease. No control group: it moves K by design."""
 
-    store: Store
+    store: RedisStore
     processes: dict[str, subprocess.Popen[bytes]]
     ports: dict[str, int]
 
@@ -78,7 +78,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(server: RedisServer, store: Store) -> Iterator[Pair]:
+def pair(server: RedisServer, store: RedisStore) -> Iterator[Pair]:
     command = [sys.executable, "-m", "specpilot.controller", "--log-level", "error"]
     environment = {**os.environ, "REDIS_URL": server.url}
     ports = {name: free_port() for name in ("a", "b")}

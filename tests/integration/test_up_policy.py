@@ -11,9 +11,9 @@ import pytest
 from specpilot import up
 from specpilot.policy import redis_keys
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import Objective
 from specpilot.policy.settings import load
-from specpilot.policy.store import Store
 from specpilot.supervisor import PartFailedError
 from specpilot.up_settings import UpSettings
 from tests.support.patience import PATIENCE_S
@@ -40,25 +40,25 @@ def start(url: str, *flags: str) -> Policy:
     return up._write_policy(load(UpSettings, up.PROGRAM, flags), url, lambda _: None)
 
 
-def in_redis(store: Store) -> tuple[Policy, int]:
+def in_redis(store: RedisStore) -> tuple[Policy, int]:
     found = store.policy("demo")
     assert found is not None
     return found.policy, found.version
 
 
-def test_the_first_start_writes_a_policy_with_the_flags_mode_and_k(url: str, store: Store) -> None:
+def test_the_first_start_writes_a_policy_with_the_flags_mode_and_k(url: str, store: RedisStore) -> None:
     started = start(url, "--mode", "off", "--k", "3")
     assert (started, 1) == in_redis(store)
     assert (started.mode, started.static_k) == (Mode.OFF, 3)
 
 
-def test_without_flags_an_operators_policy_stays_as_it_is(url: str, store: Store) -> None:
+def test_without_flags_an_operators_policy_stays_as_it_is(url: str, store: RedisStore) -> None:
     store.put_policy(WRITTEN, None, 0.0)
     assert start(url) == WRITTEN
     assert in_redis(store) == (WRITTEN, 1)
 
 
-def test_a_flag_changes_its_own_field_and_no_other(url: str, store: Store) -> None:
+def test_a_flag_changes_its_own_field_and_no_other(url: str, store: RedisStore) -> None:
     store.put_policy(WRITTEN, None, 0.0)
     changed = start(url, "--mode", "act", "--k", "4")
     assert (changed, 2) == in_redis(store)
@@ -73,7 +73,7 @@ def test_a_flag_changes_its_own_field_and_no_other(url: str, store: Store) -> No
     )
 
 
-def test_what_a_start_changed_is_in_the_audit(url: str, store: Store) -> None:
+def test_what_a_start_changed_is_in_the_audit(url: str, store: RedisStore) -> None:
     store.put_policy(WRITTEN, None, 0.0)
     start(url, "--mode", "act")
     start(url, "--mode", "act")
@@ -82,14 +82,14 @@ def test_what_a_start_changed_is_in_the_audit(url: str, store: Store) -> None:
     assert [tuple(item) for item in entry.changes] == [("mode", "advise", "act")]
 
 
-def test_the_same_flags_again_are_no_new_version(url: str, store: Store) -> None:
+def test_the_same_flags_again_are_no_new_version(url: str, store: RedisStore) -> None:
     for _ in range(2):
         start(url, "--mode", "advise")
     assert in_redis(store)[1] == 1
 
 
 @pytest.mark.parametrize(("flags", "said"), [((), "mode advise"), (("--mode", "act"), "mode act")])
-def test_the_addresses_say_the_mode_in_force(url: str, store: Store, flags: tuple[str, ...], said: str) -> None:
+def test_the_addresses_say_the_mode_in_force(url: str, store: RedisStore, flags: tuple[str, ...], said: str) -> None:
     store.put_policy(WRITTEN, None, 0.0)
     mode = start(url, *flags).mode
     assert said in up._addresses(load(UpSettings, up.PROGRAM, flags), mode)
@@ -112,7 +112,7 @@ def test_redis_may_answer_later_than_the_start(server: RedisServer) -> None:
 
 
 def test_a_redis_that_is_absent_read_only_full_or_holds_nonsense_fails_the_start_and_is_named(
-    server: RedisServer, store: Store
+    server: RedisServer, store: RedisStore
 ) -> None:
     said: list[str] = []
     store._redis.replicaof("127.0.0.1", 1)

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from specpilot.policy import redis_keys
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.stack import free_port, until, wait_for
@@ -92,7 +92,7 @@ def running_controller(
     found = Controller(f"http://127.0.0.1:{port}", redis, process)
     try:
         wait_for(f"{found.url}/ready", process)
-        store = Store(redis_url or redis.url, PATIENCE_S)
+        store = RedisStore(redis_url or redis.url, PATIENCE_S)
         until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)  # it takes the lead by a thread of its own
         store.close()
         yield found

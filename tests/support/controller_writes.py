@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 from specpilot.policy import redis_keys
 from specpilot.policy.access import Role
 from specpilot.policy.audit import AuditEntry
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 
 _OF_PROGRAMS = tuple(
     key.encode()
@@ -67,7 +67,7 @@ WRITES = [
 class Watched:
     """What changed in Redis within a `with`, and what the audit got, in order."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
         self.entries: Sequence[AuditEntry] = ()
         self.changed: set[bytes] = set()

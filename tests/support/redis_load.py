@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.gateway_client import Answer, Client, request
 
 
@@ -23,14 +23,14 @@ class Beating:
             thread.start()
 
     def _beat(self) -> None:
-        store = Store(self._url)
+        store = RedisStore(self._url)
         while not self.ended.wait(0.3):
             with suppress(StoreUnavailableError):
                 store.heartbeat(self._record, 4.0)
         store.close()
 
     def _follow(self) -> None:
-        store = Store(self._url)
+        store = RedisStore(self._url)
         while not self.ended.is_set():
             with suppress(StoreUnavailableError):
                 for change in store.changes(0.2):

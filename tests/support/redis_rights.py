@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from specpilot.bench.fleet.redis_servers import Node, is_answering
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.redis_server import SYSTEM
 from tests.support.stack import until
 
@@ -17,7 +17,7 @@ class Rights:
         self.node = Node(folder, executable=executable)
         self.node.until_said("PONG", "ping")
         self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
-        self.admin = Store(f"redis://127.0.0.1:{self.node.port}")
+        self.admin = RedisStore(f"redis://127.0.0.1:{self.node.port}")
 
     def set(self, *rules: str) -> None:
         assert self.node.ask("acl", "setuser", "app", "on", ">pw", *rules) == "OK"

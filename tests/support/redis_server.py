@@ -13,7 +13,7 @@ from redis.connection import AbstractConnection
 
 from specpilot.embedded_redis import executable
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.stack import until
 
 EMBEDDED = executable()
@@ -54,7 +54,7 @@ class RedisServer:
         self.process = subprocess.Popen(
             [*command, "--unixsocket", self.url.removeprefix("unix://")], stdout=subprocess.DEVNULL
         )
-        store = Store(self.url)
+        store = RedisStore(self.url)
 
         def answers() -> bool:
             try:

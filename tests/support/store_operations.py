@@ -12,17 +12,17 @@ from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
 from specpilot.policy.records import Decision, EngineRecord, Lease
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 
 RECORD = EngineRecord("e1", "http://e1", "tiny", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
-OPERATIONS = {name for kind in Store.__mro__[:-1] for name in vars(kind) if not name.startswith("_")} - {"close"}
+OPERATIONS = {name for kind in RedisStore.__mro__[:-1] for name in vars(kind) if not name.startswith("_")} - {"close"}
 
 
 class Watched:
     """A store, and which of its operations were used."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
         self.used: set[str] = set()
 
@@ -31,7 +31,7 @@ class Watched:
         return getattr(self._store, name)
 
 
-def use_everything(store: Store) -> None:
+def use_everything(store: RedisStore) -> None:
     """Do every operation that there is, so that a user or a server that one of them does not suit is found."""
     watched = Watched(store)
     watched.ping()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specpilot.policy.store import Store
+from specpilot.policy.redis_store import RedisStore
 from tests.support.browser import Browser, running_browser
 from tests.support.controller_engine import HttpEngine
 from tests.support.controller_program import TOKEN, Controller
@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE_S
 @pytest.fixture(scope="module")
 def engine(controller: Controller) -> Iterator[None]:
     """An engine with traffic."""
-    store, is_over = Store(controller.redis.url, PATIENCE_S), threading.Event()
+    store, is_over = RedisStore(controller.redis.url, PATIENCE_S), threading.Event()
 
     async def live() -> None:
         async with HttpEngine(store):

@@ -8,8 +8,8 @@ import pytest
 from specpilot.bench.simulation.engine import MODEL
 from specpilot.policy import redis_keys
 from specpilot.policy.records import Lease
+from specpilot.policy.redis_store import RedisStore
 from specpilot.policy.schedule import KRange, Schedule
-from specpilot.policy.store import Store
 from tests.support import axe
 from tests.support.browser import NEEDS_BROWSER, Browser
 from tests.support.console_pages import PAGES, show
@@ -42,7 +42,7 @@ def filled(controller: Controller) -> None:
 
 
 def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
+    store = RedisStore(controller.redis.url, PATIENCE_S)
     lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
     rows = {
         f"{name}:{band}": (KRange(1, 4, band), KRange(5, 8, band // 2))
@@ -70,7 +70,7 @@ def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller)
 
 def test_many_pools_are_counted_and_found(browser: Browser) -> None:
     with running_controller() as many:
-        store = Store(many.redis.url, PATIENCE_S)
+        store = RedisStore(many.redis.url, PATIENCE_S)
         lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
         rows = {"default": (KRange(1, 8, 3),)}
         for number in range(30):
