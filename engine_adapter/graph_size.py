@@ -15,7 +15,7 @@ _STEP = 16
 """Above 256 tokens vLLM captures multiples of this number, up to the given size."""
 
 
-def wanted(running: int | None, k_max: int | None) -> int | None:
+def capture_size(running: int | None, k_max: int | None) -> int | None:
     """Return the largest size in tokens; `None`: vLLM's own default covers `running` requests at `k_max`.
 
     `running`: the number of requests that may run at once; `None`: vLLM's default. `k_max`: `None` if only vLLM knows.

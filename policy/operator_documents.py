@@ -22,7 +22,7 @@ from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.records import Lease
 from specpilot.policy.redis_connection import guarded, translated
-from specpilot.policy.redis_documents import FENCE, Documents, Place, check_fence, version_of
+from specpilot.policy.redis_documents import Documents, Place, version_of
 
 _DAY_S = 86_400
 _THROUGHPUT, _ITL = ":", ":itl_"
@@ -130,12 +130,8 @@ class OperatorDocuments(Documents):
         change = change or Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
         place, version = Place(redis_keys.CANARIES, model), 0
 
-        def decide(
-            fence: bytes | None, canary: bytes | None, policy: bytes | None, deleted: bytes | None
-        ) -> Mapping[Place, bytes]:
+        def decide(canary: bytes | None, policy: bytes | None, deleted: bytes | None) -> Mapping[Place, bytes]:
             nonlocal version
-            if lease is not None:
-                check_fence(lease, fence)
             if version_of(canary) != expected:
                 raise VersionConflictError(f"the canary of {model}", expected, version_of(canary))
             if not promotes:
@@ -146,7 +142,7 @@ class OperatorDocuments(Documents):
             promoted = _policy_writes(model, experiment.canary.policy, version, now, change)
             return {**promoted, place: encode(experiment)}
 
-        self._change([FENCE, place, *_policy_places(model)], decide)
+        self._change([place, *_policy_places(model)], decide, lease)
         if promotes:
             self._after_policy(model, version)
 

@@ -27,7 +27,7 @@ class Place(NamedTuple):
     field: str = ""
 
 
-FENCE = Place(redis_keys.FENCE)
+_FENCE = Place(redis_keys.FENCE)
 
 
 class Documents:
@@ -58,31 +58,46 @@ class Documents:
         else:
             self._unannounced = None
 
-    def _change(self, places: Sequence[Place], decide: Callable[..., Mapping[Place, bytes]]) -> bool:
+    def _change(
+        self, places: Sequence[Place], decide: Callable[..., Mapping[Place, bytes]], lease: Lease | None = None
+    ) -> bool:
         """Write what `decide` makes of the texts at `places`, in its order; an empty text removes a field.
 
-        `decide` gets `None` for a place without a text. Returns whether it returned anything to write.
+        `decide` gets `None` for a place without a text. Returns whether it returned anything to write. With `lease`,
+        raises `FencedError`, and nothing is written, if another controller has led since.
         """
+        fence = [] if lease is None else [(_FENCE, str(lease.fence))]
         while True:
-            pipe = self._redis.pipeline(transaction=False)
-            for place in places:
-                pipe.execute_command(*(("HGET", *place) if place.field else ("GET", place.key)))
-            texts = pipe.execute()
+            texts = self._texts(places)
             writes = decide(*texts)
             if not writes:
                 return False
-            compared = [item for place, text in zip(places, texts, strict=True) for item in (place.field, text or b"")]
-            written = [item for place, text in writes.items() for item in (place.field, text)]
-            keys = [place.key for place in (*places, *writes)]
-            if self._compare_and_write(keys=keys, args=[len(places), *compared, *written]):
+            compared = [*fence, *((place, text or b"") for place, text in zip(places, texts, strict=True))]
+            items = [*compared, *writes.items()]
+            arguments = [item for place, text in items for item in (place.field, text)]
+            differing = self._compare_and_write(
+                keys=[place.key for place, _ in items], args=[len(compared), *arguments]
+            )
+            if not differing:
                 return True
+            if lease is not None and differing == 1:
+                raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
+
+    def _texts(self, places: Sequence[Place]) -> Sequence[bytes | None]:
+        if len(places) == 1:
+            return [self._redis.execute_command(*_reading(places[0]))]
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.execute_command(*_reading(place))
+        texts: Sequence[bytes | None] = pipe.execute()
+        return texts
 
     def _replace(self, place: Place, before: T | None, after: T) -> bool:
         """Write `after` in place of `before` (`None`: no document); `False`, without a write, if another is stored."""
 
         def decide(stored: bytes | None) -> Mapping[Place, bytes]:
-            found = None if stored is None else decode(type(after), stored)
-            return {place: encode(after)} if found == before else {}
+            present = None if stored is None else decode(type(after), stored)
+            return {place: encode(after)} if present == before else {}
 
         return self._change([place], decide)
 
@@ -172,8 +187,5 @@ def version_of(text: bytes | None) -> int:
         raise InvalidDocumentError("document", (Fault("version", "cannot be read"),)) from error
 
 
-def check_fence(lease: Lease, stored: bytes | None) -> None:
-    """Raise `FencedError` if another controller has led since `lease`."""
-    if stored != str(lease.fence).encode():
-        latest = "none" if stored is None else stored.decode()
-        raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by lease {latest}")
+def _reading(place: Place) -> tuple[str, ...]:
+    return ("HGET", *place) if place.field else ("GET", place.key)

@@ -11,7 +11,7 @@ for index, key in ipairs(KEYS) do
   if index <= compared then
     local stored
     if field == '' then stored = redis.call('GET', key) else stored = redis.call('HGET', key, field) end
-    if (stored or '') ~= text then return 0 end
+    if (stored or '') ~= text then return index end
   elseif field == '' then
     redis.call('SET', key, text)
   elseif text == '' then
@@ -20,11 +20,12 @@ for index, key in ipairs(KEYS) do
     redis.call('HSET', key, field, text)
   end
 end
-return 1
+return 0
 """
 """KEYS: those to compare, then those to write. ARGV: the number to compare, then a field and a text for each key.
 
 Without a field the key is a string. An empty text stands for none: it is compared with a missing one, or removes.
+Returns the number of the first key that differs; 0 if everything was written.
 """
 
 APPEND_AUDIT = """

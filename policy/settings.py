@@ -160,17 +160,18 @@ def fail(program: str, *lines: str) -> NoReturn:
 
 
 def without_secrets(url: str) -> str:
-    """Return `url` without its parts that may hold a password: the user part, and the query (`?password=`).
+    """Return `url` without its parts that may hold a password: `***` for the user part and the query (`?password=`).
 
     Of a URL with an @ behind a question mark, which may be in a password, the scheme is left.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
         scheme, rest = "", url
-    _, at, place = rest.partition("?")[0].rpartition("@")
-    if "@" in rest.partition("?")[2]:
+    rest, has_query, query = rest.partition("?")
+    _, at, place = rest.rpartition("@")
+    if "@" in query:
         place = "***"
-    return f"{scheme}{mark}{'***@' if at else ''}{place}"
+    return f"{scheme}{mark}{'***@' if at else ''}{place}{'?***' if has_query else ''}"
 
 
 def _one_dash(argument: str) -> str:

@@ -26,7 +26,7 @@ from specpilot.policy.operator_documents import OperatorDocuments
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
 from specpilot.policy.redis_dials import Dials
-from specpilot.policy.redis_documents import FENCE, Place, check_fence, version_of
+from specpilot.policy.redis_documents import Place, version_of
 from specpilot.policy.redis_rights import missing
 from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
@@ -106,12 +106,8 @@ class Store(OperatorDocuments):
 
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
         """Remove the schedule of a pool that is gone; `FencedError` as `publish_schedule`."""
-
-        def decide(fence: bytes | None) -> Mapping[Place, bytes]:
-            check_fence(lease, fence)
-            return {Place(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool)): b""}
-
-        self._change([FENCE], decide)
+        place = Place(redis_keys.SCHEDULES, redis_keys.schedule_field(model, pool))
+        self._change([], lambda: {place: b""}, lease)
 
     def publish_schedule(self, schedule: Schedule, lease: Lease) -> None:
         """Write and announce `schedule`.
@@ -121,8 +117,7 @@ class Store(OperatorDocuments):
         """
         place = Place(redis_keys.SCHEDULES, redis_keys.schedule_field(schedule.model, schedule.pool))
 
-        def decide(fence: bytes | None, stored: bytes | None) -> Mapping[Place, bytes]:
-            check_fence(lease, fence)
+        def decide(stored: bytes | None) -> Mapping[Place, bytes]:
             try:
                 version = version_of(stored)
             except InvalidDocumentError:
@@ -131,7 +126,7 @@ class Store(OperatorDocuments):
                 raise VersionConflictError(f"the schedule of {place.field}", schedule.version - 1, version)
             return {place: encode(schedule)}
 
-        self._change([FENCE, place], decide)
+        self._change([place], decide, lease)
         self._announce(redis_keys.SCHEDULES, redis_keys.pool_changes(schedule.model, schedule.pool))
 
     def engines(self) -> Sequence[EngineRecord]:

@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specpilot.bench.report.output import say
+from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import planner
@@ -127,7 +128,9 @@ def _scheduler(model: Path, drafter: Path, k_max: int, running: int, *, is_async
     }
     with ExitStack() as stack:
         stack.enter_context(patch.object(adapter, "start_agent", lambda *_: None))
-        stack.enter_context(patch.dict(os.environ, {"VLLM_USE_V2_MODEL_RUNNER": "0"}))
+        stack.enter_context(
+            patch.dict(os.environ, {"VLLM_USE_V2_MODEL_RUNNER": "0", plugin_names.VARIABLE: plugin_names.ADAPTER})
+        )
         config = EngineArgs(
             model=str(model), speculative_config=speculative, scheduler_cls=kind, enforce_eager=True,
             max_num_seqs=running, max_model_len=1024, max_num_batched_tokens=8192, enable_prefix_caching=False,

@@ -108,7 +108,7 @@ def _graph_options(check: Check, mode: str) -> dict[str, Any]:
 
 def _product_size(check: Check) -> int | None:
     """Return the capture size that the adapter sets for such an engine; `None`: vLLM's default."""
-    return graph_size.wanted(check.most_running, check.k_max)
+    return graph_size.capture_size(check.most_running, check.k_max)
 
 
 def _arrival(check: Check, running: int, k: int | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def complete(args: Any) -> None:
         os.environ.setdefault(RUNNER, "0")
     if _has_cuda() and not _has_graph_sizes(args):
         k_max = args.speculative_config.get("num_speculative_tokens")
-        args.max_cudagraph_capture_size = graph_size.wanted(args.max_num_seqs, k_max)
+        args.max_cudagraph_capture_size = graph_size.capture_size(args.max_num_seqs, k_max)
 
 
 def set_scheduler(vllm_config: Any) -> None:

@@ -107,6 +107,15 @@ RELIANCE: tuple[Item, ...] = (
             "parallel_drafting",
         ),
     ),
+    # engine_args.py
+    Method("engine/arg_utils.py", "EngineArgs", "create_engine_config", (), Use.WRAP),
+    Attributes(
+        "engine/arg_utils.py", "EngineArgs",
+        (
+            "dtype", "quantization", "speculative_config", "per_request_spec_decode_metrics", "max_num_seqs",
+            "enforce_eager", "max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config",
+        ),
+    ),
     Attributes(
         "config/parallel.py", "ParallelConfig",
         (

@@ -51,7 +51,7 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
     assert store.model_routes().routes == {}
 
 
-def test_a_store_that_scripts_wrote_documents_of_is_read_and_goes_on(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_documents_that_scripts_put_together_are_read(store: Store, raw: "redis.Redis[bytes]") -> None:
     """Their numbers are within the documents, which the server put together."""
     text = '{"version":%d,"updated_at":1.5,"policy":{"model":"m"}'
     raw.hset(redis_keys.POLICIES, "m", text % 7 + "}")

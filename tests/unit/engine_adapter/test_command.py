@@ -13,6 +13,7 @@ from specpilot.engine_adapter.__main__ import main
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import versions
+from specpilot.policy.settings import without_secrets
 from tests.support.stack import free_port
 
 
@@ -123,7 +124,7 @@ def test_an_address_that_gateways_could_not_take_apart_ends_the_start_in_one_lin
         main(["--model", "./nowhere", *(("--advertise-url", url) if way == "flag" else ())])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"specpilot engine: SPECPILOT_ENGINE_URL: {url!r} is no engine's address; write http://HOST:PORT"
+        f"specpilot engine: SPECPILOT_ENGINE_URL: {without_secrets(url)!r} is no engine's address; write http://HOST:PORT"
     ]
 
 

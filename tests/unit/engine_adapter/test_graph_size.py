@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.engine_adapter.graph_size import wanted
+from specpilot.engine_adapter.graph_size import capture_size
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from specpilot.engine_adapter.graph_size import wanted
 def test_graphs_are_captured_for_all_requests_at_k_max_up_to_a_largest_size(
     running: int | None, k_max: int | None, size: int | None
 ) -> None:
-    assert wanted(running, k_max) == size
+    assert capture_size(running, k_max) == size

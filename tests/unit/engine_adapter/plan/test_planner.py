@@ -92,7 +92,7 @@ def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_f
 
 
 @given(
-    st.integers(0, 40),
+    st.integers(1, 40),
     st.integers(1, 20),
     st.lists(
         st.tuples(

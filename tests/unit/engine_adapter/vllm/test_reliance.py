@@ -155,6 +155,7 @@ def test_what_the_schedulers_take_from_their_base_is_on_the_list() -> None:
 @pytest.mark.parametrize(
     ("module", "owner"),
     [
+        ("engine_args.py", "EngineArgs"),
         ("v1/installation.py", "GPUModelRunner"),
         ("v1/installation.py", "SpecDecodeBaseProposer"),
         ("v2/installation.py", "GPUModelRunner"),
