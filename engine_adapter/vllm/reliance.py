@@ -108,6 +108,8 @@ RELIANCE: tuple[Item, ...] = (
         ),
     ),
     # engine_args.py
+    Names("platforms/__init__.py", ("current_platform",)),
+    Method("platforms/interface.py", "Platform", "is_cuda", (), Use.CALL),
     Method("engine/arg_utils.py", "EngineArgs", "create_engine_config", (), Use.WRAP),
     Attributes(
         "engine/arg_utils.py", "EngineArgs",
