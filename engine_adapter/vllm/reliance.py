@@ -108,7 +108,7 @@ RELIANCE: tuple[Item, ...] = (
         ),
     ),
     # engine_args.py
-    Names("platforms/__init__.py", ("current_platform",)),
+    Names("platforms/__init__.py"),
     Method("platforms/interface.py", "Platform", "is_cuda", (), Use.CALL),
     Method("engine/arg_utils.py", "EngineArgs", "create_engine_config", (), Use.WRAP),
     Attributes(
