@@ -88,7 +88,8 @@ class _SpecPilotScheduler:
         )
         self._config_at = engine_facts.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
-        start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
+        fixed = None if settings.adapt else self.control.static_k
+        start_notes.say_summary(vllm_config, self.graphs, static_k=fixed, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = engine_facts.drafter_length(vllm_config)
