@@ -152,7 +152,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
     [
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/chat/completions", {"messages": MESSAGES, **STREAMED}),
-        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2, "temperature": 0.5}),
         ("/v1/completions", {"prompt": ["Hello", "Once"]}),
         ("/v1/completions", {"prompt": "Hello", **STREAMED}),
         ("/v1/responses", {"input": "Hello"}),

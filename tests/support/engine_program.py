@@ -59,8 +59,9 @@ def start(speculative: Mapping[str, Any] | None, *, is_async: bool = False, **op
     given: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "async_scheduling": is_async}
     if is_async:
         _make_asynchronous()
-    if speculative is not None:
+    if "speculative_config" not in options:  # an engine without speculation has the adapter's repairs
         plugin_names.switch_on()
+    if speculative is not None:
         given["speculative_config"] = dict(speculative)
     has_mtp = speculative is not None and speculative["method"] == "mtp"
     return LLM(**{"model": MTP_TARGET if has_mtp else TARGET} | given | options)
