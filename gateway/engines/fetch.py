@@ -5,7 +5,7 @@ import asyncio
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.wire.content_coding import plain_of
-from specpilot.gateway.wire.framing import Framer, ResponseHead
+from specpilot.gateway.wire.framing import ResponseHead
 
 _OK = 200
 
@@ -25,16 +25,14 @@ class _Answer:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def head(self, head: ResponseHead, framer: Framer) -> None:
+    def head(self, head: ResponseHead) -> None:
         """Keep the status and the coding, which some proxies add unasked."""
-        del framer
         self._status, self._coding = head.status, head.coding
 
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
+    def body(self, data: bytes) -> None:
         """Keep part of the answer, up to the limit."""
-        del raw
-        self._parts += payload
-        self._size += sum(map(len, payload))
+        self._parts.append(data)
+        self._size += len(data)
         if self._size > self._limit_bytes:
             self._parts.clear()
             self._fail("too long")

@@ -44,11 +44,11 @@ _OUT_OF_FILES: Final[tuple[int, ...]] = (errno.EMFILE, errno.ENFILE)
 class Reader(Protocol):
     """Receives one response. After `complete`, `reset` or `EngineConnection.release` there are no further calls."""
 
-    def head(self, head: ResponseHead, framer: Framer) -> None:
+    def head(self, head: ResponseHead) -> None:
         """The final head arrived."""
 
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
-        """Part of the body arrived: `raw` as sent, `payload` without chunk framing."""
+    def body(self, data: bytes) -> None:
+        """Part of the body arrived: its content, without chunk framing."""
 
     def complete(self) -> None:
         """The response is whole."""
@@ -195,12 +195,10 @@ class EngineConnection:
             data = rest
         if data:
             size = framer.feed(data)  # bytes of this response; the others make the connection unfit for reuse
-            if size == len(data):
-                reader.body(data, framer.payload)
-            else:
+            if size < len(data):
                 self._buffer = data[size:]
-                if size:
-                    reader.body(data[:size], framer.payload)
+            if framer.payload:
+                reader.body(framer.payload)
         if self.reader is not reader:
             return
         if framer.is_done:
@@ -227,7 +225,7 @@ class EngineConnection:
         self._buffer = b""
         self._head = head
         self._framer = head.framer()
-        reader.head(head, self._framer)
+        reader.head(head)
         return buffer
 
     def _finish(self, reader: Reader) -> None:

@@ -46,7 +46,7 @@ from specpilot.gateway.wire.errors import (
     StreamBrokenError,
     event_of,
 )
-from specpilot.gateway.wire.framing import Framer, ResponseHead
+from specpilot.gateway.wire.framing import ResponseHead
 from specpilot.gateway.wire.heads import RequestHead, milliseconds
 from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.routes import STORED
@@ -205,7 +205,7 @@ class Relay:
         """The gateway itself is at fault, and nothing has been sent to the client."""
         self._owner.fail(error)
 
-    def head(self, head: ResponseHead, framer: Framer) -> None:
+    def head(self, head: ResponseHead) -> None:
         """The engine's head arrived. It is held back. Some statuses are failures (3)."""
         self.last_at = now = self._context.monotonic()
         if is_failure(head.status):
@@ -221,7 +221,6 @@ class Relay:
         owner = self._owner
         self.delivery = Delivery(
             head,
-            framer,
             owner.header_lines(),
             is_modern=self._request.is_modern,
             keep_alive=owner.keep_alive,
@@ -230,9 +229,8 @@ class Relay:
             passes_keep_alives=self._context.passes_keep_alives,
             is_committed=self.is_committed,
         )
-        owner.keep_alive = self.delivery.keep_alive
 
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
+    def body(self, data: bytes) -> None:
         """Part of the body arrived."""
         delivery, attempt = self.delivery, self._attempts.current
         assert delivery is not None
@@ -240,7 +238,7 @@ class Relay:
         if attempt is not None:
             attempt.engine.heard_at = now
         has_begun = delivery.has_begun
-        out = delivery.feed(raw, payload, now)
+        out = delivery.feed(data, now)
         if delivery.has_begun and attempt is not None:
             attempt.engine.content_at = now
         if not has_begun:

@@ -63,8 +63,9 @@ class SseTap:
 
     `deltas` counts events with data, without the end marker; `openings` counts those before any content. `is_done`: the
     end marker was seen, or the event that ends a stream of an API without one. `has_error`: an error event was seen.
-    `is_between_events`: the stream is between two frames. `usage_frames` counts the frames with that word.
-    `has_failed`: an error event was the engine's fault. `has_failed_first`: only comments and openings came before it.
+    `is_between_events`: the stream is between two frames. `has_failed`: an error event was the engine's fault.
+    `has_failed_first`: only comments and openings came before it. `is_plain`: the bytes fed last were whole events, and
+    none has the word `usage`.
     """
 
     __slots__ = (
@@ -79,14 +80,15 @@ class SseTap:
         "has_failed",
         "has_failed_first",
         "is_done",
+        "is_plain",
         "openings",
-        "usage_frames",
     )
 
     def __init__(self) -> None:
         self.deltas = 0
         self.openings = 0
         self.is_done = False
+        self.is_plain = True
         self.has_error = False
         self.has_failed = False
         self.has_failed_first = False
@@ -96,17 +98,11 @@ class SseTap:
         self._shortest_bytes = _UNKNOWN_BYTES
         self._text_bytes = 0
         self._usage_frame = b""
-        self.usage_frames = 0
 
     @property
     def tokens(self) -> int:
         """The approximate number of tokens so far: one per event, or one for four bytes of text if that is more."""
         return max(self.deltas, self._text_bytes // CHARS_PER_TOKEN)
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether part of a frame, or a further blank line, waits for more bytes."""
-        return len(self._rest) > 0 or self._ends_in_return
 
     @property
     def is_between_events(self) -> bool:
@@ -118,15 +114,19 @@ class SseTap:
         before = self.deltas
         if _RETURN in data or self._ends_in_return:
             data = self._with_line_feeds(data)
+        self.is_plain = not self._ends_in_return
         if self._rest:
             data = self._rest + data
             self._rest = b""
+            self.is_plain = False
         if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
             self._frame(data)
             return self.deltas - before
         *frames, rest = data.split(b"\n\n")
         for frame in frames:
             self._frame(frame)
+        if rest:
+            self.is_plain = False
         self._rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
         return self.deltas - before
 
@@ -171,7 +171,7 @@ class SseTap:
             else:
                 self._text_bytes += size - self._shortest_bytes
         if frame.find(b'"usage"') >= 0:
-            self.usage_frames += 1
+            self.is_plain = False
             if USAGE.search(frame) is not None:
                 self._usage_frame = frame
         if is_failed:

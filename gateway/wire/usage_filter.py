@@ -1,8 +1,7 @@
 """Removes the usage event from a stream whose client did not ask for it, because the gateway did. Pure.
 
-While every read has whole chunks of whole events without the word `usage`, it is passed on unchanged. From the first
-other read on (`is_reframing`), events are framed anew: whole events are sent as one chunk, and the rest waits for its
-end, until a read ends at a border again.
+Whole events without the word `usage` pass at once. Of other reads the whole events pass, without one that has only
+usage, and the rest waits for its end. While nothing waits (`is_idle`), a read of the first kind need not be fed.
 """
 
 import re
@@ -10,7 +9,6 @@ from typing import Final
 
 import orjson
 
-from specpilot.gateway.wire.framing import Framer
 from specpilot.gateway.wire.keep_alive import data_of, with_line_feeds
 
 HELD_BYTES: Final = 65_536
@@ -22,48 +20,32 @@ _BORDER: Final = re.compile(rb"((?>\r\n?|\n){2})")
 
 
 class UsageFilter:
-    """Filters one stream. `is_chunked`: the output is chunked; not for streams without chunks and clients of HTTP/1.0.
+    """Filters one stream."""
 
-    `is_reframing`: the output so far ends with a complete chunk, independently of the engine's own chunks.
-    """
+    __slots__ = ("_held",)
 
-    __slots__ = ("_held", "_is_chunked", "is_reframing")
-
-    def __init__(self, *, is_chunked: bool) -> None:
+    def __init__(self) -> None:
         self._held = b""
-        self._is_chunked = is_chunked
-        self.is_reframing = False
 
-    def feed(self, raw: bytes, payload: list[bytes], framer: Framer) -> bytes:
-        """Return the output for a read: `raw` is its bytes, `payload` is without chunk framing."""
-        is_border = framer.is_between_chunks or framer.is_done
-        if not self.is_reframing and not self._held and is_border and _WORD not in raw and _are_whole(payload):
-            return raw if self._is_chunked else b"".join(payload)
-        self.is_reframing = not is_border
-        text = self._held + b"".join(payload)
-        end = len(text)
-        if not framer.is_done:
-            end = _end_of_whole(text)
-            if len(text) - end > HELD_BYTES:
-                end = len(text)
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for its end."""
+        return not self._held
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be sent after the next part of the stream."""
+        if not self._held and data.find(_WORD) < 0 and data.endswith(_BORDERS):
+            return data
+        text = self._held + data
+        end = _end_of_whole(text)
+        if len(text) - end > HELD_BYTES:
+            end = len(text)
         self._held = text[end:]
-        self.is_reframing = self.is_reframing or bool(self._held)
-        out = _without_usage(text[:end]) if text.find(_WORD) >= 0 else text[:end]
-        if not self._is_chunked:
-            return out
-        chunk = b"%x\r\n%s\r\n" % (len(out), out) if out else b""
-        return chunk + b"0\r\n\r\n" if framer.is_done else chunk
+        return _without_usage(text[:end]) if text.find(_WORD, 0, end) >= 0 else text[:end]
 
     def rest(self) -> bytes:
-        """Return the held bytes of a stream that ends with its connection."""
+        """Return the held bytes of a stream that has ended."""
         return b"" if _is_usage(self._held) else self._held
-
-
-def _are_whole(payload: list[bytes]) -> bool:
-    for part in payload:  # noqa: SIM110 - `all` makes a generator, for every event
-        if not part.endswith(_BORDERS):
-            return False
-    return True
 
 
 def _end_of_whole(text: bytes) -> int:

@@ -103,10 +103,9 @@ async def test_a_compressed_stream_passes_as_it_comes(
         async with asyncio.timeout(10):
             begin = await client.reader.readuntil(b"\r\n\r\n")
             assert b"content-encoding: gzip" in begin
-            assert first in await client.reader.readexactly(len(chunk(first) if is_chunked else first))
+            assert await client.reader.readexactly(len(chunk(first))) == chunk(first)
             go.set()
-            rest = await client.reader.readuntil(LAST_CHUNK) if is_chunked else await client.reader.read()
-    assert rest == (chunk(last) + LAST_CHUNK if is_chunked else last)
+            assert await client.reader.readuntil(LAST_CHUNK) == chunk(last) + LAST_CHUNK
     assert gateway.context.metrics.upstream_errors == {}
 
 
@@ -125,7 +124,7 @@ async def test_a_compressed_error_behind_a_keep_alive_is_an_event(
 async def test_an_engine_behind_a_proxy_that_compresses_is_found(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    """Its list of models and its counters are compressed, although they were asked for as they are."""
+    """Its list of models is compressed, although it was asked for as it is."""
     engine.model_coding = "gzip"
     gateway = await start_gateway(engine)
     assert (await call(gateway.port)).status == 200

@@ -152,7 +152,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
     [
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/chat/completions", {"messages": MESSAGES, **STREAMED}),
-        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2, "temperature": 0.5}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2, "temperature": 0.8}),
         ("/v1/completions", {"prompt": ["Hello", "Once"]}),
         ("/v1/completions", {"prompt": "Hello", **STREAMED}),
         ("/v1/responses", {"input": "Hello"}),
@@ -163,6 +163,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 def test_a_header_states_the_class_on_every_route_over_the_body(
     engine: Engine, path: str, arguments: dict[str, Any]
 ) -> None:
+    set_k(engine, 3)  # a schedule that names the classes
     before = total(engine, names.DRAFTS, "traffic_class")
     limits = dict.fromkeys(("max_output_tokens",) if path == "/v1/responses" else ("max_tokens",), 16)
     body = {"model": "demo", "temperature": 0, "vllm_xargs": {"traffic_class": "chat"}, **limits, **arguments}

@@ -268,7 +268,7 @@ def _framed(parts: list[bytes]) -> tuple[int, bytes, bool] | None:
         for part in parts:
             used = framer.feed(part)
             taken += used
-            body += b"".join(framer.payload)
+            body += framer.payload
             if used < len(part):
                 break
     except FramingError:

@@ -12,7 +12,7 @@ import pytest
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.probe import fetch_models
 from specpilot.gateway.engines.upstream import Address, Pool, tls_context
-from specpilot.gateway.wire.framing import Framer, ResponseHead
+from specpilot.gateway.wire.framing import ResponseHead
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, reply
 
@@ -26,11 +26,11 @@ class Ear:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.heard = b""
 
-    def head(self, head: ResponseHead, framer: Framer) -> None:
+    def head(self, head: ResponseHead) -> None:
         pass
 
-    def body(self, raw: bytes, payload: list[bytes]) -> None:
-        self.heard += b"".join(payload)
+    def body(self, data: bytes) -> None:
+        self.heard += data
 
     def complete(self) -> None:
         self.over.set_result("end")

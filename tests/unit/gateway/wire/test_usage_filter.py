@@ -4,28 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.framing import ChunkedFramer
 from specpilot.gateway.wire.usage_filter import UsageFilter
-from tests.support.scripted_engine import DONE, LAST_CHUNK, chunk, event, usage_event
+from tests.support.scripted_engine import DONE, event, usage_event
 
 EVENTS = [event("a"), event('say "usage": {}'), event("é"), event("", finish="stop")]
 
 
-def dechunked(data: bytes) -> bytes:
-    framer = ChunkedFramer()
-    assert framer.feed(data) == len(data)
-    assert framer.is_done
-    return b"".join(framer.payload)
-
-
 def filtered(stream: bytes, cuts: list[int]) -> tuple[bytes, list[bytes]]:
-    framer, usage_filter = ChunkedFramer(), UsageFilter(is_chunked=True)
-    out: list[bytes] = []
+    """Return what passes of `stream` when it is cut at `cuts`: all of it, and by reads."""
+    usage_filter = UsageFilter()
     borders = sorted({0, len(stream), *(cut % len(stream) for cut in cuts)})
-    for start, end in pairwise(borders):
-        raw = stream[start:end]
-        framer.feed(raw)
-        out.append(usage_filter.feed(raw, framer.payload, framer))
+    out = [usage_filter.feed(stream[start:end]) for start, end in pairwise(borders)]
+    out.append(usage_filter.rest())
     return b"".join(out), out
 
 
@@ -33,24 +23,21 @@ def filtered(stream: bytes, cuts: list[int]) -> tuple[bytes, list[bytes]]:
     st.lists(st.sampled_from([*EVENTS, b": ping\n\n"]), max_size=8),
     st.booleans(),
     st.lists(st.integers(0, 10_000), max_size=12),
-    st.lists(st.integers(1, 10_000), max_size=5),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
 )
 def test_the_event_with_usage_and_no_other_is_taken_out(
-    events: list[bytes], has_usage: bool, cuts: list[int], chunks: list[int], end: bytes
+    events: list[bytes], has_usage: bool, cuts: list[int], end: bytes
 ) -> None:
     wanted = (b"".join(events) + DONE).replace(b"\n", end)
     sent = (b"".join(events) + (usage_event(7) if has_usage else b"") + DONE).replace(b"\n", end)
-    borders = sorted({0, len(sent), *(cut % len(sent) for cut in chunks)})
-    stream = b"".join(chunk(sent[start:end]) for start, end in pairwise(borders)) + LAST_CHUNK
-    assert dechunked(filtered(stream, cuts)[0]) == wanted
+    assert filtered(sent, cuts)[0] == wanted
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_usage_is_taken_out_beside_a_comment_with_other_line_ends(is_first: bool) -> None:
     parts = [b": ping\r\n\r\n", usage_event(7)][:: 1 if is_first else -1]
-    stream = chunk(b"".join([event("a"), *parts, DONE])) + LAST_CHUNK
-    assert dechunked(filtered(stream, [])[0]) == event("a") + b": ping\r\n\r\n" + DONE
+    stream = b"".join([event("a"), *parts, DONE])
+    assert filtered(stream, [])[0] == event("a") + b": ping\r\n\r\n" + DONE
 
 
 @pytest.mark.parametrize(
@@ -70,9 +57,8 @@ def test_usage_is_taken_out_whatever_the_order_of_the_fields(frame: bytes, end: 
     for line in (usage, usage.replace(b',"usage"', b",\n" + data + b'"usage"')):
         whole = (event("a") + frame % line + b"\n\n" + DONE).replace(b"\n", end)
         for cut in range(len(whole)):
-            stream = chunk(whole[:cut]) + chunk(whole[cut:]) if cut else chunk(whole)
             wanted = (event("a") + DONE).replace(b"\n", end)
-            assert dechunked(filtered(stream + LAST_CHUNK, [])[0]).replace(end * 3, end * 2) == wanted
+            assert filtered(whole, [cut])[0].replace(end * 3, end * 2) == wanted
 
 
 @pytest.mark.parametrize(
@@ -80,24 +66,12 @@ def test_usage_is_taken_out_whatever_the_order_of_the_fields(frame: bytes, end: 
     [b'data: {"choices":[{}],"usage":{}}\nid: 7\n\n', b'id: 7\ndata: {"x":"\\"usage\\""}\n\n', b': "usage"\n\n'],
 )
 def test_no_other_event_is_taken_out(frame: bytes) -> None:
-    stream = chunk(event("a") + frame + DONE) + LAST_CHUNK
-    assert dechunked(filtered(stream, [])[0]) == event("a") + frame + DONE
-
-
-def test_what_has_no_usage_goes_on_as_it_came_at_once() -> None:
-    stream = b"".join(map(chunk, EVENTS[:1] + EVENTS[2:])) + LAST_CHUNK
+    stream = event("a") + frame + DONE
     assert filtered(stream, [])[0] == stream
 
 
 def test_events_that_came_whole_do_not_wait() -> None:
-    stream = chunk(event("a")) + chunk(usage_event(3)) + chunk(DONE) + LAST_CHUNK
-    first = len(chunk(event("a")))
-    _, out = filtered(stream, [first, first + len(chunk(usage_event(3)))])
-    assert out == [chunk(event("a")), b"", chunk(DONE) + LAST_CHUNK]
-
-
-def test_a_client_without_chunks_gets_events_alone() -> None:
-    framer, usage_filter = ChunkedFramer(), UsageFilter(is_chunked=False)
-    raw = chunk(event("a")) + chunk(usage_event(3)) + chunk(DONE) + LAST_CHUNK
-    framer.feed(raw)
-    assert usage_filter.feed(raw, framer.payload, framer) == event("a") + DONE
+    parts = [event("a"), usage_event(3), DONE]
+    first = len(parts[0])
+    _, out = filtered(b"".join(parts), [first, first + len(parts[1])])
+    assert out == [event("a"), b"", DONE, b""]
