@@ -30,7 +30,7 @@ from specpilot.policy.errors import (
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
 from specpilot.policy.redis_dials import Dials
-from specpilot.policy.redis_policies import PolicyRecords
+from specpilot.policy.redis_questions import QuestionRecords
 from specpilot.policy.redis_rights import missing
 from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
@@ -44,7 +44,7 @@ _EPOCH_CHECK_S = 0.5
 """Longest time, in seconds, after which a subscription ends when another connection has found a changed server."""
 
 
-class RedisStore(PolicyRecords):
+class RedisStore(QuestionRecords):
     """`policy.store.Store` on a Redis server, behind Sentinel, on a cluster, or on a compatible service."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:

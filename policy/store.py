@@ -13,6 +13,7 @@ from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.history import DELETED, WRITTEN, Change
 from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.operator_store import OperatorStore
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.schedule import Schedule
 
@@ -87,6 +88,21 @@ class Store(OperatorStore, Protocol):
         version is not older.
         """
 
+    def put_question(self, model: str, pool: str, question: Question) -> None:
+        """Ask engines of a pool: write the question for some seconds and announce it."""
+
+    def remove_question(self, model: str, pool: str, question_id: str) -> None:
+        """Remove a question that needs no further answer."""
+
+    def questions(self, model: str, pool: str) -> Sequence[Question]:
+        """Return the questions to engines of a pool that can be read."""
+
+    def put_answer(self, answer: Answer) -> None:
+        """Answer a question; the answer expires within seconds."""
+
+    def answers(self, question: Question) -> Mapping[str, Answer | InvalidDocumentError]:
+        """Return by engine the answers so far, or the faults of their documents."""
+
     def engines(self) -> Sequence[EngineRecord]:
         """Return the engines whose heartbeat is fresh and whose record can be read, in order of id."""
 
@@ -132,7 +148,7 @@ class Store(OperatorStore, Protocol):
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
 
-        With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
+        With `of_pool`, a model and a pool, only schedules and questions of this pool are announced.
 
         The first value is `None`, once the subscription is active: read everything then. Ends when the connection
         breaks, or when the address of the store leads to another server: then subscribe again. While no subscription is

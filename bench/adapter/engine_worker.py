@@ -134,7 +134,7 @@ def main(options: dict[str, Any]) -> None:
         ended = threading.Event()
         thread = None
         if "k" in job:
-            _offer(scheduler.control, job["k"], 0.0)
+            _offer(scheduler.control, job["k"])
         switches: list[float] = []
         if job.get("switches"):
             thread = threading.Thread(target=_switch, args=(scheduler, job["switches"], switches))
@@ -192,31 +192,23 @@ def _say(answer: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _offer(control: Any, k: int, probe_ratio: float, by_band: Sequence[int] = ()) -> None:
-    from specpilot.policy.bands import row_name  # noqa: PLC0415 - beside vLLM's, at first use
-    from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
+def _offer(control: Any, k: int) -> None:
+    from specpilot.policy.schedule import Guidance, Override, Schedule  # noqa: PLC0415 - beside vLLM's, at first use
 
-    schedule = Schedule(
-        control.model,
-        control.pool,
-        control.version + 1,
-        time.time(),
-        3600.0,
-        probe_ratio,
-        {
-            "default": (KRange(1, MAX_RUNNING, k),),
-            **{row_name("default", band): (KRange(1, MAX_RUNNING, deep),) for band, deep in enumerate(by_band)},
-        },
-    )
-    control.offer(schedule, time.monotonic())
+    guidance = Guidance(override=Override(k))
+    control.offer(Schedule(control.model, control.pool, control.version + 1, time.time(), guidance), time.monotonic())
 
 
 def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
+    from specpilot.engine_adapter.plan.speculation_control import KTable, Source  # noqa: PLC0415 - beside vLLM's
+
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
     while not ended.wait(rng.uniform(0.0, 0.01)):
         depths = [0, 0, *range(control.k_max + 1)]
-        by_band = rng.choice([(), rng.choices(depths, k=8)])  # half of the time K differs within a batch
-        _offer(control, rng.choice(depths), rng.choice([0.0, 0.02, 1.0]), by_band)
+        # Half of the time K differs within a batch
+        row = tuple(rng.choice([[rng.choice(depths)] * 8, rng.choices(depths, k=8)]))
+        table = KTable(Source.FIXED, {"default": row}, rng.choice([0.0, 0.02, 1.0]), {"default": max(1, *row)})
+        control.table = lambda _, table=table: table
 
 
 def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
@@ -237,7 +229,7 @@ def _switch(scheduler: Any, count: int, seconds: list[float]) -> None:
         for number in range(count):
             k = 2 if number % 2 else 5
             began = time.perf_counter()
-            _offer(scheduler.control, k, 0.0)
+            _offer(scheduler.control, k)
             with condition:
                 if not condition.wait_for(lambda k=k: latest == {k}, 2.0):  # type: ignore[misc]
                     return  # the replies have ended

@@ -20,7 +20,6 @@ def measure(options: Mapping[str, Any], environment: Mapping[str, str], texts: S
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         adapting = {
-            "SPECPILOT_ENGINE_ADAPT": "1",
             "SPECPILOT_ENGINE_STATIC_K": "0",
             "SPECPILOT_ENGINE_PROBE_RATIO": "0",
             "PROMETHEUS_MULTIPROC_DIR": folder,

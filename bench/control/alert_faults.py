@@ -221,7 +221,7 @@ FAULTS: Mapping[str, Fault] = {
     "false-counters": Fault(
         "engines seem to accept everything; the law may not fall back",
         lambda scene: _erring(scene, false_controller.INSISTS),
-        ("SpecPilotPredictionsOff", "SpecPilotAdaptiveLosesToStatic"), 300.0,
+        ("SpecPilotAdaptiveLosesToStatic",), 300.0,
     ),
     "false-counters-guarded": Fault(
         "the same, and the law falls back",

@@ -9,7 +9,7 @@ Starts systems of its own. Arms, each playing the same unannounced trace, severa
   names its class; classes that are not given have K = 0;
 - `adaptive`: a fresh controller, and requests that name no class, like most real ones;
 - `with labels`: the same, and every request names its class;
-- `engine alone`: as `adaptive` without a controller (`--adapt`).
+- `engine alone`: as `adaptive` without a controller .
 
 The arms play each phase one after another, in a rotating order, because the speed of a shared machine changes by a
 tenth or more for minutes: compared figures are measured within a minute, and the report corrects for the rest. Between
@@ -18,7 +18,7 @@ and a controller of its own; the fixed arms share a system without a controller.
 than another by some 5 % for its whole life, at any K. So arms with equal engines change systems from play to play.
 
 The report has a table, plots, and one JSON object as its last line. Beside it are the rates of every play
-(`rates.json`, tokens per second by arm, play and phase) and a recording of each controller for `specpilot replay`.
+(`rates.json`, tokens per second by arm, play and phase).
 """
 
 import asyncio
@@ -64,11 +64,11 @@ PORTS = 10
 FIXED = "fixed"
 """The system that the fixed arms share."""
 OTHER_ARMS = (report.LABELLED, report.ALONE)
-ENGINE_ARGS = {report.ALONE: "--adapt"}
-"""Flags of the engines of arms that do not run the usual one; these arms keep their system in every play."""
+KEEP_SYSTEM = (report.ALONE,)
+"""Arms that keep their system in every play: without a controller its engine stays as it has learned."""
 T = TypeVar("T")
 Rows = dict[str, list[list[int]]]
-"""K by row of a schedule: `[lo, hi, K]` over running decodes."""
+"""K by class: `[lo, hi, K]` over running decodes."""
 
 
 class ControlBenchSettings(ProgramSettings):
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
     steered = [report.ADAPTIVE, *others]
     with ExitStack() as stack:
         systems = [
-            stack.enter_context(_system(settings.out / arm.replace(" ", "-"), settings.port + PORTS * at, arm))
+            stack.enter_context(_system(settings.out / arm.replace(" ", "-"), settings.port + PORTS * at))
             for at, arm in enumerate([FIXED, *steered])
         ]
         bench = _Bench(settings, trace, prompts, dict(zip([FIXED, *steered], systems, strict=True)))
@@ -179,7 +179,7 @@ class _Bench:
             self._stages = changed_round(self._stages) if repetition else self._stages
             with ExitStack() as stack:
                 for arm in [arm for arm in steered if arm != report.ALONE]:
-                    stack.enter_context(self._controller(arm, self._stages[arm], repetition))
+                    stack.enter_context(self._controller(arm, self._stages[arm]))
                 played = await self._take_turns(
                     self._trace, {arm: self._player(arm) for arm in plays}, rows, repetition
                 )
@@ -199,19 +199,18 @@ class _Bench:
             first = (index + repetition * len(arms) // self._settings.repeats) % len(arms)
             for arm in arms[first:] + arms[:first]:
                 if arm in rows:
-                    await asyncio.to_thread(self._stages[FIXED].system.put_speculation, {"classes": rows[arm]})
+                    guidance = {"classes": _pinned(rows[arm], sum(phase.streams.values()))}
+                    await asyncio.to_thread(self._stages[FIXED].system.put_speculation, {"guidance": guidance})
                 say(await players[arm].phase(phase, f"{phase.name:<20}{arm}"[:44].ljust(44)))
                 await players[arm].pause()
                 await asyncio.sleep(SETTLES_S)
         return {arm: await player.close() for arm, player in players.items()}
 
     @contextmanager
-    def _controller(self, arm: str, stage: _Stage, repetition: int) -> Iterator[None]:
+    def _controller(self, arm: str, stage: _Stage) -> Iterator[None]:
         """Run a controller without any estimates."""
-        record = self._settings.out / f"{arm.replace(' ', '-')}-{repetition + 1}.jsonl"
-        record.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "specpilot.cli", "controller", "--trust-this-machine"]
-        command += ["--redis-url", stage.redis_url, "--record", str(record), "--port", str(stage.port + 1)]
+        command += ["--redis-url", stage.redis_url, "--port", str(stage.port + 1)]
         command += ["--interval-s", str(self._settings.interval_s)]
         with (stage.folder / "controller.log").open("ab") as log:
             controller = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -226,8 +225,14 @@ class _Bench:
 
 def changed_round(stages: Mapping[str, T]) -> dict[str, T]:
     """Return `stages` with each arm on the next one's; an arm with an engine unlike theirs keeps its own."""
-    alike = [arm for arm in stages if arm not in ENGINE_ARGS]
+    alike = [arm for arm in stages if arm not in KEEP_SYSTEM]
     return {**stages, **{arm: stages[other] for arm, other in zip(alike, [*alike[1:], alike[0]], strict=True)}}
+
+
+def _pinned(rows: Rows, running: int) -> dict[str, dict[str, int]]:
+    """Return the requirements by class that pin the K of `rows` at so many running decodes."""
+    k_of = {name: next((k for _, hi, k in row if running <= hi), row[-1][2]) for name, row in rows.items()}
+    return {name: {"k_min": k, "k_max": k} for name, k in k_of.items()}
 
 
 def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -> None:
@@ -237,11 +242,10 @@ def _check_alive(controller: subprocess.Popen[bytes], arm: str, stage: _Stage) -
 
 
 @contextmanager
-def _system(folder: Path, port: int, arm: str) -> Iterator[_Stage]:
-    """Run Redis, an engine and a gateway for `arm`, without a controller."""
+def _system(folder: Path, port: int) -> Iterator[_Stage]:
+    """Run Redis, an engine and a gateway, without a controller."""
     flags = ["--port", str(port), "--admin-port", str(port + 1), "--engine-port", str(port + 2)]
     flags += ["--k-max", str(K_MAX), "--max-num-seqs", str(MAX_RUNNING)]
-    flags += [f"--engine-args={ENGINE_ARGS[arm]}"] if arm in ENGINE_ARGS else []
     with uncontrolled_system(folder, flags) as system:
         gateway, admin, engine = (f"http://127.0.0.1:{port + offset}" for offset in range(3))
         wait_for(PROGRAM, f"{engine}/health", START_WITHIN_S, system.up)

@@ -63,7 +63,7 @@ class Stage:
         """
         port = self.controller_port(number)
         command = [sys.executable, "-P", "-m", *program, "--redis-url", self.redis_url]
-        command += ["--trust-this-machine", "--record", str(self._out / f"controller-{number}.jsonl")]
+        command += ["--trust-this-machine"]
         with (self._out / f"controller-{number}.log").open("ab") as log:
             self._controllers[number] = subprocess.Popen(
                 [*command, "--port", str(port)], env=os.environ | self.clock.environment, stdout=log, stderr=log
@@ -128,24 +128,19 @@ class Stage:
         """Return once engine `number` answers."""
         wait_for(self._program, f"http://127.0.0.1:{self.engine_port(number)}/health", 300.0)
 
-    def k(self, classes: Iterable[str], running: int) -> dict[str, int] | None:
-        """Return the K that each of `classes` has on engine 0 while `running` requests decode there.
-
-        `None` when it does not answer in time.
-        """
+    def k(self, classes: Iterable[str]) -> dict[str, float] | None:
+        """Return the mean K that running requests of each of `classes` have on engine 0; `None` without an answer."""
         try:
             with open_url(f"http://127.0.0.1:{self.engine_port(0)}/speculation", timeout=2.0) as reply:
-                state = json.load(reply)
+                running = json.load(reply)["bands"]["running"]
         except OSError:
             return None
-        ranges = state["schedule"]["classes"] if state["source"] == "schedule" else {}
-        return {
-            name: next(
-                (k for lo, hi, k in ranges.get(name, ranges.get("default", ())) if lo <= running <= hi),
-                state["static_k"],
-            )
-            for name in classes
-        }
+        mean_k: dict[str, float] = {}
+        for name in classes:
+            items = [item for item in running if item["class"] == name]
+            count = sum(item["requests"] for item in items)
+            mean_k |= {name: sum(item["k"] * item["requests"] for item in items) / count} if count else {}
+        return mean_k
 
 
 @contextmanager

@@ -37,7 +37,6 @@ READ_EVERY_S = 0.25
 STEP_S = 3600
 STAND_BY_S = 3.0
 LEADS_WITHIN_S = 30.0
-_RUNNING = sum(DEMAND.values()) // 2  # on each of the two engines
 
 
 class FaultsSettings(ProgramSettings):
@@ -62,7 +61,7 @@ class Stretch:
 
     seconds: float = 0.0
     tokens: int = 0
-    k: list[dict[str, int]] = field(default_factory=list)
+    k: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -216,7 +215,7 @@ async def _watch(stage: Stage, load_: Load, seconds: float) -> Stretch:
     stretch = Stretch()
     began, tokens = time.monotonic(), load_.tokens
     while (elapsed := time.monotonic() - began) < seconds:
-        k = await asyncio.to_thread(stage.k, DEMAND, _RUNNING)
+        k = await asyncio.to_thread(stage.k, DEMAND)
         if k is not None and (not stretch.k or stretch.k[-1] != k):
             stretch.k.append(k)
         await asyncio.sleep(min(READ_EVERY_S, seconds - elapsed))

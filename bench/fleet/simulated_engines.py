@@ -9,7 +9,6 @@ a fleet for its gateways, controllers and Redis, not speculation.
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
@@ -18,7 +17,6 @@ from typing_extensions import override
 
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.bands import BANDS
-from specpilot.policy.prices import KNOTS, PARTS
 
 CLASSES = ("default", "chat", "code", "json")
 K, K_MAX = 3, 7
@@ -66,9 +64,8 @@ def page(model: str, seconds: float) -> str:
     for traffic_class in CLASSES:
         line(names.PROBES, drafts * 0.01, traffic_class=traffic_class)
         line(names.RUNNING_DECODES, RUNNING / len(CLASSES), traffic_class=traffic_class)
+    line(names.STATIC_BREAKS_SLO, 0)
     fixed_s, token_s, _ = STEP_S
-    for name, value, labels in _prices():
-        line(name, value, **labels)
     verified = RUNNING * (1 + K)
     for kind, share in KINDS.items():
         count, labels = share * steps, {names.LABEL_KIND: kind}
@@ -77,21 +74,6 @@ def page(model: str, seconds: float) -> str:
         line(names.STEP_DECODES, count * RUNNING, **labels)
     line(names.DECODE_SECONDS, (1 - KINDS[names.CATCH_UP]) * steps * (fixed_s + token_s * verified))
     return "\n".join(lines) + "\n"
-
-
-def _prices() -> list[tuple[str, float, Mapping[str, object]]]:
-    """Return the gauges of what an engine's law chooses K by: name, value, labels."""
-    fixed_s, token_s, prefill_s = STEP_S
-    parts = {"base": fixed_s, "prefill": 32 * prefill_s}
-    return [
-        *((names.PRICE_SECONDS, parts.get(part, 0.0), {names.LABEL_PART: part}) for part in PARTS),
-        *((names.TOKEN_PRICE_SECONDS, token_s, {names.LABEL_TOKENS: int(knot)}) for knot in KNOTS),
-        (names.LEFT_OUT_SECONDS, 0.0, {}),
-        (names.SLOWDOWN_RATIO, 1.0, {}),
-        (names.PREFILL_STEP_RATIO, 0.1, {}),
-        (names.PREFILL_STEP_TOKENS, 32.0, {}),
-        (names.CONTEXT_TOKENS, 300.0, {}),
-    ]
 
 
 @lru_cache(maxsize=4096)

@@ -48,7 +48,7 @@ from specpilot.policy.errors import PolicyError
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.redis_store import RedisStore
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, Schedule
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench sizing"
@@ -180,10 +180,11 @@ def _memory(stage: Stage) -> dict[str, float]:
 
 
 def _schedule(model: str, version: int) -> Schedule:
-    """Return a schedule with a row of its own for every class and band."""
-    ranges = (KRange(1, 16, 5), KRange(17, MAX_NUM_SEQS, 3))
-    rows = dict.fromkeys((*CLASSES, *(f"{name}:{band}" for name in CLASSES for band in range(BANDS))), ranges)
-    return Schedule(model, "h200", version, time.time(), 3600.0, 0.0, rows)
+    """Return a schedule with requirements of its own for every class, and the fleet's acceptance."""
+    classes = {name: ClassGuidance(itl_slo_ms=50.0 + number) for number, name in enumerate(CLASSES)}
+    trials = ((200.0,) * K_MAX,) * BANDS
+    fleet = FleetAcceptance(trials, ((123.4,) * K_MAX,) * BANDS)
+    return Schedule(model, "h200", version, time.time(), Guidance(classes=classes), fleet)
 
 
 def _renew(stage: Stage, ended: threading.Event) -> None:

@@ -36,15 +36,14 @@ class Engine:
 
         Requests without a group have the K of group 0.
         """
-        from specpilot.policy.schedule import KRange, Schedule  # noqa: PLC0415 - beside vLLM's
+        from specpilot.policy.schedule import ClassGuidance, Guidance, Schedule  # noqa: PLC0415 - beside vLLM's
 
         control = self.control
-        most = self.core.vllm_config.scheduler_config.max_num_seqs
         ks = [k] if isinstance(k, int) else list(k)
-        rows = {"default": (KRange(1, most, ks[0]),)}
-        rows |= {group(number): (KRange(1, most, value),) for number, value in enumerate(ks)}
+        pinned = {"default": ks[0], **{group(number): value for number, value in enumerate(ks)}}
+        guidance = Guidance(classes={name: ClassGuidance(k_min=each, k_max=each) for name, each in pinned.items()})
         version = control.version + 1
-        control.offer(Schedule(control.model, control.pool, version, time.time(), 3600.0, 0.0, rows), time.monotonic())
+        control.offer(Schedule(control.model, control.pool, version, time.time(), guidance), time.monotonic())
 
     def add(self, prompts: Sequence[Prompt], tokens: int, groups: int = 1, logprobs: int | None = None) -> list[str]:
         """Add a request for `tokens` tokens at temperature 0 for each prompt; return their ids.

@@ -72,7 +72,7 @@ class _SpecPilotScheduler:
             k_max=k_max,
             static_k=k_max if settings.static_k is None else settings.static_k,
             max_running=vllm_config.scheduler_config.max_num_seqs,
-            hold_s=settings.hold_schedule_s,
+            adapts=settings.static_k is None,
             engine_id=settings.engine_id,
         )
         self.meter = Meter()

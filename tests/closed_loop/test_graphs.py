@@ -11,8 +11,8 @@ from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.traffic import Phase, Source
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.price_fit import StepCost
+from specpilot.engine_adapter.law.prices import PriceList, Prices, StepExtras
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import PriceList, Prices, StepExtras
 from tests.closed_loop.single_k import best_single_k, of_single_k
 
 SETTLE_S = 8

@@ -8,7 +8,6 @@ from specpilot.bench.simulation.loop import simulate
 from specpilot.bench.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
 from specpilot.bench.simulation.traffic import ACCEPTANCE, Phase, Source
 from specpilot.policy.model_policy import ClassPolicy, Policy
-from specpilot.policy.schedule import k_at
 from tests.closed_loop.single_k import best_single_k, of_single_k
 
 SETTLE_S = 8
@@ -131,22 +130,12 @@ def test_steps_that_prefill_are_priced() -> None:
 
 
 def test_unlike_engines_of_a_pool_are_each_served() -> None:
-    """One engine runs JSON and one chat: the rows of the bands serve both, where one K for the pool served neither."""
+    """One engine runs JSON and one chat, where one K for the pool served neither."""
     phase = Phase(40, [Source("json", 8)], of_engine={"engine-1": [Source("chat_hot", 8)]})
     run = simulate([phase], engines=2)
     for engine_id, sources in (("engine-0", [Source("json", 8)]), ("engine-1", [Source("chat_hot", 8)])):
         reached = np.mean([second.by_engine[engine_id] for second in run.seconds[SETTLE_S:]])
         assert reached >= 0.95 * best_single_k(Phase(40, sources))[0]
-
-
-@pytest.mark.extended("loop: steady")
-def test_k_at_the_load_of_a_steady_pool_stays_as_it_is() -> None:
-    """For loads and bands without traffic it is a guess, which may go to and fro."""
-    for seed in range(3):
-        run = simulate([Phase(60, [Source("json", 8)])], seed=seed)
-        rows = [second.result.proposed for second in run.seconds[30:]]
-        found = {tuple(k_at(row[f"default:{band}"], n) for band in (6, 7) for n in (7, 8)) for row in rows}
-        assert len(found) == 1
 
 
 def test_a_few_predictable_requests_among_many_are_found_without_labels() -> None:

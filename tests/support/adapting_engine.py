@@ -4,7 +4,6 @@
 the mean K that the law gave each kind in the second half of the time.
 """
 
-import os
 import sys
 import time
 from collections import defaultdict
@@ -21,7 +20,6 @@ RUNNING = {"json": 2, "code": 2}
 
 def main(seconds: float) -> None:
     """Run and report."""
-    os.environ["SPECPILOT_ENGINE_ADAPT"] = "1"
     llm = start(head("peagle"), dtype=number_format.fitting(), max_num_seqs=16, max_model_len=1024, seed=0)
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler

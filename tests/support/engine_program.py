@@ -8,11 +8,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.engine_adapter.plan.speculation_control import KTable, Source
+from specpilot.policy.bands import BANDS
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
@@ -100,10 +100,12 @@ def replies(engine: Any, before_step: Callable[[int], object] = lambda _: None) 
 
 
 def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
-    """Put a K in force for each row of `k`."""
-    rows = {name: (KRange(1, 32, value),) for name, value in k.items()}
-    schedule = Schedule(control.model, control.pool, control.version + 1, 0.0, 3600.0, probe_ratio, rows)
-    control.offer(schedule, time.monotonic())
+    """Put K in force for each class (`code`), or for a band of a class (`code:7`); a class with bands is probed."""
+    names = {name.partition(":")[0] for name in k}
+    rows = {name: tuple(k.get(f"{name}:{band}", k[name]) for band in range(BANDS)) for name in names}
+    probed = {name: max(1, *rows[name]) for name in names if any(f"{name}:{band}" in k for band in range(BANDS))}
+    table = KTable(Source.FIXED, rows, probe_ratio, probed)
+    control.table = lambda _: table
 
 
 def finish(report: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_a_controller_errs_as_the_file_says_and_only_while_it_says_so(tmp_path: 
         assert reader.read(page)[accepts] == 10.0
         file.write_text(FAILS)
         with pytest.raises(RuntimeError, match="injected failure"):
-            ControlLaw().decide(PoolContext("m", "p", Policy("m"), 7, 3, 64, None), 0.0, 0.0)
+            ControlLaw().decide(PoolContext("m", "p", Policy("m"), 7, 3, None), 0.0, 0.0)
         assert reader.read(page)[accepts] == 2.0
     file.write_text(BELIEVES)
     assert reader.read(page)[accepts] == 2.0

@@ -15,7 +15,7 @@ from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law import batch_choice, price_fit
-from specpilot.policy.prices import Prices
+from specpilot.engine_adapter.law.prices import Prices
 
 
 def test_what_an_idea_is_worth_is_told_in_a_table_and_in_json(

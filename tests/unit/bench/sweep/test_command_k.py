@@ -47,7 +47,7 @@ async def test_an_engine_that_was_restarted_midway_has_not_the_k_of_its_cell(
 
 
 async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
-    before = {"classes": {"default": [[1, 8, 6], [9, 64, 2]]}, "probe_ratio": 0.1, "valid_for_s": 100.0}
+    before = {"guidance": {"classes": {"default": {"k_max": 6}}, "probe_ratio": 0.1}}
     plain = Endpoint(has_adapter=True)
     scheduled = Endpoint(has_adapter=True, schedule=before)
     await plain.start()
@@ -55,11 +55,9 @@ async def test_an_endpoint_gets_its_k_back(tmp_path: Path) -> None:
     endpoints = f"p-eagle={plain.url},eagle3={scheduled.url}"
     assert await sweep(tmp_path, endpoints, "--k", "3", "--repetitions", "1") == 0
     assert plain.schedule is not None
-    assert plain.schedule["classes"] == {"default": [[1, 1, 5]]}  # its static K
-    assert plain.schedule["valid_for_s"] <= 5
+    assert plain.schedule["guidance"] == {}  # its law chooses, as before
     assert scheduled.schedule is not None
-    assert scheduled.schedule["classes"] == before["classes"]
-    assert (scheduled.schedule["probe_ratio"], scheduled.schedule["valid_for_s"]) == (0.1, 90.0)
+    assert scheduled.schedule["guidance"] == before["guidance"]
     await plain.stop()
     await scheduled.stop()
 
@@ -81,7 +79,7 @@ async def test_k_of_an_engine_elsewhere_is_set_with_its_token_which_is_shown_and
     monkeypatch.setenv("SPECPILOT_BENCH_SWEEP_CONTROL_TOKEN", TOKEN)
     assert await sweep(tmp_path, f"p-eagle={engine.url},none={engine.url}", "--k", "1,3", "--repetitions", "1") == 0
     assert {name.partition("__")[0] for name in cells(tmp_path)} == {"none", "p-eagle-k1", "p-eagle-k3"}
-    assert engine.ks[-1] == 5  # given back
+    assert engine.ks[-1] is None  # given back
     assert {seen.path for seen in engine.seen if TOKEN in str(seen.headers)} == {"/speculation"}
     said = capsys.readouterr()
     assert TOKEN not in said.out + said.err

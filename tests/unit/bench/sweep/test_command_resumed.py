@@ -31,7 +31,7 @@ async def test_interrupted_a_sweep_gives_k_back_and_the_same_command_plays_the_m
     assert await running.wait() == status
     assert engine.ks[0] == 3
     assert engine.schedule is not None
-    assert engine.schedule["classes"] == {"default": [[1, 1, 5]]}
+    assert engine.schedule["guidance"] == {}
     kept = cells(tmp_path)
     assert set(kept) == {"p-eagle-k3__adversarial__c1__1"}
 

@@ -17,7 +17,7 @@ from specpilot.bench.simulation.plant import Work
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
-from specpilot.policy.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
+from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
 UPDATES, DEVICE = 6, 7
