@@ -53,7 +53,7 @@ class Learning:
         law.learn(scheduler.meter.take_steps(), evidence, self._between)
         if self._follow(now):
             self._replace_table()  # at once: the table in force has the bounds of the former guidance
-        law.hold(is_held=scheduler.control.holds_law(now))
+        law.hold(is_held=scheduler.control.holds_law(now), between=self._between)
         if now - self._refreshed_at >= REFRESH_S:
             self._refreshed_at = now
             known = law.cost.steps, self._fleet

@@ -186,14 +186,26 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
     ]
 
 
-def k_of_every_group(estimates: Estimates, requirements: Requirements, counts: Counter[int]) -> dict[int, int]:
-    """Return K by group of each requirement, as if all decodes in `counts` had this requirement."""
+def k_of_every_group(
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], between: Callable[[], None]
+) -> dict[int, int]:
+    """Return K by group of each requirement, as if all decodes in `counts` had this requirement.
+
+    An empty group gets the K that it has if one decode of the largest group is in it instead. While it is empty it may
+    have 0 for no other reason.
+    """
     k_of: dict[int, int] = {}
     for index in range(len(requirements.distinct)):
         alike: Counter[int] = Counter()
         for code, count in counts.items():
             alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
-        k_of |= k_of_batch(estimates, requirements, alike)
+        k_of |= k_of_batch(estimates, requirements, alike, None, between)
+        one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
+        for code in _codes_of(alike):
+            if not alike[code] + alike[code | UNPROBED]:
+                between()
+                moved = alike - one + Counter({code: 1})
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
     return k_of
 
 

@@ -156,11 +156,11 @@ class EngineLaw:
         self.breaks_slo = None
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
-    def hold(self, *, is_held: bool) -> None:
+    def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
         """Keep K of each group as it is from now on, or choose again; without enough evidence the static K is kept.
 
-        A group that has no K yet gets the one that it would have if all decodes of the latest batch were of its class.
-        Without a batch since the guidance changed, K is chosen once more.
+        An empty group gets the K of a decode that would change to it, if all decodes of the latest batch were of its
+        class. Without a batch since the guidance changed, K is chosen once more.
         """
         estimates, choice = self.estimates, self._choice
         if not is_held:
@@ -169,8 +169,8 @@ class EngineLaw:
             self._held = _Held(self.requirements, {})
         elif self._held is None and estimates is not None and choice.counts:
             apart = replace(estimates, choosers={})  # the scheduler's thread uses those of the law
-            every = k_of_every_group(apart, choice.requirements, choice.counts)
-            self._held = _Held(choice.requirements, {**every, **choice.k_of})
+            every = k_of_every_group(apart, choice.requirements, choice.counts, between)
+            self._held = _Held(choice.requirements, {**every, **{code: choice.k_of[code] for code in choice.counts}})
 
     # The scheduler's thread
 

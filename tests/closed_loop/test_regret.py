@@ -101,16 +101,6 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
     assert reached.index(True) <= 1
 
 
-def test_what_is_measured_is_weighted_as_what_is_predicted() -> None:
-    policy = Policy(
-        MODEL, control_group_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)}
-    )
-    run = simulate([Phase(30, [Source("json", 8, "json"), Source("code", 8, "code")])], policy=policy)
-    found = [second.result.evidence["throughput"] for second in run.seconds[SETTLE_S:]]
-    ratios = [item["measured"] / item["predicted_in_force"] for item in found if item["measured"]]
-    assert 0.9 <= float(np.median(ratios)) <= 1.1
-
-
 def test_probes_are_few() -> None:
     phase = Phase(40, [Source("code_hot", 16)])
     run = simulate([phase])
@@ -124,7 +114,7 @@ def test_steps_that_prefill_are_priced() -> None:
     phase = Phase(40, [Source("json", 8, prompt_tokens=400)])
     run = simulate([phase])
     newest = run.seconds[-1].result
-    assert newest.evidence["step_s"]["measured"] < 0.9 / newest.evidence["steps"] * 8
+    assert newest.evidence["step_s"] < 0.9 / newest.evidence["steps"] * 8
     assert newest.evidence["steps"] > 0
     assert run.throughput(0, SETTLE_S) >= 0.97 * best_single_k(phase)[0]
 

@@ -123,7 +123,7 @@ def test_a_renewed_schedule_and_an_override_keep_what_was_chosen() -> None:
 
 def test_a_hold_reaches_the_law_with_the_next_export_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, held = scheduler(), list[bool]()
-    monkeypatch.setattr(engine.law, "hold", lambda *, is_held: held.append(is_held))
+    monkeypatch.setattr(engine.law, "hold", lambda *, is_held, between: held.append(is_held))
     learning = Learning(engine, probe_ratio=0.01)
     for at, schedule in enumerate(
         (guided(1, 2.0), overridden(2, Override(None, Cause.FROZEN)), overridden(3, None), overridden(4, Override(2)))

@@ -260,6 +260,16 @@ def test_a_hold_keeps_k_of_each_group_whatever_is_learned_and_however_the_batch_
     assert law.k_of(batch) == [0] * 16
 
 
+@pytest.mark.parametrize("decodes", [1, 8, 32])
+def test_a_held_band_without_decodes_has_the_k_of_a_decode_that_changes_to_it(decodes: int) -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.learn((), counted(HIGH - 1, 0.95, drafts=1000))
+    law.refresh()
+    law.k_of([request(HIGH)] * decodes)
+    law.hold(is_held=True)
+    assert law.k_of([request(HIGH - 1), request(HIGH)]) == [K_MAX, K_MAX]
+
+
 def test_a_hold_before_there_is_evidence_keeps_the_static_k() -> None:
     law = EngineLaw(K_MAX, STATIC, 32)
     law.hold(is_held=True)
