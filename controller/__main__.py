@@ -47,11 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if settings.oidc_issuer is not None and find_spec("jwt") is None:
         fail(PROGRAM, "--oidc-issuer: needs PyJWT; pip install 'specpilot[oidc]'")
-    if settings.record is not None:
-        try:
-            settings.record.open("a").close()
-        except OSError as error:
-            fail(PROGRAM, f"--record: {settings.record} cannot be written: {error.strerror}")
     listener = _listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)

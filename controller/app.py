@@ -1,11 +1,9 @@
 """Builds the running controller from its settings; no other module connects its parts."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from pathlib import Path
 
 import aiohttp
 from fastapi import FastAPI
@@ -14,16 +12,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from specpilot.controller.admin import problems
 from specpilot.controller.admin.access import Access, Entrance, IdentityProvider
+from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.pages import console_pages
 from specpilot.controller.admin.replies import Status
 from specpilot.controller.admin.routes import routes
-from specpilot.controller.forecast import forecaster
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.recording.record import Recorded, to_line
 from specpilot.controller.settings import ControllerSettings
 from specpilot.controller.telemetry.prometheus_source import SCRAPED_EVERY_S, PrometheusSource
 from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
@@ -33,8 +30,6 @@ from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.http_client import is_on_this_machine
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.store import Store
-
-_log = logging.getLogger(__name__)
 
 
 def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> FastAPI:
@@ -72,9 +67,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,
-                scrape_s=scrape_s,
                 default_mode=default_mode,
-                recorder=_recorder(settings.record) if settings.record else None,
                 audit=trail.append,
             )
             loops.append(loop)
@@ -88,11 +81,8 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     # FastAPI's documentation pages load scripts from a CDN. They would run on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
-    forecast = forecaster(lambda: loops[0].view() if loops else None, default_mode)
-    access = Access(store, clock, entrance)
-    app.include_router(
-        routes(store, access, clock, trail, on_change=wake, forecast=forecast, default_mode=default_mode)
-    )
+    access, asker = Access(store, clock, entrance), Asker(store, clock)
+    app.include_router(routes(store, access, clock, trail, on_change=wake, asker=asker, default_mode=default_mode))
 
     app.include_router(console_pages())
 
@@ -132,21 +122,3 @@ def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | 
     )
     provider: IdentityProvider = oidc.OidcProvider(rules, clock)
     return provider
-
-
-class _recorder:  # noqa: N801 - used like a function
-    """Appends each tick to a file. A full disk ends the recording, not the controller."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_broken = False
-
-    def __call__(self, tick: Recorded) -> None:
-        if self._is_broken:
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(to_line(tick) + "\n")
-        except OSError as error:
-            self._is_broken = True
-            _log.error("recording to %s ends: %s", self._path, error)

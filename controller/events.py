@@ -1,5 +1,6 @@
 """Audit entries of the controller's own actions: a canary or freeze ended, a pool fell back to the static K."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from specpilot.policy.audit import CONTROLLER, AuditEntry, Result, bounded
@@ -22,6 +23,15 @@ def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
         code=outcome,
         message=f"the canary ended: {outcome}, after {len(experiment.blocks)} blocks",
     )
+
+
+def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:
+    """Return the freezes that expired after `after` (the last tick) and by `at`, both in Unix seconds.
+
+    The leader writes them to the audit. A freeze that expires while no controller leads is not written: the next leader
+    has no record of whether the last one wrote it.
+    """
+    return [freeze for freeze in freezes if freeze.until is not None and after < freeze.until <= at]
 
 
 def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
@@ -56,4 +66,4 @@ def _plain(schedule: Schedule | None) -> dict[str, Any]:
     """Return the parts of a schedule that a fall back changes."""
     if schedule is None:
         return {}
-    return {"is_fallen_back": schedule.is_fallen_back, "classes": to_plain(schedule)["classes"]}
+    return {"override": to_plain(schedule.override) if schedule.override is not None else None}

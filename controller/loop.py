@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -25,21 +26,19 @@ from specpilot.controller.daily_gains import DailyGains
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.events import canary_ended
 from specpilot.controller.experiments.runner import Runner
-from specpilot.controller.forecast import LawView
-from specpilot.controller.freezing import as_frozen, held, undecided
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.law.reason import Reason
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import Sightings, in_window, of_steerable, pool_contexts
 from specpilot.controller.publication import Publisher
-from specpilot.controller.recording.record import Recorded
 from specpilot.controller.shared_state import SharedReader
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.freeze import Freeze, freeze_of
+from specpilot.policy.freeze import freeze_of
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.names import PoolKey
 from specpilot.policy.records import EngineRecord, Lease
@@ -77,9 +76,7 @@ class ControlLoop:
         metrics: ControllerMetrics,
         clock: Clock,
         interval_s: float = 0.5,
-        scrape_s: float | None = None,
         default_mode: Mode = Mode.ACT,
-        recorder: Callable[[Recorded], None] | None = None,
         audit: Callable[[AuditEntry], None] | None = None,
     ) -> None:
         self._store = store
@@ -89,9 +86,7 @@ class ControlLoop:
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
-        self._look_s = interval_s if scrape_s is None else scrape_s
         self._default_mode = default_mode
-        self._recorder = recorder
         self._audit = audit or (lambda _: None)
         self._shared = SharedReader(store, leadership, clock, self._audit)
         self._publisher = Publisher(store, metrics, self._audit, clock, interval_s)
@@ -113,12 +108,6 @@ class ControlLoop:
     def wake(self) -> None:
         """Begin the next tick now, after a write of the admin API."""
         self._wake.set()
-
-    def view(self) -> LawView:
-        """Return the control law and the context of every pool, for a forecast. On the loop's own thread only."""
-        shared = self._shared.state
-        pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
-        return LawView(self._law, pools, self._clock.monotonic(), self._clock.now())
 
     async def run(self) -> None:
         """Tick until cancelled; at the end give up the lease."""
@@ -150,22 +139,12 @@ class ControlLoop:
         observations = await self._collector.scrape(shared.engines)
         now, at = self._clock.monotonic(), self._clock.now()
         self._windows_at = at if self._shared.is_up else self._windows_at
-        resumed: list[tuple[str, str, str]] = []
         if lease is not None:
             if lease.fence != self._fence:
                 self._begin_to_lead(lease)
-            await self._resume(resumed)
+            await self._resume()
             for changed in self._runner.judge(shared.experiments.values(), shared.policy_versions, at):
                 await self._shared.ask(partial(self._put_canary, changed, lease, at))
-        if self._recorder:
-            self._recorder(
-                Recorded(at, now, shared.engines, dict(shared.policies), tuple(shared.schedules.values()),
-                         tuple(observations), dict(shared.experiments), dict(shared.freezes), shared.unreadable,
-                         self._windows_at, lease.fence if lease else None, self._default_mode,
-                         self._look_s, tuple(resumed))
-            )  # fmt: skip
-        for record in resumed:
-            self._law.resume(*record)
         self._law.observe(of_steerable(observations, shared.engines))
         pools = pool_contexts(shared.engines, shared.policies, shared.schedules.values(), self._default_mode)
         await self._forget([(pool.model, pool.pool) for pool in pools], lease, now)
@@ -196,52 +175,49 @@ class ControlLoop:
         self._fence = lease.fence
         self._resume_tries.clear()
         self._shared.begin_to_lead()
-        self._law.take_over()
         self._gains.begin_to_lead()
         self._publisher.begin_to_lead()
 
-    async def _resume(self, resumed: list[tuple[str, str, str]]) -> None:
-        """Add to `resumed` each pool, led for the first time, that fell back under the last leader.
+    async def _resume(self) -> None:
+        """Take over each pool, led for the first time, that fell back under the last leader.
 
         A pool is not led until Redis has answered this question, or was asked `RESUME_TRIES` times.
         """
         for key in sorted({(engine.model, engine.pool) for engine in self._shared.state.engines}):
             tries = self._resume_tries.get(key, 0)
             if tries < RESUME_TRIES:
-                await self._shared.ask(partial(self._read_lost, key, resumed))
+                await self._shared.ask(partial(self._read_lost, key))
                 self._resume_tries[key] = tries + 1 if not self._shared.is_up else RESUME_TRIES
                 self._progress_at = self._clock.monotonic()
-        for model, pool, _ in resumed:
-            self._publisher.resume((model, pool))
 
     async def _steer(self, pool: PoolContext, lease: Lease | None, at: float, now: float) -> None:
         """Decide for one pool; the leader acts on it. `now` is steady time, `at` Unix seconds."""
         freeze = freeze_of(self._shared.state.freezes, pool.model, at)
         is_readable = pool.model not in self._shared.state.unreadable
         if not is_readable and freeze is None:
-            return  # the schedule in force stays until the policy can be read or the schedule expires
+            return  # the schedule in force stays until the policy can be read
         experiment = self._shared.state.experiments.get(pool.model)
         if experiment is not None and freeze is not None and not experiment.is_running:
             experiment = None  # its end is reported after the freeze
-        context = in_window(pool, None if freeze else experiment, self._windows_at)
-        decided = self._decide(context, freeze, now) if is_readable else undecided(context)
+        context = replace(in_window(pool, None if freeze else experiment, self._windows_at), freeze=freeze)
+        decided = self._decide(context, now) if is_readable else _undecided(context)
         self._runner.add(experiment, decided)
-        result = held(context, self._runner.reported(experiment, context, decided), freeze)
+        result = self._runner.reported(experiment, context, decided)
         self._metrics.show_decision(context.model, context.pool, result)
         is_resumed = self._resume_tries.get((pool.model, pool.pool)) == RESUME_TRIES
         if lease is not None and self._leadership.lease is not None and is_resumed:
             await self._shared.ask(lambda: self._act(context, result, lease))
 
-    def _decide(self, context: PoolContext, freeze: Freeze | None, now: float) -> TickResult:
+    def _decide(self, context: PoolContext, now: float) -> TickResult:
         """Return the decision. If the control law fails for a frozen model, the freeze still publishes a schedule."""
         try:
-            return self._law.decide(as_frozen(context, freeze), now, self._windows_at)
+            return self._law.decide(context, now, self._windows_at)
         except Exception:
-            if freeze is None:
+            if context.freeze is None:
                 raise
             _log.exception("%s %s: the law fails; the freeze's schedule is published", context.model, context.pool)
             self._metrics.count_error()
-            return undecided(context)
+            return _undecided(context)
 
     async def _forget(self, pools: Sequence[PoolKey], lease: Lease | None, now: float) -> None:
         """Drop the state of pools that are gone: in memory, and as leader their schedules in Redis."""
@@ -255,12 +231,13 @@ class ControlLoop:
             if lease is not None and key in shared.schedules:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
 
-    def _read_lost(self, key: PoolKey, resumed: list[tuple[str, str, str]]) -> None:
-        """Add a pool's control group to `resumed` if the pool fell back under the last leader; runs in a thread."""
+    def _read_lost(self, key: PoolKey) -> None:
+        """Take over a pool's control group if the pool fell back under the last leader; runs in a thread."""
         for decision in self._store.decisions(*key, 1):
             state = decision.evidence.get("control_group")
             if isinstance(state, dict) and state.get("has_lost"):
-                resumed.append((*key, str(state.get("compared"))))
+                self._law.resume(*key, str(state.get("compared")))
+                self._publisher.resume(key)
 
     def _put_canary(self, experiment: Experiment, lease: Lease, at: float) -> None:
         """Write the new state of a canary; runs in a thread."""
@@ -277,3 +254,12 @@ class ControlLoop:
         self._gains.count((context.model, context.pool), result.log_gains, self._clock.now(), lease)
         if self._publisher.write(context, result, self._shared.state.schedules, lease):
             self._shared.was_written()
+
+
+def _undecided(context: PoolContext) -> TickResult:
+    """Return the result for a frozen pool about which nothing can be decided: the freeze alone, without evidence."""
+    assert context.freeze is not None
+    frozen = context.frozen_guidance(context.freeze)
+    present = context.in_force.guidance if context.in_force is not None else None
+    guidance = frozen if present is None else replace(present, override=frozen.override)
+    return TickResult(Reason.FROZEN, guidance, evidence={})

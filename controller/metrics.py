@@ -54,21 +54,11 @@ class ControllerMetrics:
 
         self._acceptance = gauge("acceptance_ratio", "Conditional acceptance a_i", (*_BAND, "position"))
         self._survival = gauge("survival_ratio", "Survival S_i", (*_BAND, "position"))
-        self._k = gauge("k", "K that the decided schedule gives at the present load", (*_POOL, "traffic_class", "band"))
-        predicted, measured = "Predicted, by schedule", "Measured, without the time of prefill"
-        self._predicted = (
-            gauge("predicted_weighted_throughput_tokens_per_second", predicted, (*_POOL, "schedule")),
-            gauge("predicted_goodput_tokens_per_second", f"Deprecated name. {predicted}", (*_POOL, "schedule")),
+        self._k = gauge("k", "Mean K by class, measured", (*_POOL, "traffic_class"))
+        self._measured = gauge(
+            "measured_weighted_throughput_tokens_per_second", "Measured, without the time of prefill", _POOL
         )
-        self._measured = (
-            gauge("measured_weighted_throughput_tokens_per_second", measured, _POOL),
-            gauge("measured_goodput_tokens_per_second", f"Deprecated name. {measured}", _POOL),
-        )
-        self._predicted_step = gauge("predicted_step_seconds", "Predicted mean step with the K in force", _POOL)
         self._measured_step = gauge("measured_step_seconds", "Measured mean step, without the time of prefill", _POOL)
-        self._gain = gauge(
-            "predicted_gain_ratio", "Predicted throughput of the engines' choice over the K in force, minus 1", _POOL
-        )
         self._probe = gauge("probe_ratio", "Share of an engine's time that pays for probes, as published", _POOL)
         gain, measured_by = "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
         self._control_group = (
@@ -84,7 +74,9 @@ class ControllerMetrics:
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
         )  # fmt: skip
-        self._publishing = gauge("publishing", "1 while schedules are published, 0 in mode advise", _POOL)
+        self._publishing = gauge(
+            "publishing", "1 while schedules are published, 0 without an engine to speculate", _POOL
+        )
         self._version = gauge("schedule_version", "Version published last", _POOL)
         self._lease = gauge("lease_held", "1 while this controller leads")
         self._store = gauge("store_up", "1 while Redis answers")
@@ -152,27 +144,19 @@ class ControllerMetrics:
                 for metric in self._daily:
                     self._show(metric, value, model, pool, measure, bound)
 
-    def show_decision(self, model: str, pool: str, result: TickResult) -> None:  # noqa: C901 - one gauge after another
+    def show_decision(self, model: str, pool: str, result: TickResult) -> None:
         """Show the decision for one pool. A value that is unknown in this tick is removed from the page."""
         for each in Reason:  # a counter that appears with its first increase hides this increase from `rate()`
             self._decisions.labels(model, pool, each.value).inc(each is result.reason)
             self._series[self._decisions, (model, pool, each.value)] = True
         self._show(self._version, self._versions.get((model, pool)), model, pool)
-        self._show(self._publishing, result.publish is not None, model, pool)
-        self._show(self._probe, result.probe_ratio, model, pool)
-        for row, value in result.k(result.proposed).items():
-            name, _, band = row.partition(":")
-            self._show(self._k, value, model, pool, name, band)
-        self._show(self._gain, result.gain_ratio, model, pool)
+        self._show(self._publishing, result.guidance is not None, model, pool)
+        self._show(self._probe, result.guidance.probe_ratio if result.guidance else None, model, pool)
+        for name, value in result.k.items():
+            self._show(self._k, value, model, pool, name)
         evidence = result.evidence
-        throughput: dict[str, Any] = evidence.get("throughput", {})
-        for schedule in ("in_force", "best", "static"):
-            for metric in self._predicted:
-                self._show(metric, throughput.get(f"predicted_{schedule}"), model, pool, schedule)
-        for metric in self._measured:
-            self._show(metric, throughput.get("measured"), model, pool)
-        self._show(self._predicted_step, evidence.get("step_s", {}).get("predicted"), model, pool)
-        self._show(self._measured_step, evidence.get("step_s", {}).get("measured"), model, pool)
+        self._show(self._measured, evidence.get("throughput"), model, pool)
+        self._show(self._measured_step, evidence.get("step_s"), model, pool)
         self._show_control_group(model, pool, evidence.get("control_group") or {})
         canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
         if canary.get("outcome"):

@@ -6,18 +6,14 @@ from dataclasses import dataclass, field
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import plan_of
 from specpilot.controller.law.context import CanaryWindow, PoolContext, TickResult
-from specpilot.policy.bands import classes_in
 from specpilot.policy.canary import Experiment
 from specpilot.policy.model_policy import Mode, Policy
-from specpilot.policy.names import CLASS_LIMIT, PoolKey
+from specpilot.policy.names import PoolKey
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.schedule import Ranges, Schedule
+from specpilot.policy.schedule import Schedule
 
 FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that a pool's estimates outlive it."""
-
-VALID_FOR_S = 60.0
-"""The validity of a schedule: longer than a restart of Redis or of the controller, so that K stays during it."""
 
 
 @dataclass(slots=True)
@@ -47,10 +43,8 @@ def pool_contexts(
 ) -> list[PoolContext]:
     """Return the context of every pool with engines, in order of model and pool.
 
-    If the engines of a pool differ, the safe value applies: the smallest K_max and static K, because an engine rejects
-    a schedule beyond its K_max, and the largest number of running requests, because the ranges must cover it. Engines
-    that cannot speculate (K_max 0) follow no schedule and do not count for K. Steps are priced with the CUDA graphs if
-    all engines have the same ones.
+    If the engines of a pool differ, the smallest K_max and static K apply. Engines that cannot speculate (K_max 0)
+    follow no schedule and do not count.
     """
     pools: dict[PoolKey, list[EngineRecord]] = {}
     for engine in engines:
@@ -66,10 +60,8 @@ def pool_contexts(
                 policy=policies.get(model) or Policy(model=model, mode=default_mode),
                 k_max=min(member.k_max for member in able),
                 static_k=min(member.static_k for member in able),
-                max_num_seqs=max(member.max_num_seqs for member in members),
                 engines=tuple(member.engine_id for member in members if member.k_max > 0),
                 in_force=in_force.get((model, pool)),
-                graphs=able[0].graphs if all(member.graphs == able[0].graphs for member in able) else None,
                 engines_version=max(member.schedule_version for member in members),
             )
         )
@@ -100,19 +92,13 @@ def next_version(context: PoolContext) -> int:
     return max(context.engines_version, context.in_force.version if context.in_force else 0) + 1
 
 
-def schedule_of(context: PoolContext, rows: Ranges, result: TickResult, version: int, at: float) -> Schedule:
-    """Return the schedule that has these `rows`, with the probes and the guidance of `result`; `at` is Unix seconds."""
-    classes = classes_in(rows)
-    others = [name for name in context.policy.class_names if name not in classes]
+def schedule_of(context: PoolContext, result: TickResult, version: int, at: float) -> Schedule:
+    """Return the schedule of `result`; `at` is Unix seconds."""
     return Schedule(
         model=context.model,
         pool=context.pool,
         version=version,
         issued_at=at,
-        valid_for_s=VALID_FOR_S,
-        probe_ratio=result.probe_ratio,
-        classes=rows,
-        like_default=tuple(others[: CLASS_LIMIT - len(classes)]),  # a freeze may hold rows of other classes
         guidance=result.guidance,
         fleet=result.fleet,
         drawn=result.draw.engines,

@@ -1,8 +1,8 @@
 """Writes the leader's decisions: the schedule for engines, and the record for people.
 
-A schedule is published when it changes, and renewed before it expires. Every decision is recorded; while nothing runs,
-only one per `QUIET_RECORD_S`. Redis keeps the latest records. It keeps records that changed the schedule, and one per
-`LASTING_S`, for longer.
+A schedule is published when it changes, and renewed every `RENEW_S` with the present acceptance. Every decision is
+recorded; while nothing runs, only one per `QUIET_RECORD_S`. Redis keeps the latest records. It keeps records that
+changed the schedule, and one per `LASTING_S`, for longer.
 
 A fall back to the static K is one audit entry, written by the leader whose control group caused it. The windows in
 which the adaptive K runs meanwhile, and their ends, write no entry.
@@ -19,10 +19,9 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
-from specpilot.policy.model_policy import Mode
 from specpilot.policy.names import PoolKey
 from specpilot.policy.records import Decision, Lease
-from specpilot.policy.schedule import Ranges, Schedule
+from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store
 
 RENEW_S = 5.0
@@ -79,8 +78,8 @@ class Publisher:
         if result.has_lost is False:
             written.is_fall_back_audited = False
         is_new = is_due = False
-        if result.publish is not None:
-            schedule = self._schedule(context, result.publish, result)
+        schedule = schedule_of(context, result, next_version(context), self.clock.now())
+        if result.guidance is not None:
             is_due = now - written.published_at >= RENEW_S - self.interval_s / 2
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
@@ -108,13 +107,9 @@ class Publisher:
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(
-                    self._schedule(context, result.proposed, result), fleet=None, drawn=(), drawn_until=None
-                ),
-                predicted_gain_ratio=result.gain_ratio,
+                schedule=replace(schedule, fleet=None, drawn=(), drawn_until=None),
                 evidence=result.evidence,
-                k=result.k(result.applied or context.unsteered_rows),
-                is_estimate=result.is_own_choice and context.mode is Mode.ACT,  # a canary may pin a static K
+                k=result.k,
             ),
             is_lasting=is_lasting,
         )
@@ -124,13 +119,7 @@ class Publisher:
         """Drop the state of a pool that is gone."""
         self._written.pop(key, None)
 
-    def _schedule(self, context: PoolContext, rows: Ranges, result: TickResult) -> Schedule:
-        return schedule_of(context, rows, result, next_version(context), self.clock.now())
-
 
 def _applied(schedule: Schedule) -> tuple[object, ...]:
     """Return the parts of a schedule that change an engine's K at once; a new prior waits for the next renewal."""
-    return (
-        schedule.classes, schedule.like_default, schedule.probe_ratio, schedule.guidance,
-        schedule.drawn, schedule.drawn_until, schedule.drawn_guidance,
-    )  # fmt: skip
+    return schedule.guidance, schedule.drawn, schedule.drawn_until, schedule.drawn_guidance

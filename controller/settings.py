@@ -2,7 +2,6 @@
 
 import socket
 import uuid
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
@@ -62,7 +61,6 @@ class ControllerSettings(ProgramSettings):
         default_factory=_holder
     )
     default_mode: Annotated[Literal["off", "advise", "act"], Field(description="mode without a policy")] = "act"
-    record: Annotated[Path | None, Field(description="append every tick's observations to this file")] = None
     log_format: Annotated[
         Literal["text", "json"],
         Field(description="form of the lines on standard error; json: every line is one object, from the first"),

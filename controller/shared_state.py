@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from specpilot.controller.events import freeze_ended
-from specpilot.controller.freezing import ended_within
+from specpilot.controller.events import ended_within, freeze_ended
 from specpilot.controller.lease import Leadership
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment

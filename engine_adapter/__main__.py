@@ -83,14 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: K by PUT, or --adapt")
+    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: the engine adapts alone")
     parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
     parser.add_argument("--engine-id", help="name of this engine (from its URL)")
     parser.add_argument("--pool", help="engines of one model, hardware and configuration (default)")
-    parser.add_argument("--static-k", type=int, help="K while there is no schedule (K_max)")
-    parser.add_argument("--adapt", action="store_true", help="choose K in the engine while no schedule is in force")
-    parser.add_argument("--least-k", type=int, help="least K that the engine chooses with --adapt (0)")
-    parser.add_argument("--hold-schedule-s", type=float, help="seconds that K stays without a controller (a day)")
+    parser.add_argument("--static-k", type=int, help="fixed K without a controller (none: the engine chooses K)")
+    parser.add_argument("--least-k", type=int, help="least K that the engine chooses without a controller (0)")
     parser.add_argument("--calibrate-s", type=float, help="longest calibration of step times before traffic, s (20)")
     parser.add_argument("--graph-k", help="K that get FULL CUDA graphs of their own, by commas (by attention backend)")
     parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
@@ -225,7 +223,7 @@ def _check_model(flag: str, name: str) -> None:
 def _check_redis(url: str | None) -> None:
     """End the program for an invalid URL; warn if no Redis answers.
 
-    Without Redis an engine serves with its static K, and registers when Redis is back.
+    Without Redis an engine serves without a controller, and registers when Redis is back.
     """
     if url is None:
         return
@@ -240,7 +238,7 @@ def _check_redis(url: str | None) -> None:
     except StoreUnavailableError as error:
         sys.stderr.write(
             f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "
-            "serves with its static K, and registers when Redis answers\n"
+            "serves without a controller, and registers when Redis answers\n"
         )
     finally:
         store.close()

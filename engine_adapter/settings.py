@@ -25,19 +25,13 @@ class AdapterSettings(BaseSettings):
     url: str = Field(default="http://127.0.0.1:8000", description="where the gateway reaches this engine")
     id: str | None = Field(default=None, description="name of the engine; default: made from its URL")
     pool: str = Field(default="default", description="engines of one model, hardware and configuration")
-    static_k: int | None = Field(default=None, ge=0, description="K without a schedule; default: K_max")
-    adapt: bool = Field(
-        default=False, description="choose K in the engine, from its own counts, while no schedule is in force"
+    static_k: int | None = Field(
+        default=None, ge=0, description="K while no schedule was received; default: the engine chooses K, from K_max on"
     )
     probe_ratio: float = Field(
-        default=0.005, ge=0, le=0.5, description="share of the time for probes while the engine adapts alone"
+        default=0.005, ge=0, le=0.5, description="share of the time for probes before the first schedule"
     )
-    least_k: int = Field(default=0, ge=0, le=K_LIMIT, description="the least K while the engine adapts alone")
-    hold_schedule_s: float = Field(
-        default=86_400.0,
-        ge=0,
-        description="seconds that guidance or a schedule's K stays in force after its validity, without renewal",
-    )
+    least_k: int = Field(default=0, ge=0, le=K_LIMIT, description="the least K before the first schedule")
     calibrate_s: float = Field(
         default=20.0,
         ge=0,

@@ -27,21 +27,15 @@ SCHEDULE_VERSION = PREFIX + "schedule_version"  # gauge
 SCHEDULE_AGE_SECONDS = PREFIX + "schedule_age_seconds"  # gauge
 BACKLOG_TOKENS = PREFIX + "backlog_tokens"  # gauge: decoded positions that the drafter has not read yet
 
-PRICE_SECONDS = PREFIX + "price_seconds"  # gauge, part; this one and the next six are `policy.prices.PriceList`
-TOKEN_PRICE_SECONDS = PREFIX + "token_price_seconds"  # gauge, tokens: the price of one, above this number in a step
-LEFT_OUT_SECONDS = PREFIX + "left_out_seconds"  # gauge
-SLOWDOWN_RATIO = PREFIX + "slowdown_ratio"  # gauge
-PREFILL_STEP_RATIO = PREFIX + "prefill_step_ratio"  # gauge
-PREFILL_STEP_TOKENS = PREFIX + "prefill_step_tokens"  # gauge
-CONTEXT_TOKENS = PREFIX + "context_tokens"  # gauge
+STATIC_BREAKS_SLO = (
+    PREFIX + "static_breaks_slo"
+)  # gauge, only with an SLO: the static K breaks one, the law's choice none
 
 LABEL_MODEL = "model_name"
 LABEL_CLASS = "traffic_class"
 LABEL_BAND = "band"
 LABEL_POSITION = "position"
 LABEL_K = "k"
-LABEL_PART = "part"
-LABEL_TOKENS = "tokens"
 LABEL_KIND = "kind"
 CATCH_UP = "catch_up"
 PROMPT = "prompt"

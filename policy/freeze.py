@@ -12,9 +12,9 @@ EVERYTHING = "*"
 
 
 class Hold(StrEnum):
-    """The rows that engines follow while frozen."""
+    """K of engines while frozen."""
 
-    CURRENT = "current"  # the rows in force, or the estimate of the engines' choice
+    CURRENT = "current"  # as it is on each engine when the freeze reaches it
     STATIC = "static"  # the static K
 
 

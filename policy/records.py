@@ -14,8 +14,8 @@ from specpilot.policy.schedule import Schedule
 class EngineRecord:
     """The facts that an engine reports with every heartbeat.
 
-    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its K without a valid
-    schedule, `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
+    `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its own static K,
+    `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
     `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` if it has none. `stalled`: it
     has requests, and no step has ended for much longer than a step takes. Times are Unix seconds.
     """
@@ -47,10 +47,8 @@ class Decision:
     """One controller tick for one (model, pool): its evidence, its choice and the reason.
 
     `reason` is a value of the controller's `Reason`. `evidence` has every number on which the decision is based,
-    `schedule` is the result, `published` whether a schedule was sent; in the modes `off` and `advise` the sent one
-    states the static K. `k` is K by class at the load of the tick: as sent or, if engines choose (`is_estimate`), an
-    estimate. `predicted_gain_ratio` is the predicted throughput over that of the K in force, minus 1; `None` when it
-    could not be predicted.
+    `schedule` is the result, `published` whether it was sent. `k` is the measured mean K by class; a class without
+    decodes in the last scrape has none.
     """
 
     at: float
@@ -61,10 +59,8 @@ class Decision:
     published: bool
     version: int
     schedule: Schedule | None
-    predicted_gain_ratio: float | None
     evidence: Mapping[str, Any]
-    k: Mapping[str, int] = field(default_factory=dict)
-    is_estimate: bool = False
+    k: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

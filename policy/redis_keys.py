@@ -9,6 +9,8 @@
 | `{specpilot}:canaries`                 | hash   | model -> Experiment               | admin API, leader  |
 | `{specpilot}:engines`                  | set    | engine ids                        | engine adapter     |
 | `{specpilot}:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
+| `{specpilot}:questions:<model> <pool>` | hash   | question id -> Question; expires  | controllers        |
+| `{specpilot}:answer:<question> <id>`   | string | Answer of an engine; expires      | engine adapter     |
 | `specpilot:decisions:{<model> <pool>}` | stream | Decision, newest last             | leading controller |
 | `specpilot:history:{<model> <pool>}`   | stream | Decision, the lasting ones        | leading controller |
 | `{specpilot}:gains:<model> <pool>`     | hash   | day and sum -> of `DailyGain`     | leading controller |
@@ -26,8 +28,8 @@
 | `{specpilot}:rights`                   | string | nothing; to try rights, for 1 s   | every program      |
 
 Every write of policies, model routes, freezes, engines and API keys is announced on `CHANGES`, with the key's name as
-the message. A write of a schedule is announced on its pool's own channel (`pool_changes`), so that only the engines of
-the pool receive it.
+the message. A schedule and a question are announced on their pool's own channel (`pool_changes`), so that only the
+engines of the pool receive them.
 
 In a cluster the part in braces, the hash tag, determines the server of a key. Keys of one command, script or
 transaction have the tag `specpilot`. The streams of decisions, which hold nearly all of the bytes, are spread by pool.
@@ -58,6 +60,7 @@ HISTORY_KEPT = 6000
 DECISIONS_BYTES = 6_400_000  # Redis takes up to 1.26 times as much
 HISTORY_BYTES = 9_400_000
 DECISIONS_EXPIRE_S = 14 * 24 * 3600
+QUESTIONS_EXPIRE_MS = 5000  # several times as long as a controller waits for answers
 GAINS_EXPIRE_S = 31 * 24 * 3600
 
 
@@ -72,7 +75,7 @@ def schedule_field(model: str, pool: str) -> str:
 
 
 def pool_changes(model: str, pool: str) -> str:
-    """The channel on which a pool's schedules are announced."""
+    """The channel on which a pool's schedules, and questions to its engines, are announced."""
     return f"{CHANGES}:{model} {pool}"
 
 
@@ -94,6 +97,16 @@ def history(model: str, pool: str) -> str:
 def engine(engine_id: str) -> str:
     """The record of one engine."""
     return f"{PREFIX}engine:{engine_id}"
+
+
+def questions(model: str, pool: str) -> str:
+    """The questions to the engines of one pool of one model."""
+    return f"{PREFIX}questions:{schedule_field(model, pool)}"
+
+
+def answer(question_id: str, engine_id: str) -> str:
+    """The answer of one engine to one question."""
+    return f"{PREFIX}answer:{question_id} {engine_id}"
 
 
 def gateway(gateway_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The document that a controller publishes for the engines of one pool: guidance for their law, and rows of K.
+"""The document that a controller publishes for the engines of one pool: guidance for the law by which they choose K.
 
 All values are frozen and checked at creation. `__post_init__` collects every fault of an object before it raises, so
 that an operator sees all of them at once.
@@ -8,13 +8,12 @@ of one model on one kind of hardware in one configuration.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from specpilot.policy.bands import BANDS, classes_in, row_parts
+from specpilot.policy.bands import BANDS
 from specpilot.policy.names import (
     CLASS_LIMIT,
     DEFAULT_CLASS,
@@ -56,40 +55,6 @@ class KRange(NamedTuple):
     k: int
 
 
-Ranges = Mapping[str, tuple[KRange, ...]]
-"""Rows of K by name: a class, or one band of a class (`policy.bands`)."""
-
-
-def k_at(ranges: Sequence[Sequence[int]], decodes: int) -> int:
-    """Return the K of `ranges` (lo, hi, K) at `decodes` running decodes; above the last range its K applies."""
-    for _, hi, k in ranges:
-        if decodes <= hi:
-            return k
-    return ranges[-1][2]
-
-
-def range_faults(ranges: tuple[KRange, ...]) -> list[str]:
-    """Return why `ranges` is no row of a schedule: they must begin at 1, without gap or overlap."""
-    if not ranges:
-        return ["has no range; give at least [[1, 1, K]]"]
-    faults = []
-    for lo, hi, k in ranges:
-        if hi < lo:
-            faults.append(f"[{lo}, {hi}, {k}] ends before it begins")
-        if not 0 <= k <= K_LIMIT:
-            faults.append(f"[{lo}, {hi}, {k}] has K {k}; it must be between 0 and {K_LIMIT}")
-    if ranges[0].lo != 1:
-        faults.append(f"the first range begins at {ranges[0].lo}; running decodes count from 1")
-    for before, after in pairwise(ranges):
-        if after.lo <= before.hi:
-            faults.append(
-                f"[{after.lo}, {after.hi}] overlaps or precedes [{before.lo}, {before.hi}]; begin it at {before.hi + 1}"
-            )
-        elif after.lo > before.hi + 1:
-            faults.append(f"nothing covers {before.hi + 1} to {after.lo - 1}; close the gap")
-    return faults
-
-
 @dataclass(frozen=True, slots=True)
 class ClassGuidance:
     """The requirements of a policy for one class, for an engine's law.
@@ -115,23 +80,64 @@ class ClassGuidance:
         raise_faults(faults)
 
 
+class Cause(StrEnum):
+    """Why K is fixed in place of the law's choice."""
+
+    OFF = "off"  # the policy's mode
+    ADVISE = "advise"  # the policy's mode
+    FROZEN = "frozen"
+    CONTROL_GROUP = "control_group"  # a window of it
+    FALLEN_BACK = "fallen_back"
+    OPERATOR = "operator"  # `PUT /speculation`
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """K in place of the law's choice: `k` for all requests.
+
+    An operator's K ignores the bounds of classes, that of an experiment keeps them (`is_bounded`). With `None` K stays
+    as it is, by group of requests, when an engine receives this; an engine that has received no schedule before, such
+    as one that was restarted, runs the static K. `until` (Unix seconds, by the clock of `issued_at`): its end; `None`:
+    the next schedule ends it.
+    """
+
+    __pydantic_config__: ClassVar = _STRICT
+    k: int | None = None
+    cause: Cause = Cause.OPERATOR
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.k is not None and not 0 <= self.k <= K_LIMIT:
+            raise ValueError(f"k is {self.k}; it must be between 0 and {K_LIMIT}")
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether K is moved inside the bounds of each class."""
+        return self.cause in (Cause.CONTROL_GROUP, Cause.FALLEN_BACK)
+
+
 @dataclass(frozen=True, slots=True)
 class Guidance:
     """The inputs of an engine's law besides its own measurements: the policy's objective, and requirements by class.
 
     A class that is not named has the requirements of `default`, which must exist. `probe_ratio` (0..1) is the share
-    of the engine's time that pays for probes, free first drafts excepted; 0 means no probes.
+    of the engine's time that pays for probes, free first drafts excepted; 0 means no probes. `static_k` is K until the
+    law has enough evidence; `None`: the engine's own static K. With `override` the law does not choose K.
     """
 
     __pydantic_config__: ClassVar = _STRICT
-    objective: Objective
-    classes: Mapping[str, ClassGuidance]
+    objective: Objective = Objective.THROUGHPUT
+    classes: Mapping[str, ClassGuidance] = field(default_factory=lambda: {DEFAULT_CLASS: ClassGuidance()})
     probe_ratio: float = 0.0
+    static_k: int | None = None
+    override: Override | None = None
 
     def __post_init__(self) -> None:
         faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]
         if not 0 <= self.probe_ratio <= 1:
             faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
+        if self.static_k is not None and not 0 <= self.static_k <= K_LIMIT:
+            faults.append(f"static_k is {self.static_k}; it must be between 0 and {K_LIMIT}")
         if len(self.classes) > CLASS_LIMIT:
             faults.append(f"classes names {len(self.classes)} classes; at most {CLASS_LIMIT}")
         faults.extend(
@@ -144,7 +150,12 @@ class Guidance:
     @property
     def is_pinned(self) -> bool:
         """Whether it leaves no choice: each class has one K."""
-        return all(guidance.k_min == guidance.k_max for guidance in self.classes.values())
+        return all(item.k_min == item.k_max for item in self.classes.values())
+
+    def fixed_k(self, k: int, k_max: int, *, is_bounded: bool = True) -> dict[str, int]:
+        """Return `k` by class on an engine of this `k_max`, if `is_bounded` moved inside the bounds of the class."""
+        bounded = {name: min(max(k, item.k_min), item.k_max, k_max) for name, item in self.classes.items()}
+        return bounded if is_bounded else dict.fromkeys(self.classes, min(k, k_max))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,28 +183,21 @@ class FleetAcceptance:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """K by traffic class, band and running decode requests, for the engines of one (model, pool).
-
-    `classes` maps a class, or one band of a class (`code:7`, see `policy.bands`), to its ranges; above the last range
-    its K applies. `policy.bands.row_of` gives the row of a request; `default` must exist. `like_default` are classes
-    without rows of their own, whose evidence an engine counts separately.
+    """The guidance for the engines of one (model, pool).
 
     `version` grows with every publication, and an engine never returns to an older one. `issued_at` is in Unix seconds.
-    The schedule expires `valid_for_s` seconds after an engine received it. The engine then holds it for a further time
-    of its own, and afterwards runs its static K. An engine that adapts by itself does not hold rows, and chooses K
-    afterwards. `probe_ratio` is that of `Guidance`, for engines that follow
-    `classes`.
+    A schedule has no end: the last one holds until a newer one replaces it, also without a controller.
 
-    With `guidance` each engine chooses K itself, and `classes` apply only until its law has enough evidence. `fleet` is
-    the acceptance that its law uses as a prior. `drawn` are the engines in a window of an experiment, which ends at
-    `drawn_until` (Unix seconds, by the clock of `issued_at`; `None`: when the schedule expires). Until then they follow
-    `drawn_guidance` in place of `guidance`. Where this is `None`, engines follow `classes`.
+    `fleet` is the acceptance that the engines' laws use as a prior. `drawn` are the engines in a window of an
+    experiment, which ends at `drawn_until` (Unix seconds, by the clock of `issued_at`; `None`: with the next schedule).
+    Until then they follow `drawn_guidance`. `guidance` is `None` only in documents of a version before 0.1, which had
+    rows of K instead; engines do not follow them.
 
-    | experiment                         | guidance             | drawn_guidance |
-    |------------------------------------|----------------------|----------------|
-    | control group                      | the policy's         | `None`         |
-    | control group of a pool fallen back | `None`              | the policy's   |
-    | canary                             | the present policy's | the canary's   |
+    | experiment                          | override of `guidance` | override of `drawn_guidance` |
+    |-------------------------------------|------------------------|------------------------------|
+    | control group                       | none                   | the static K                 |
+    | control group of a pool fallen back | the static K           | none                         |
+    | canary                              | the present policy's   | the canary's                 |
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -201,11 +205,7 @@ class Schedule:
     pool: str
     version: int
     issued_at: float
-    valid_for_s: float
-    probe_ratio: float
-    classes: Mapping[str, tuple[KRange, ...]]
-    like_default: tuple[str, ...] = ()
-    guidance: Guidance | None = None
+    guidance: Guidance | None
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
     drawn_until: float | None = None
@@ -215,48 +215,23 @@ class Schedule:
         faults = [*model_name_faults("model", self.model), *name_faults(pool=self.pool)]
         if self.version < 0:
             faults.append(f"version is {self.version}; it must not be negative")
-        if not 0 < self.valid_for_s <= 86_400:  # noqa: PLR2004 - a day
-            faults.append(f"valid_for_s is {self.valid_for_s}; it must be above 0 and at most 86400")
-        if not 0 <= self.probe_ratio <= 1:
-            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
-        if DEFAULT_CLASS not in self.classes:
-            faults.append("classes has no 'default'; requests of unknown classes need it")
-        named = classes_in(self.classes) | set(self.like_default)
-        faults.extend(
-            f"like_default names {name!r}, which is no class name or has rows of its own"
-            for name in self.like_default
-            if not is_class_name(name) or name in classes_in(self.classes)
-        )
-        if len(named) > CLASS_LIMIT:
-            faults.append(f"classes names {len(named)} classes; at most {CLASS_LIMIT}")
-        for name, ranges in self.classes.items():
-            faults.extend(_row_faults(name))
-            faults.extend(f"classes.{name}: {fault}" for fault in range_faults(ranges))
         raise_faults(faults)
 
     def guidance_of(self, engine_id: str) -> Guidance | None:
-        """Return the guidance of the engine `engine_id` while its window lasts; `None`: it follows rows."""
-        return self.drawn_guidance if engine_id in self.drawn else self.guidance
+        """Return the guidance of the engine `engine_id` while its window lasts."""
+        return self.drawn_guidance or self.guidance if engine_id in self.drawn else self.guidance
+
+    @property
+    def override(self) -> Override | None:
+        """The override of engines that are not drawn."""
+        return self.guidance.override if self.guidance is not None else None
 
     @property
     def is_fallen_back(self) -> bool:
         """Whether engines follow the static K, and choose in windows of an experiment only."""
-        return self.guidance is None and self.drawn_guidance is not None
+        return self.override is not None and self.override.cause is Cause.FALLEN_BACK
 
     @property
     def drawn_for_s(self) -> float:
         """Seconds from its receipt for which engines are in the window that they were drawn for."""
-        return (
-            self.valid_for_s if self.drawn_until is None else min(self.valid_for_s, self.drawn_until - self.issued_at)
-        )
-
-
-def _row_faults(name: str) -> list[str]:
-    """Return why `name` cannot name a schedule's row."""
-    try:
-        traffic_class, _ = row_parts(name)
-    except ValueError as error:
-        return [f"classes.{error}"]
-    if is_class_name(traffic_class):
-        return []
-    return [f"classes.{name} is not a class name (lower case, at most 32 characters)"]
+        return math.inf if self.drawn_until is None else self.drawn_until - self.issued_at

@@ -22,7 +22,7 @@ from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
-from specpilot.policy.operator_documents import OperatorDocuments
+from specpilot.policy.question_documents import QuestionDocuments
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
 from specpilot.policy.redis_dials import Dials
@@ -51,7 +51,7 @@ class StoreMemory(NamedTuple):
 
 
 @guarded
-class Store(OperatorDocuments):
+class Store(QuestionDocuments):
     """The shared state on a Redis server, behind Sentinel, on a cluster, or on a compatible service."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
@@ -201,7 +201,7 @@ class Store(OperatorDocuments):
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.
 
-        With `of_pool`, a model and a pool, only changes of this pool's schedule are announced.
+        With `of_pool`, a model and a pool, only schedules and questions of this pool are announced.
 
         The first value is `None`, once the subscription is active: read everything then. Ends when the connection
         breaks, or when the address of the store leads to another server: then subscribe again. While no subscription is

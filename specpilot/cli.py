@@ -28,7 +28,6 @@ COMMANDS = {
     "models": ("specpilot.controller.cli.models", "set aliases, splits and fall-back models"),
     "explain": ("specpilot.controller.cli.explain", "say which K is in force, why, and from which evidence"),
     "export": ("specpilot.controller.cli.export", "write the schedule as a table for engines without the adapter"),
-    "replay": ("specpilot.controller.cli.replay", "run recorded observations through the control law again"),
     "bench": ("specpilot.bench.__main__", "measure on your own engines; `specpilot bench` lists what"),
 }
 

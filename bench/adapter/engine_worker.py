@@ -20,8 +20,6 @@ from specpilot.bench.adapter import law_pieces
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
 from specpilot.bench.gpu_engine.engine import offer
 from specpilot.engine_adapter import number_format, plugin_names
-from specpilot.policy.bands import BANDS, row_name
-from specpilot.policy.names import DEFAULT_CLASS
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -138,7 +136,7 @@ def main(options: dict[str, Any]) -> None:
         ended = threading.Event()
         thread = None
         if "k" in job:
-            offer(scheduler.control, {DEFAULT_CLASS: job["k"]})
+            offer(scheduler.control, job["k"])
         if job.get("thrash_seed") is not None:
             thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
             thread.start()
@@ -193,13 +191,15 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 
 def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
+    from specpilot.engine_adapter.plan.speculation_control import KTable, Source  # noqa: PLC0415 - beside vLLM's
+
     rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
     while not ended.wait(rng.uniform(0.0, 0.01)):
         depths = [0, 0, *range(control.k_max + 1)]
-        k = {DEFAULT_CLASS: rng.choice(depths)}
-        if rng.random() < 0.5:  # noqa: PLR2004 - half of the time K differs within a batch
-            k |= {row_name(DEFAULT_CLASS, band): rng.choice(depths) for band in range(BANDS)}
-        offer(control, k, rng.choice([0.0, 0.02, 1.0]))
+        # Half of the time K differs within a batch
+        row = tuple(rng.choice([[rng.choice(depths)] * 8, rng.choices(depths, k=8)]))
+        table = KTable(Source.FIXED, {"default": row}, rng.choice([0.0, 0.02, 1.0]), {"default": max(1, *row)})
+        control.table = lambda _, table=table: table
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from typing import Any
 from specpilot.engine_adapter.agent.agent import EXPORT_S
 from specpilot.engine_adapter.agent.calibration import STEPS, loads, settings
 from specpilot.engine_adapter.evidence.meter import StepShape
-from specpilot.engine_adapter.plan.speculation_control import static_table
+from specpilot.engine_adapter.plan.speculation_control import fixed_table
 from specpilot.policy.bands import BANDS
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import FleetAcceptance
 
 PIECE_S = 1.0
@@ -129,7 +130,7 @@ class _Exporter:
         control = self._scheduler.control
         control.__dict__.pop("table", None)
         if not adapts:
-            table = static_table(0)
+            table = fixed_table({DEFAULT_CLASS: 0})
             control.table = lambda _: table
         self._agent._learning._refreshed_at = float("-inf")  # noqa: SLF001 - the first export of each piece refreshes
         self.thread_s, self._next_at = 0.0, time.process_time() + EXPORT_S / 2

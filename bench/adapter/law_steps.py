@@ -25,10 +25,10 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import planner
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
-from specpilot.engine_adapter.plan.speculation_control import KTable, law_table, table_of
-from specpilot.policy.bands import BANDS, row_name
+from specpilot.engine_adapter.plan.speculation_control import KTable, Source, law_table
+from specpilot.policy.bands import BANDS
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 RUNNING = (64, 256)
 REPLY_TOKENS = (100, 500)
@@ -63,15 +63,16 @@ def _played(engine: Any, running: int, k_max: int, steps: int) -> tuple[list[int
     """Return the law's extra nanoseconds in each step, and the law."""
     rng, law = random.Random(0), engine.law  # noqa: S311 - reproducible
     law.follow(GUIDANCE)
-    engine.control.adapting = law_table(law, 0.005)
-    table = _table(engine, k_max)
+    by_law_table = law_table(law, 0.005)
+    engine.control.table = lambda _: by_law_table
+    table = _table(k_max)
     acceptance: dict[str, float] = {}
     extra: list[int] = []
     by_law = planner._set_k_by_law  # noqa: SLF001 - its time is measured
 
     def timed(states: Sequence[DraftState], engine_law: EngineLaw, deepest: int) -> int:
         began = thread_time_ns()
-        planner._set_k_by_table(states, table, len(states), deepest)  # noqa: SLF001
+        planner._set_k_by_table(states, table, deepest)  # noqa: SLF001
         between = thread_time_ns()
         width = by_law(states, engine_law, deepest)
         extra.append(thread_time_ns() - between - (between - began))
@@ -100,13 +101,9 @@ def _step_s(shape: StepShape) -> float:
     return 0.008 + 2e-5 * shape.verified + (0.002 + 1e-6 * shape.slots) * (shape.slots > 0) + 1e-6 * shape.read
 
 
-def _table(engine: Any, k_max: int) -> KTable:
-    most = engine.control.max_running
-    rows: dict[str, tuple[KRange, ...]] = {DEFAULT_CLASS: (KRange(1, most, k_max),)}
-    for band in range(BANDS):
-        ranges = KRange(1, most // 2, min(k_max, band)), KRange(most // 2 + 1, most, min(k_max, band // 2))
-        rows |= {row_name(name, band): ranges for name in GUIDANCE.classes}
-    return table_of(Schedule(engine.control.model, "default", 1, 0.0, 3600.0, 0.005, rows), most)
+def _table(k_max: int) -> KTable:
+    rows = dict.fromkeys(GUIDANCE.classes, tuple(min(k_max, band) for band in range(BANDS)))
+    return KTable(Source.FIXED, rows, 0.005)
 
 
 def _scheduler(model: Path, drafter: Path, k_max: int, running: int, *, is_async: bool) -> Any:

@@ -35,7 +35,6 @@ from specpilot.bench.report.process_tree import memory_by_name
 from specpilot.bench.report.slope import slope
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.bands import BANDS, row_name
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench soak"
@@ -44,6 +43,8 @@ KINDS = ("stream", "aborted", "long", "structured", "two", "stopped")
 FIELDS = {"name", "count"}
 READ_EVERY_S = 2.0
 START_WITHIN_S = 300.0
+LAW_RATIO = 0.4
+"""Share of the changes after which the engine's law chooses K of the class `default`."""
 IDLE_WITHIN_S = 60.0
 SCHEMA = {
     "type": "object",
@@ -184,10 +185,11 @@ class Soak:
     async def _thrash(self, session: aiohttp.ClientSession) -> None:
         """Change K at random, often to 0 for all requests for a while."""
         while not self._is_over:
-            classes = {name: [[1, 32, k]] for name, k in self._rows().items()}
-            probe_ratio = self._rng.choice((0.0, 0.02, 0.3))
+            classes = {name: {"k_min": k, "k_max": k} for name, k in self._k_of_classes().items()}
+            classes["default"] |= {"k_max": 7} if self._rng.random() < LAW_RATIO else {}
+            guidance = {"classes": classes, "probe_ratio": self._rng.choice((0.0, 0.02, 0.3))}
             try:
-                async with session.put("/speculation", json={"classes": classes, "probe_ratio": probe_ratio}) as reply:
+                async with session.put("/speculation", json={"guidance": guidance}) as reply:
                     if reply.status != 200:  # noqa: PLR2004 - HTTP's own
                         self._note(f"PUT /speculation: {reply.status} {await reply.text()}")
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -195,16 +197,12 @@ class Soak:
             self.changes += 1
             await asyncio.sleep(self._rng.choice((0.02, 0.2, 1.5)))
 
-    def _rows(self) -> dict[str, int]:
-        """Return K by row: 0 for all, one K a class, or one a band, so that the drafted requests keep changing."""
-        classes, kind = ("default", *CLASSES), self._rng.choices(("none", "class", "band"), (0.4, 0.2, 0.4))[0]
-        if kind == "none":
+    def _k_of_classes(self) -> dict[str, int]:
+        """Return K by class: 0 for all, or one K a class, so that the drafted requests keep changing."""
+        classes = ("default", *CLASSES)
+        if self._rng.random() < LAW_RATIO:
             return dict.fromkeys(classes, 0)
-        k_by_row = {name: self._rng.randrange(8) for name in classes}
-        if kind == "band":
-            rows = [row_name(name, band) for name in classes for band in range(BANDS)]
-            k_by_row |= {row: self._rng.choice((0, 0, self._rng.randrange(8))) for row in rows}
-        return k_by_row
+        return {name: self._rng.randrange(8) for name in classes}
 
     async def _watch(self) -> None:
         began = time.monotonic()

@@ -12,16 +12,16 @@ from typing import Any
 
 from specpilot.engine_adapter import number_format, plugin_names
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import ClassGuidance, Guidance, Schedule
 
 Prompt = str | dict[str, list[int]]
 
 
-def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
-    """Put a K in force for each row of `k`, a class or a band of one, from the next step on."""
-    rows = {name: (KRange(1, 1, value),) for name, value in k.items()}  # the last range holds for larger batches too
-    schedule = Schedule(control.model, control.pool, control.version + 1, time.time(), 3600.0, probe_ratio, rows)
-    control.offer(schedule, time.monotonic())
+def offer(control: Any, k: int, k_of_class: Mapping[str, int] | None = None) -> None:
+    """Fix K for all requests from the next step on, or for those of some classes."""
+    pinned = {DEFAULT_CLASS: k, **(k_of_class or {})}
+    guidance = Guidance(classes={name: ClassGuidance(k_min=each, k_max=each) for name, each in pinned.items()})
+    control.offer(Schedule(control.model, control.pool, control.version + 1, time.time(), guidance), time.monotonic())
 
 
 def runner_of(core: Any) -> Any:
@@ -68,7 +68,7 @@ class Engine:
         Requests without a group have the K of group 0.
         """
         ks = [k] if isinstance(k, int) else list(k)
-        offer(self.control, {DEFAULT_CLASS: ks[0], **{group(number): value for number, value in enumerate(ks)}})
+        offer(self.control, ks[0], {group(number): value for number, value in enumerate(ks)})
 
     def add(self, prompts: Sequence[Prompt], tokens: int, groups: int = 1, logprobs: int | None = None) -> list[str]:
         """Add a request for `tokens` tokens at temperature 0 for each prompt; return their ids.

@@ -5,9 +5,8 @@ Versions only grow, so an engine with the same version before and after had no o
 from a controller (it renews its schedule every few seconds), or from a restart of the engine. An engine that has just
 started may first measure its own steps, at its own choice of K; the sweep waits for the end of this.
 
-Restored is the schedule that was in force before: its rows for its remaining time, else the engine's static K, also as
-rows, because an engine holds the rows of a schedule that has expired. If another schedule is in force by then, it
-stays.
+Restored is the guidance that was in force before; for an engine without one its own way, as a guidance too: its static
+K, or its law without bounds. If another schedule is in force by then, it stays.
 """
 
 import json
@@ -21,16 +20,11 @@ from urllib.request import Request
 
 from specpilot.policy.http_client import open_url
 
-K_VALID_FOR_S = 86400.0
-"""Validity of a K in seconds, longer than any cell; the longest that an engine accepts."""
-RESTORED_FOR_S = 1.0
-"""Validity of the restored static K in seconds: afterwards the engine holds it, and then uses it by itself."""
 CALIBRATED_WITHIN_S = 180.0
 """Seconds in which a starting engine has measured its own steps, or stopped trying."""
 TIMEOUT_S = 10.0
 _POLL_S = 0.2
-_IN_FORCE = ("schedule", "held")
-_CALIBRATION = "calibration"
+_FIXED, _CALIBRATING = "fixed", "calibrating"
 _NOT_FOUND = 404
 
 
@@ -78,8 +72,7 @@ class Steering:
             return
         if self._before is None:
             self._before = self._calibrated()
-        schedule = {"classes": {"default": [[1, 1, k]]}, "probe_ratio": 0.0, "valid_for_s": K_VALID_FOR_S}
-        self._version = int(self._put(schedule)["version"])
+        self._version = int(self._put({"guidance": {"override": {"k": k}}})["version"])
         self.check(k)
 
     def check(self, k: int | None) -> None:
@@ -110,7 +103,7 @@ class Steering:
     def _calibrated(self) -> dict[str, Any]:
         """Return the engine's state of K, once it does not measure its own steps."""
         deadline = time.monotonic() + CALIBRATED_WITHIN_S
-        while (state := self.state())["source"] == _CALIBRATION and time.monotonic() < deadline:
+        while (state := self.state())["source"] == _CALIBRATING and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return state
 
@@ -156,15 +149,15 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
 def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
     """Return why an engine with `state` does not apply the schedule of `version`; `None` if it does."""
     current, source = state["version"], state["source"]
-    if current == version and source in _IN_FORCE:
+    if current == version and source == _FIXED:
         return None
-    if source == _CALIBRATION:
+    if source == _CALIBRATING:
         return "it measures its own steps, as it does after its start; wait until that is over"
     if not current:
         return "it was restarted meanwhile"
     return (
         f"version {current} (source {source}) is in force there, not version {version}, so a controller steers this "
-        "engine. Stop the controller, or set the policy's mode to advise (mode off and freezes publish a K too), or "
+        "engine. Stop the controller, or or "
         "measure an engine that was started without --redis-url"
     )
 
@@ -172,7 +165,6 @@ def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
 def restoring(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule that restores the K of an engine that had `state`."""
     schedule = state["schedule"]
-    if schedule is None or state["source"] in ("static", "expired"):
-        return {"classes": {"default": [[1, 1, state["static_k"]]]}, "valid_for_s": RESTORED_FOR_S}
-    fields = {name: schedule[name] for name in ("classes", "probe_ratio", "like_default") if name in schedule}
-    return fields | {"valid_for_s": max(RESTORED_FOR_S, schedule["valid_for_s"] - (state.get("age_s") or 0.0))}
+    if schedule is not None:
+        return {"guidance": schedule["guidance"]}
+    return {"guidance": {"override": {"k": state["static_k"]}} if state["source"] == _FIXED else {}}

@@ -26,7 +26,7 @@ from specpilot.policy.clock import utc
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
 from specpilot.policy.history import Cause, Change, Difference, differences
-from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
+from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.store import Store
 
@@ -59,7 +59,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
                 raise VersionConflictError(f"the policy of {model}", experiment.base_version, version)
             changes = differences(writer.plain(present, model), to_plain(experiment.canary.policy))
         if write.is_dry_run:
-            forecast = writer.forecast(model, experiment.canary.policy) if outcome.is_promotion else None
+            forecast = await writer.forecast(model, experiment.canary.policy) if outcome.is_promotion else None
             return answer(model, None, changes, forecast)
         write.note.changes = changes
         last = await asyncio.to_thread(_end, store, experiment, outcome, clock.now(), write.change(Cause.CANARY))
@@ -101,9 +101,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         changes = differences(writer.plain(present, model), to_plain(canary.policy))
         started = await asyncio.to_thread(_started, store, canary, present, clock.now())
         if write.is_dry_run:
-            tried = canary.policy  # mode `advise` takes part with its static K, like `off`
-            tried = replace(tried, mode=Mode.OFF) if tried.mode is Mode.ADVISE else tried
-            return answer(model, None, changes, writer.forecast(model, tried))
+            return answer(model, None, changes, await writer.forecast(model, canary.policy))
         write.note.changes = changes
         await asyncio.to_thread(store.put_canary, started, None, clock.now())
         writer.on_change()

@@ -1,7 +1,7 @@
 """The reply to a dry run: the effect of a write without the write.
 
 A dry run is rejected like the write, with every fault by its field. Otherwise the reply has the fields that would
-change and, if K may change, a forecast: the choice of K under the present and under the new policy.
+change and, if K may change, a forecast: engines of each pool say what they would choose under the new policy.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse
 
-from specpilot.controller.forecast import PoolForecast
+from specpilot.controller.admin.asking import Asked
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import Difference
-from specpilot.policy.model_policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,11 @@ class DryRun:
     subject: str
     version: int | None
     changes: tuple[Difference, ...]
-    forecast: tuple[PoolForecast, ...] | None = None
-
-
-def no_forecast(model: str, policy: Policy | None) -> Sequence[PoolForecast]:
-    """Return no forecast: the `Forecast` of a controller without a control law."""
-    del model, policy
-    return ()
+    forecast: tuple[Asked, ...] | None = None
 
 
 def answer(
-    subject: str, version: int | None, changes: Sequence[Difference], forecast: Sequence[PoolForecast] | None = None
+    subject: str, version: int | None, changes: Sequence[Difference], forecast: Sequence[Asked] | None = None
 ) -> JSONResponse:
     """Return a dry run's answer."""
     reply = DryRun(True, subject, version, tuple(changes), None if forecast is None else tuple(forecast))

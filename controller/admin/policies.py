@@ -13,13 +13,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
-from specpilot.controller.forecast import Forecast
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import schema, to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
@@ -39,7 +39,7 @@ class PolicyWriter:
 
     store: Store
     clock: Clock
-    forecast: Forecast
+    asker: Asker
     on_change: Callable[[], None]
     default_mode: Mode
 
@@ -65,7 +65,7 @@ class PolicyWriter:
         model = policy.model
         changes = differences(self.plain(present, model), to_plain(policy))
         if write.is_dry_run:
-            return answer(model, await self._next_version(model, present), changes, self.forecast(model, policy))
+            return answer(model, await self._next_version(model, present), changes, await self.forecast(model, policy))
         write.note.changes = changes
         expected, now = present.version if present else 0, self.clock.now()
         try:
@@ -80,7 +80,7 @@ class PolicyWriter:
         model = present.policy.model
         changes = differences(to_plain(present.policy), self.plain(None, model))
         if write.is_dry_run:
-            return answer(model, present.version + 1, changes, self.forecast(model, None))
+            return answer(model, present.version + 1, changes, await self.forecast(model, None))
         write.note.changes = changes
         change, now = write.change(Cause.DELETE), self.clock.now()
         try:
@@ -89,6 +89,10 @@ class PolicyWriter:
             raise await self.conflict(model, present.version, str(error)) from error
         self.on_change()
         return Response(status_code=204)
+
+    async def forecast(self, model: str, policy: Policy | None) -> list[Asked]:
+        """Return what `policy` (`None`: the defaults) would do in every pool of the model, as its engines say."""
+        return await self.asker.forecast(model, policy, self.default_mode)
 
     async def expected(
         self, model: str, present: VersionedPolicy | None, if_match: str | None, if_none_match: str | None

@@ -15,7 +15,7 @@ from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_policy import Mode, VersionedPolicy
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -211,7 +211,7 @@ class GainOfDay:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The reason of a K; the members are those of `controller.recording.explanation.explain`."""
+    """A decision; the members are those of `controller.recording.explanation.explain`."""
 
     at: float
     model: str
@@ -221,7 +221,8 @@ class Explanation:
     published: bool
     reason: str
     meaning: str
-    schedule: Schedule | None
+    k: dict[str, float]
+    guidance: Guidance | None
     control_group: dict[str, Any] | None
     control_group_days: list[GainOfDay]
     evidence: dict[str, Any]

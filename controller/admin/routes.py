@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 
 from specpilot.controller.admin.access import Access
+from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import AuditTrail, audited
 from specpilot.controller.admin.canaries import canary_routes
-from specpilot.controller.admin.dry_run import no_forecast
 from specpilot.controller.admin.freezes import freeze_routes
 from specpilot.controller.admin.keys import key_routes
 from specpilot.controller.admin.model_routes import model_route_routes
@@ -23,11 +23,11 @@ from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import ALWAYS, AuditPage, DecisionList, EngineList, Explanation, ScheduleList
 from specpilot.controller.admin.tokens import token_routes
 from specpilot.controller.admin.versions import version_routes
-from specpilot.controller.forecast import Forecast
 from specpilot.controller.recording.explanation import explain
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
 from specpilot.policy.model_policy import Mode
+from specpilot.policy.questions import Kind
 from specpilot.policy.records import Decision
 from specpilot.policy.store import Store
 
@@ -46,7 +46,7 @@ def routes(  # noqa: PLR0913 - collaborators
     trail: AuditTrail,
     *,
     on_change: Callable[[], None],
-    forecast: Forecast = no_forecast,
+    asker: Asker,
     default_mode: Mode = Mode.ACT,
 ) -> APIRouter:
     """Return the admin API over `store`; it calls `on_change` after every write that the loop reads.
@@ -58,7 +58,7 @@ def routes(  # noqa: PLR0913 - collaborators
         prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS,
         route_class=audited(trail),
     )  # fmt: skip
-    writer = PolicyWriter(store, clock, forecast, on_change, default_mode)
+    writer = PolicyWriter(store, clock, asker, on_change, default_mode)
     version_routes(writer, router)
     policy_routes(writer, router)
     canary_routes(writer, router)
@@ -102,13 +102,18 @@ def routes(  # noqa: PLR0913 - collaborators
 
     @router.get("/explain", response_model=Explanation)
     async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
-        """The K in force at a moment (default: now), its reason, its evidence, its predicted and measured gain."""
+        """The measured K at a moment (default: now), the decision, its reason, its evidence, the measured gain."""
         decisions = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
         if not decisions:
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
         return JSONResponse(explain(decisions[0], await asyncio.to_thread(store.daily_gains, model, pool)))
+
+    @router.get("/ask", response_model=Asked)
+    async def ask_engines(model: str, pool: str = "default", kind: Kind = Kind.EXPLAIN) -> JSONResponse:
+        """What engines of a pool say now: `explain` (K, why, predictions) or `k_by_load`; takes a second at most."""
+        return JSONResponse(to_plain(await asker.ask(model, pool, kind)))
 
     return router
 

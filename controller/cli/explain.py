@@ -1,17 +1,20 @@
-"""`specpilot explain`: the K that is or was in force, the reason, and the evidence."""
+"""`specpilot explain`: the K that is or was in force, the reason, and the evidence.
+
+Without a moment it also asks engines what they run now, why, and what they predict.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.text import printable
+from specpilot.controller.cli.text import engine_lines, printable
 from specpilot.controller.recording.explanation import text
 from specpilot.policy.settings import fail, load
 
@@ -36,10 +39,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     client = AdminClient(settings, PROGRAM)
     model, pool = settings.model, settings.pool
     if model is None or pool is None:
-        model, pool = _only_one(client, model, pool)
+        model, pool = only_one(client, model, pool)
     query = {"model": model, "pool": pool, **moment}
     explanation, _ = client.ask("/admin/explain?" + urlencode(query))
-    sys.stdout.write(json.dumps(explanation, indent=2) + "\n" if settings.as_json else text(printable(explanation)))
+    answers = client.ask("/admin/ask?" + urlencode(query))[0] if settings.at is None else None
+    if settings.as_json:
+        sys.stdout.write(json.dumps({**explanation, "engines": answers}, indent=2) + "\n")
+        return
+    sys.stdout.write(text(printable(explanation)))
+    if answers is not None:
+        sys.stdout.write("".join(f"{line}\n" for line in _engine_lines(printable(answers))))
+
+
+def _engine_lines(answers: Mapping[str, Any]) -> list[str]:
+    """Return the answers of engines: the pool's numbers, then of the first engine why each group has its K."""
+    groups = next((answer["groups"] for answer in answers["answers"] if answer["groups"]), ())
+    return engine_lines(answers, "the law's choice") + [
+        f"  {group['decodes']} decodes of {', '.join(group['classes'])}, band {group['band']}: "
+        f"K {group['k']}: {group['why']}"
+        for group in groups
+    ]
 
 
 def _moment(value: str) -> float:
@@ -54,7 +73,7 @@ def _moment(value: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
+def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
     """Return the only model and pool of running engines that match the given ones (`None`: any)."""
     answer, _ = client.ask("/admin/engines")
     pairs = sorted(

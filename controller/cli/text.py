@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.policy.bands import row_parts, serving_rows
 from specpilot.policy.clock import utc
 from specpilot.policy.history import shown
 
@@ -102,42 +101,28 @@ def audit_line(entry: Mapping[str, Any]) -> str:
 
 
 def _pool(pool: Mapping[str, Any]) -> str:
-    lines = [f"pool {pool['pool']}:"]
+    return f"pool {pool['pool']}:\n" + "".join(f"  {line}\n" for line in engine_lines(pool))
+
+
+def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
+    """Return the answers of a pool's engines as lines; `chosen` names the choice beside that in force."""
+    lines = [f"{len(pool['answers'])} of {pool['engines']} engines say:"] if pool["answers"] else []
     if pool["unknown"]:
-        lines.append(f"  no prediction: {pool['unknown']}")
-    today, then = pool["today"], pool["then"]
-    if today and then:
-        for name in serving_rows({*today["k"], *then["k"]}):
-            itl = f"{_number(today['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
-            k = f"{shown(today['k'].get(name))} -> {shown(then['k'].get(name))}"
-            lines.append(f"  {row_name(name)}: K {k}, inter-token latency {itl}")
+        lines.append(f"no prediction: {pool['unknown']}")
+    now, then = pool["in_force"], pool["chosen"]
+    if now and then:
+        for name in sorted({*now["k"], *then["k"]}):
+            itl = f"{_number(now['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
+            k = f"{_number(now['k'].get(name))} -> {_number(then['k'].get(name))}"
+            lines.append(f"{name}: mean K {k}, inter-token latency {itl}")
         lines.append(
-            f"  weighted throughput: {_number(today['throughput'])} -> {_number(then['throughput'])} tokens/s"
-            f" and engine{_gain(pool)}"
+            f"weighted throughput: {_number(now['throughput'])} -> {_number(then['throughput'])} tokens/s"
+            f" and engine ({pool['gain_ratio']:+.1%}, predicted)"
         )
-        lines.append(f"  why: {then['reason']}: {then['meaning']}")
-    return "\n".join(lines) + "\n"
-
-
-def k_by_class(k: Mapping[str, int]) -> str:
-    """Return K by class, over the bands of a class as a range: `code=2 default=0..7`."""
-    by_class: dict[str, list[int]] = {}
-    for name in serving_rows(k):
-        by_class.setdefault(row_parts(name)[0], []).append(k[name])
-    return " ".join(
-        f"{name}={min(values)}" + (f"..{max(values)}" if max(values) > min(values) else "")
-        for name, values in by_class.items()
-    )
-
-
-def row_name(name: str) -> str:
-    """Return a schedule's row for a person: `code:7` is band 7 of the class `code`."""
-    traffic_class, colon, band = name.partition(":")
-    return f"{traffic_class}, band {band}" if colon else traffic_class
-
-
-def _gain(pool: Mapping[str, Any]) -> str:
-    return "" if pool["gain_ratio"] is None else f" ({pool['gain_ratio']:+.1%}, predicted)"
+        lines.append(f"(K in force -> {chosen})")
+    if pool["static"]:
+        lines.append(f"static K: {_number(pool['static']['throughput'])} tokens/s and engine, predicted")
+    return lines + [f"silent: {name}: {why}" for name, why in sorted(pool["silent"].items())]
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -6,14 +6,12 @@ There is no change detector: when the traffic changes, requests move to other ba
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specpilot.policy.acceptance import BandCounts, lengths
+from specpilot.policy.acceptance import BandCounts
 from specpilot.policy.bands import BANDS
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.schedule import FleetAcceptance
 
-Vector = NDArray[np.float64]
 FLEET_TRIALS = 200.0
 """Largest number of trials of a position in the prior for engines: an engine's own counts outweigh it within
 seconds."""
@@ -25,10 +23,6 @@ class ModelAcceptance(BandCounts):
 
     def __init__(self) -> None:
         super().__init__(K_LIMIT)
-
-    def lengths(self, k_max: int) -> Vector:
-        """Return AL(K) for K from 0 to `k_max`: [bands, k_max + 1] tokens."""
-        return lengths(self.conditional()[:, :k_max])
 
     def shared(self) -> FleetAcceptance | None:
         """Return the counts as a prior for engines, at most `FLEET_TRIALS` per position; `None` before any draft."""

@@ -25,16 +25,8 @@ _POSITION = (names.LABEL_BAND, names.LABEL_POSITION)
 _KIND = (names.LABEL_KIND,)
 _GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
     names.RUNNING_DECODES: _CLASS,
-    names.PRICE_SECONDS: (names.LABEL_PART,),
-    names.TOKEN_PRICE_SECONDS: (names.LABEL_TOKENS,),
-    **dict.fromkeys(
-        (
-            names.LEFT_OUT_SECONDS, names.SLOWDOWN_RATIO, names.PREFILL_STEP_RATIO, names.PREFILL_STEP_TOKENS,
-            names.CONTEXT_TOKENS,
-        ),
-        (),
-    ),
-}  # fmt: skip
+    names.STATIC_BREAKS_SLO: (),
+}
 LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
     names.ACCEPTS: _POSITION,
@@ -105,50 +97,33 @@ class Evidence:
         return totals
 
     @property
-    def undrafted(self) -> float:
-        """Decodes at K = 0."""
-        return sum(count for (_, _, k), count in self.drafts.items() if k == 0)
-
-    @property
-    def drafted_ratio(self) -> float:
-        """The share of the decodes at K > 0; 0 without decodes."""
-        whole = sum(self.drafts.values())
-        return 1.0 - self.undrafted / whole if whole else 0.0
+    def busy_s(self) -> float:
+        """Seconds of decoding: steps with decodes without the time of prefilling, and the later catching up."""
+        return self.decode_s + self.seconds_by.get(names.CATCH_UP, 0.0) if self.decode_s else 0.0
 
 
 class Snapshot(NamedTuple):
-    """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock.
-
-    `cost_s` is the cost of its decodes in seconds: the time of its steps without those of kind `catch_up` and
-    without prefilling (`Evidence.decode_s`), plus the later catching up of its decodes at K = 0.
-    """
+    """A snapshot: the evidence of the `elapsed_s` seconds before `at`, on the caller's clock."""
 
     at: float
     elapsed_s: float
     evidence: Evidence
-    cost_s: float
 
     def weighted_throughput(self, weights: Mapping[str, float]) -> float | None:
-        """Return the weighted tokens per second of decodes alone, by `cost_s`; `None` without a decode.
+        """Return the weighted tokens per second of decoding; `None` without a decode.
 
-        A class that is not in `weights` has the weight of `default`. `cost_s` is that of the decodes in steps of other
-        kinds than `catch_up`, so the tokens are taken in the same share.
+        A class that is not in `weights` has the weight of `default`.
         """
-        evidence = self.evidence
         tokens = 0.0
-        for (name, _), count in evidence.decode_tokens.items():
+        for (name, _), count in self.evidence.decode_tokens.items():
             tokens += weights.get(name, weights.get(DEFAULT_CLASS, 1.0)) * count
-        counted = sum(count for kind, count in evidence.decodes_by.items() if kind != names.CATCH_UP)
-        whole = sum(evidence.drafts.values())
-        if min(evidence.steps, self.cost_s, counted, whole, tokens) <= 0:
-            return None
-        return tokens * counted / whole / self.cost_s
+        return tokens / self.evidence.busy_s if min(self.evidence.busy_s, tokens) > 0 else None
 
     @property
     def step_s(self) -> float | None:
-        """The mean duration of a step with decodes, `catch_up` excepted, by `cost_s`; `None` without one."""
-        steps = self.evidence.decode_steps - self.evidence.steps_by.get(names.CATCH_UP, 0.0)
-        return self.cost_s / steps if steps else None
+        """The mean duration of a step with decodes, without the time of prefilling; `None` without one."""
+        steps = self.evidence.decode_steps
+        return self.evidence.busy_s / steps if steps and self.evidence.busy_s else None
 
 
 class Compared(NamedTuple):

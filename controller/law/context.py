@@ -7,12 +7,11 @@ from typing import Any
 from specpilot.controller.estimation.switchback import BlockGain, Draw, Plan
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
-from specpilot.policy.freeze import Hold
+from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import LogGain
-from specpilot.policy.graphs import Graphs
-from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
-from specpilot.policy.names import DEFAULT_CLASS, K_LIMIT
-from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Ranges, Schedule, k_at
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import K_LIMIT
+from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Guidance, Override, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,11 @@ class PoolContext:
 
     Attributes:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
-        max_num_seqs: the largest of all engines.
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the policy of the present window, converted by `choosing` (modes `off` and `advise`
-            become pins).
+        policy: while a canary runs, the policy of the present window.
         window: the present window of a canary; `None` without one.
         engines: the names of its engines that can speculate.
-        hold: the kind of the freeze, `None` without one. During a freeze engines follow the schedule in force even in
-            mode `advise`.
-        graphs: the CUDA graphs of its engines; `None` if they have none, or do not all have the same.
+        freeze: the freeze in force, `None` without one.
         engines_version: the latest version that any engine applied, 0 for none; Redis may have lost this schedule.
     """
 
@@ -58,12 +53,10 @@ class PoolContext:
     policy: Policy
     k_max: int
     static_k: int
-    max_num_seqs: int
     in_force: Schedule | None
     window: CanaryWindow | None = None
     engines: tuple[str, ...] = ()
-    hold: Hold | None = None
-    graphs: Graphs | None = None
+    freeze: Freeze | None = None
     engines_version: int = 0
 
     @property
@@ -79,57 +72,45 @@ class PoolContext:
 
     def during(self, window: CanaryWindow) -> "PoolContext":
         """Return the context in the window of a canary."""
-        return replace(self.choosing(window.policy), window=window)
-
-    def choosing(self, policy: Policy) -> "PoolContext":
-        """Return the context with `policy` in a form that guidance can express.
-
-        So one schedule can contain the guidance of both policies of a canary. A policy with mode `off` or `advise`
-        becomes one that pins every class to its static K.
-        """
-        context = replace(self, policy=policy)
-        if policy.mode is Mode.ACT:
-            return context
-        k = context.effective_static_k
-        classes = {name: ClassPolicy(weight=policy.of_class(name).weight, pin=k) for name in policy.class_names}
-        return replace(self, policy=replace(policy, mode=Mode.ACT, classes=classes))
+        return replace(self, policy=window.policy, window=window)
 
     @property
     def mode(self) -> Mode:
-        """The mode of the policy in force, as the policy states it."""
-        return self.policy.mode if self.window is None else self.window.policy.mode
+        """The mode of the policy in force."""
+        return self.policy.mode
 
-    @property
-    def operator_rows(self) -> Ranges:
-        """One row with the effective static K, without bounds and pins."""
-        return {DEFAULT_CLASS: (KRange(1, max(1, self.max_num_seqs), self.effective_static_k),)}
-
-    @property
-    def unsteered_k(self) -> int:
-        """The K of engines without guidance: their own static K before the first schedule, then the effective one."""
-        if self.in_force is None and not self.engines_version:
-            return max(0, min(self.static_k, self.k_max))
-        return self.effective_static_k
-
-    @property
-    def unsteered_rows(self) -> Ranges:
-        """One row with `unsteered_k`."""
-        return {DEFAULT_CLASS: (KRange(1, max(1, self.max_num_seqs), self.unsteered_k),)}
-
-    def bounds(self, name: str) -> tuple[int, int]:
-        """Return the smallest and largest K that class `name` may have; a pin makes them equal."""
+    def requirements(self, name: str) -> tuple[int, int, float, float | None]:
+        """Return the requirements for class `name`: the smallest and largest K, weight, SLO (ms)."""
         low, high = self._asked_bounds(name)
         high = max(0, min(high, self.k_max))
-        return min(max(0, low), high), high
+        class_policy = self.policy.of_class(name)
+        return min(max(0, low), high), high, class_policy.weight, class_policy.itl_slo_ms
 
     def guidance(self) -> Guidance:
-        """Return the guidance of `policy`. Each engine limits the bounds to its own K_max."""
+        """Return the guidance of `policy`, with the override of its mode. Engines lower bounds to their own K_max."""
         classes = {}
         for name in self.policy.class_names:
             class_policy = self.policy.of_class(name)
             low, high = self._asked_bounds(name)
             classes[name] = ClassGuidance(class_policy.weight, min(low, high), high, class_policy.itl_slo_ms)
-        return Guidance(self.policy.objective, classes, self.policy.probe_ratio)
+        override = None
+        if self.mode is not Mode.ACT:
+            override = Override(self.effective_static_k, Cause(self.mode.value))
+        policy = self.policy
+        return Guidance(policy.objective, classes, policy.probe_ratio, policy.static_k, override)
+
+    def static_guidance(self, cause: Cause) -> Guidance:
+        """Return the guidance of `policy` with the static K in force, for an experiment."""
+        return replace(self.guidance(), override=Override(self.effective_static_k, cause))
+
+    def frozen_guidance(self, freeze: Freeze) -> Guidance:
+        """Return the guidance of `policy` during `freeze`.
+
+        In mode `act` engines end the freeze by themselves; in another mode the static K must follow it.
+        """
+        k = self.effective_static_k if freeze.hold is Hold.STATIC else None
+        until = freeze.until if self.mode is Mode.ACT else None
+        return replace(self.guidance(), override=Override(k, Cause.FROZEN, until))
 
     def _asked_bounds(self, name: str) -> tuple[int, int]:
         """Return the bounds on K of class `name` as the policy has them, for engines of any K_max."""
@@ -146,49 +127,28 @@ class TickResult:
     """The decision of one tick for one pool.
 
     Attributes:
-        proposed: the estimate of the K that engines choose by the policy.
-        publish: the rows to publish, `None` for none. Mode `advise` publishes none, except the static K when engines
-            hold a schedule that differs from it.
+        guidance, drawn_guidance: as in `Schedule`; without `guidance` nothing is published.
         draw: the engines in a drawn window of an experiment.
-        is_own_choice: whether the engines' K is their own choice. In a pool of several engines, those in `draw` may
-            differ from the rest.
         fleet: the acceptance that is published beside `guidance`, as a prior for the engines.
-        guidance, drawn_guidance: as in `Schedule`: the guidance of engines that are not drawn, and of those that are.
-            Without guidance, or until they can choose, engines follow `publish`.
-        gain_ratio: the predicted throughput of `proposed` at the present load over that of the K in force, minus 1;
-            `None` when unknown.
-        evidence: the main inputs and predictions of the decision, ready for JSON.
+        evidence: the main numbers of the decision, ready for JSON.
         log_gains: the gain of adaptive K over the static K in each window of the control group that this tick compared.
         canary_gains: the gains of the canary in each block that this tick completed.
-        baseline: the rows and the probe ratio that a freeze of the current K publishes: those that were in force when
-            it began. If it began in a window of the control group or of a canary, they are those that apply outside of
-            such windows. `None` without any.
     """
 
     reason: Reason
-    proposed: Ranges
-    publish: Ranges | None
-    probe_ratio: float
-    gain_ratio: float | None
+    guidance: Guidance | None
     evidence: Mapping[str, Any]
-    log_gains: tuple[LogGain, ...] = ()
-    canary_gains: tuple[BlockGain, ...] = ()
-    baseline: tuple[Ranges, float] | None = None
-    guidance: Guidance | None = None
-    fleet: FleetAcceptance | None = None
     drawn_guidance: Guidance | None = None
     draw: Draw = field(default_factory=Draw)
-    is_own_choice: bool = False
+    fleet: FleetAcceptance | None = None
+    log_gains: tuple[LogGain, ...] = ()
+    canary_gains: tuple[BlockGain, ...] = ()
 
     @property
-    def applied(self) -> Ranges | None:
-        """The rows in force: the published ones or, if engines choose, the estimate. `None`: nothing is published."""
-        return self.proposed if self.is_own_choice else self.publish
-
-    @property
-    def decodes(self) -> int:
-        """Running decodes at the tick, at least 1."""
-        return max(1, round(float(self.evidence.get("decodes") or 1)))
+    def k(self) -> dict[str, float]:
+        """Return the measured mean K by class; empty if it is not known."""
+        classes: Mapping[str, Mapping[str, Any]] = self.evidence.get("classes", {})
+        return {name: facts["k"] for name, facts in classes.items()}
 
     @property
     def has_lost(self) -> bool | None:
@@ -198,7 +158,3 @@ class TickResult:
         """
         state = self.evidence.get("control_group")
         return None if state is None else bool(state["has_lost"])
-
-    def k(self, rows: Ranges | None) -> dict[str, int]:
-        """Return K by row in `rows` (`proposed` or `publish`) at the load of the tick."""
-        return {name: k_at(ranges, self.decodes) for name, ranges in (rows or {}).items()}

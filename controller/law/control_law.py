@@ -1,16 +1,13 @@
-"""Learns from scrapes and decides for each pool. The same code runs live, in replays and in simulations.
+"""Learns from scrapes and decides for each pool. The same code runs live and in simulations.
 
 `ControlLaw.observe` learns from the engines' metrics; `ControlLaw.decide` decides for one pool. Nothing here reads a
 clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
-same calls give the same results. Acceptance is estimated per model, over all its pools. Prices are read from the
-engines' metrics.
+same calls give the same results. Acceptance is estimated per model, over all its pools.
 """
 
-import copy
 from collections.abc import Iterable
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
-from specpilot.controller.estimation.engine_prices import price_list_of
 from specpilot.controller.estimation.observation import (
     Observation,
     Series,
@@ -20,8 +17,10 @@ from specpilot.controller.estimation.observation import (
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
+from specpilot.policy import engine_metrics as names
 
 PoolKey = tuple[str, str]
+_BREAKS_SLO = Series(names.STATIC_BREAKS_SLO, ())
 
 
 class ControlLaw:
@@ -56,11 +55,10 @@ class ControlLaw:
             parts_of = gained.get(key, {})
             evidence = evidence_of(parts_of.values())
             pool = self._pool(key)
-            cost_s = 0.0
             for engine_id, part in parts_of.items():
-                prices = price_list_of(self._last[engine_id].values)
-                cost_s += pool.add_engine_snapshot(engine_id, evidence_of([part]), *times[engine_id], prices)
-            pool.add_snapshot(evidence, elapsed_s.get(key, 0.0), at, cost_s)
+                breaks_slo = bool(part.get(_BREAKS_SLO))
+                pool.add_engine_snapshot(engine_id, evidence_of([part]), *times[engine_id], breaks_slo=breaks_slo)
+            pool.add_snapshot(evidence, elapsed_s.get(key, 0.0), at)
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:
@@ -76,23 +74,11 @@ class ControlLaw:
     def decide(self, context: PoolContext, now: float, at: float) -> TickResult:
         """Decide for one pool at `now`; `at` determines the windows of its experiments."""
         pool = self._pool((context.model, context.pool))
-        pool.start_tick(context.arm)
-        return Tick(context, pool, self._model(context.model), now, at).result()
-
-    def forecast(self, context: PoolContext, now: float, at: float) -> TickResult:
-        """Return the result of `decide` without changing the state."""
-        pool = copy.deepcopy(self._pool((context.model, context.pool)))
-        pool.start_tick(context.arm)
         return Tick(context, pool, self._model(context.model), now, at).result()
 
     def resume(self, model: str, pool: str, digest: str) -> None:
         """Take over a pool that fell back under the last leader; `digest` names the comparison."""
         self._pool((model, pool)).control_group.resume(digest)
-
-    def take_over(self) -> None:
-        """Begin to lead: keep the estimates, and drop the decisions that this controller made in stand-by."""
-        for pool in self._pools.values():
-            pool.take_over()
 
     def _pool(self, key: PoolKey) -> PoolMemory:
         if key not in self._pools:

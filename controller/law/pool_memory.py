@@ -7,10 +7,6 @@ from typing import Any
 from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.estimation.switchback import Switchback
 from specpilot.controller.law.control_group import ControlGroup
-from specpilot.controller.law.estimate import Mix
-from specpilot.policy.canary import Arm
-from specpilot.policy.prices import PriceList
-from specpilot.policy.schedule import Ranges
 
 STALE_S = 5.0
 """Age in seconds above which the newest evidence does not show the present load."""
@@ -23,14 +19,12 @@ sample."""
 
 @dataclass(slots=True)
 class PoolMemory:
-    """The state of one pool, scraped each `scrape_s` seconds: experiments, newest snapshots, each engine's requests.
+    """The state of one pool, scraped each `scrape_s` seconds: experiments and newest snapshots.
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of consecutive snapshots in which requests ran and no decode was counted; `None` if the newest
-    is no such snapshot. `engines`, `mixes`: the newest snapshot and the
-    mix of requests of each engine. `chosen`: the latest estimate of the engines' choice. `baseline`: the baseline of a
-    freeze of the current K, with its probe ratio. `arm`: the arm of the latest tick; `chosen` and `baseline` are for
-    the policy of this arm.
+    is no such snapshot. `engines`: the newest snapshot of each engine. `slo_breakers`: the engines that predict that
+    the static K would break an SLO.
     """
 
     scrape_s: float = 0.5
@@ -38,49 +32,32 @@ class PoolMemory:
     canary: Switchback = field(default_factory=Switchback)
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
-    mixes: dict[str, Mix] = field(default_factory=dict)
+    slo_breakers: set[str] = field(default_factory=set)
     busy_at: float | None = None
     stalled_since: float | None = None
-    chosen: Ranges | None = None
-    baseline: tuple[Ranges, float] | None = None
-    arm: Arm = Arm.PRESENT
 
     def __post_init__(self) -> None:
         self.control_group = ControlGroup(self.scrape_s)
 
-    def start_tick(self, arm: Arm) -> None:
-        """Start a tick under the policy of this arm; after a change of arm drop the estimates for the other policy."""
-        if arm is not self.arm:
-            self.arm = arm
-            self.take_over()
-
-    def take_over(self) -> None:
-        """Begin to lead: drop the decisions made in stand-by."""
-        self.chosen = self.baseline = None
-
     def add_engine_snapshot(
-        self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, prices: PriceList | None
-    ) -> float:
-        """Add one snapshot of an engine; return its `cost_s`."""
-        catch_up_s = 0.0 if prices is None else prices.left_out_s * prices.slowdown
-        cost_s = evidence.decode_s + catch_up_s * evidence.drafted_ratio * evidence.undrafted
-        cost_s *= evidence.decode_s > 0  # 0 if the engine does not report decode seconds: unknown
-        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence, cost_s)
-        self.mixes.setdefault(engine_id, Mix()).add(evidence, elapsed_s, prices)
-        return cost_s
+        self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, *, breaks_slo: bool
+    ) -> None:
+        """Add one snapshot of an engine; `breaks_slo`: it predicts that the static K would break an SLO."""
+        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence)
+        (self.slo_breakers.add if breaks_slo else self.slo_breakers.discard)(engine_id)
 
-    def fresh_mixes(self, now: float) -> dict[str, Mix]:
-        """Return the mix of each engine whose newest scrape is not older than `STALE_S`."""
-        return {name: mix for name, mix in self.mixes.items() if now - self.engines[name].at <= STALE_S}
+    def breaks_slo(self, now: float) -> bool:
+        """Return whether an engine with fresh evidence predicts that the static K would break an SLO."""
+        return any(name in self.engines and now - self.engines[name].at <= STALE_S for name in self.slo_breakers)
 
     def keep_engines(self, engines: Container[str]) -> None:
         """Drop the snapshots of engines that are gone."""
         self.engines = {name: snapshot for name, snapshot in self.engines.items() if name in engines}
-        self.mixes = {name: mix for name, mix in self.mixes.items() if name in engines}
+        self.slo_breakers &= self.engines.keys()
 
-    def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float, cost_s: float) -> None:
+    def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Add one snapshot of the whole pool."""
-        self.newest = Snapshot(at, elapsed_s, evidence, cost_s)
+        self.newest = Snapshot(at, elapsed_s, evidence)
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts

@@ -1,33 +1,20 @@
-"""Explains a K from a recorded decision: its value, the reason, the evidence, the gain. Pure."""
+"""Explains a recorded decision: the measured K, the reason, the evidence, the measured gain. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.reason import Reason, meaning_of
+from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.recording import gain_figures
-from specpilot.controller.recording.survival_interval import with_intervals
-from specpilot.policy.bands import BANDS, row_of, row_parts, serving_rows
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
-from specpilot.policy.model_policy import Mode
-from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import Decision
-from specpilot.policy.schedule import k_at
-
-_THROUGHPUTS = (
-    ("measured", "measured"),
-    ("predicted_in_force", "predicted, K in force"),
-    ("predicted_best", "predicted, the engines' choice"),
-    ("predicted_static", "predicted, static K"),
-)
+from specpilot.policy.schedule import Cause
 
 
 def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
     """Return the explanation of a decision. `gains` are by day, newest first."""
     evidence = moment.evidence
-    decodes = evidence.get("decodes")
-    throughput = evidence.get("throughput", {})
-    schedule = to_plain(moment.schedule) if moment.schedule else None
+    guidance = moment.schedule.guidance if moment.schedule else None
     return {
         "at": moment.at,
         "model": moment.model,
@@ -36,23 +23,16 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "version": moment.version,
         "published": moment.published,
         "reason": moment.reason,
-        "meaning": _meaning(moment.reason, moment.mode),
-        "running_decodes": decodes,
-        "k": dict(moment.k) or _k_advised(moment),
-        "k_advised": _k_advised(moment),
-        "schedule": schedule,
-        "guidance": schedule["guidance"] if schedule else None,
-        "is_estimate": moment.is_estimate,
+        "meaning": MEANING[Reason(moment.reason)] if moment.reason in tuple(Reason) else "unknown to this version",
+        "running_decodes": evidence.get("decodes"),
+        "k": dict(moment.k),
+        "guidance": to_plain(guidance) if guidance else None,
         "classes": evidence.get("classes", {}),
-        "bands": with_intervals(evidence.get("bands", {})),
+        "bands": evidence.get("bands", {}),
         "control_group": evidence.get("control_group"),
         "control_group_days": gain_figures.described([item for item in gains if item.day <= day_of(moment.at)]),
-        "throughput": throughput,
-        "step_s": evidence.get("step_s", {}),
-        "predicted_gain_ratio": moment.predicted_gain_ratio,
-        "predicted_gain_over_static_ratio": _ratio(
-            throughput.get("predicted_in_force"), throughput.get("predicted_static")
-        ),
+        "throughput": evidence.get("throughput"),
+        "step_s": evidence.get("step_s"),
         "canary": evidence.get("canary"),
         "evidence": dict(evidence),
     }
@@ -66,29 +46,13 @@ def text(explanation: dict[str, Any]) -> str:
         f"why: {explanation['reason']}: {explanation['meaning']}",
     ]
     running = explanation["running_decodes"]
-    if running:
-        lines.append(f"load: {running:.1f} running decodes per step")
-    else:
-        lines.append(f"load: {'unknown' if running is None else 'nothing decodes'}; K is that for one running decode")
+    lines.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
     lines += [_class_line(name, facts) for name, facts in sorted(explanation["classes"].items())]
-    if explanation["is_estimate"]:
-        lines.append("K is the engines' own choice; the rows are the controller's estimate of it")
-    lines += _k_lines(explanation["k"], explanation["k_advised"])
     lines += [_band_line(band, facts) for band, facts in sorted(explanation["bands"].items())]
-    throughput = explanation["throughput"]
-    lines += [
-        f"throughput {label}: {throughput[key]:.0f} tokens/s"
-        for key, label in _THROUGHPUTS
-        if throughput.get(key) is not None
-    ]
-    step = explanation["step_s"]
-    if step.get("measured") is not None and step.get("predicted") is not None:
-        lines.append(f"step: {step['measured'] * 1000:.2f} ms measured, {step['predicted'] * 1000:.2f} ms predicted")
-    if explanation["predicted_gain_ratio"] is not None:
-        lines.append(f"the engines' choice would gain {explanation['predicted_gain_ratio']:+.1%} now (predicted)")
-    over_static = explanation["predicted_gain_over_static_ratio"]
-    if over_static is not None:
-        lines.append(f"the K in force gains {over_static:+.1%} over static K (predicted)")
+    if explanation["throughput"] is not None:
+        lines.append(f"throughput measured: {explanation['throughput']:.0f} tokens/s")
+    if explanation["step_s"] is not None:
+        lines.append(f"step measured: {explanation['step_s'] * 1000:.2f} ms")
     return "\n".join(lines + _control_group_lines(explanation) + canary_lines(explanation["canary"])) + "\n"
 
 
@@ -109,45 +73,25 @@ def _gain_lines(evidence: Mapping[str, Any]) -> list[str]:
 
 
 def _class_line(name: str, facts: Mapping[str, Any]) -> str:
-    share, length = facts.get("share"), facts.get("measured_length")
-    line = f"  class {name}: " + ("share of the traffic unknown" if share is None else f"{share:.0%} of the traffic")
-    return line + ("" if length is None else f", {length:.2f} tokens a step measured")
-
-
-def _k_lines(k: Mapping[str, int], advised: Mapping[str, int]) -> list[str]:
-    """Return a line for each class, its bands side by side."""
-    rows: dict[str, list[str]] = {}
-    for name in serving_rows(k):
-        rows.setdefault(row_parts(name)[0], []).append(name)
-    lines = []
-    for traffic_class, names in rows.items():
-        bands = [str(band) for _, band in map(row_parts, names) if band is not None]
-        line = f"  K of {traffic_class}" + (f", bands {bands[0]} to {bands[-1]}" if bands else "")
-        line += ": " + " ".join(str(k[name]) for name in names)
-        if DEFAULT_CLASS in k and DEFAULT_CLASS in advised:
-            in_force, other = ([row_of(rows, traffic_class, band) for band in range(BANDS)] for rows in (k, advised))
-            if in_force != other:
-                line += f" (advised: {' '.join(map(str, other if len(set(other)) > 1 else other[:1]))})"
-        lines.append(line)
-    return lines
+    """Return the line of a class; its K and length are means over its decodes."""
+    length = facts.get("measured_length")
+    line = f"  class {name}: {facts['share']:.0%} of the traffic, K {facts['k']:.1f}"
+    return line + ("" if length is None else f", {length:.2f} tokens a step")
 
 
 def _band_line(band: str, facts: Mapping[str, Any]) -> str:
     share = facts.get("share")
-    line = f"  band {band}: " + ("no running decodes" if share is None else f"{share:.0%} of the running decodes")
+    line = f"  band {band}: " + ("no decodes" if share is None else f"{share:.0%} of the decodes, K {facts['k']:.1f}")
     if not facts.get("survival"):
         return line + ", no draft yet"
-    bounds = zip(facts["survival"], facts["survival_low"], facts["survival_high"], strict=False)
-    return line + ", S = " + " ".join(f"{value:.2f}{_between(low, high)}" for value, low, high in bounds)
-
-
-def _between(low: float | None, high: float | None) -> str:
-    return " (assumed)" if low is None or high is None else f" ({low:.2f}..{high:.2f})"
+    return line + ", survival " + " ".join(f"{value:.2f}" for value in facts["survival"])
 
 
 def _control_group_lines(explained: Mapping[str, Any]) -> list[str]:
     days = gain_figures.lines(explained["control_group_days"])
-    return _latest_gain_lines(explained["control_group"], is_static=not explained["is_estimate"]) + (
+    override = (explained["guidance"] or {}).get("override") or {}
+    is_static = override.get("cause") == Cause.FALLEN_BACK
+    return _latest_gain_lines(explained["control_group"], is_static=is_static) + (
         ["gain over the static K by day (UTC):", *days] if days else []
     )
 
@@ -164,22 +108,3 @@ def _latest_gain_lines(control_group: Mapping[str, Any] | None, *, is_static: bo
     bounds = f"between {gain['low']:+.1%} and {gain['high']:+.1%} (95 %, {control_group['windows']} windows)"
     head = f"control group: adaptive K gains {gain['mean']:+.1%} over the static K, {bounds}{state}"
     return [head, *_gain_lines(control_group)]
-
-
-def _meaning(reason: str, mode: Mode) -> str:
-    try:
-        return meaning_of(Reason(reason), mode)
-    except ValueError:
-        return "unknown to this version of the controller"
-
-
-def _k_advised(decision: Decision) -> dict[str, int]:
-    """Return the estimate of the engines' choice, by row, at the load of the tick."""
-    decodes = max(1, round(decision.evidence.get("decodes") or 1))
-    if decision.schedule is None:
-        return {}
-    return {name: k_at(ranges, decodes) for name, ranges in decision.schedule.classes.items()}
-
-
-def _ratio(new: float | None, old: float | None) -> float | None:
-    return new / old - 1 if new and old else None

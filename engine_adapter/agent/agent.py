@@ -2,7 +2,8 @@
 
 - The *exporter* empties the meter into Prometheus metrics, and passes the evidence to the engine's law
   (`agent.learning`).
-- The *link* calibrates the engine (`agent.calibration`), then follows Redis (`agent.link`).
+- The *link* calibrates the engine (`agent.calibration`), then follows Redis (`agent.link`) and answers questions
+  (`agent.answers`).
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from specpilot.engine_adapter.agent.answers import Answers
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import Learning
@@ -110,14 +112,14 @@ class Agent:
         self._exporter.show(
             running=decodes,
             active_k={
-                name: verified[name] / count if count else table.k(name, band_of(priors.of_class(name)), 1)
+                name: verified[name] / count if count else table.k(name, band_of(priors.of_class(name)))
                 for name, count in decodes.items()
             },
             backlog=scheduler.backlog_tokens if running else 0,
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
-        self._exporter.show_law(scheduler.law.price_list, scheduler.law.decode_s)
+        self._exporter.show_law(scheduler.law.decode_s, breaks_slo=scheduler.law.breaks_slo)
         between()
         self._exporter.write()
 
@@ -149,20 +151,19 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             graphs=scheduler.graphs,
         )
         link = EngineLink(
-            Store(settings.redis_url), control, record, clock, lambda: is_stalled(scheduler, clock.monotonic())
+            Store(settings.redis_url),
+            control,
+            record,
+            clock,
+            is_stalled=lambda: is_stalled(scheduler, clock.monotonic()),
+            answer=Answers(scheduler, clock, ShortHolds()).answer,
         )
     exporter = MetricsExporter(control.model)
     # With data parallelism the requests of a calibration would reach other engines too.
     is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1
     calibration = Calibration(scheduler, settings.url, settings.calibrate_s) if is_alone else None
     between = ShortHolds()
-    learning = Learning(
-        scheduler,
-        adapts=settings.adapt,
-        probe_ratio=settings.probe_ratio,
-        least_k=settings.least_k,
-        between=between,
-    )
+    learning = Learning(scheduler, probe_ratio=settings.probe_ratio, least_k=settings.least_k, between=between)
     agent = Agent(scheduler, exporter, link, calibration, clock, learning, between)
     agent.start()
     return agent

@@ -43,7 +43,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specpilot.engine_adapter.evidence.request_acceptance import Priors
-from specpilot.engine_adapter.plan.speculation_control import calibration_table
+from specpilot.engine_adapter.plan.speculation_control import KTable, Source, fixed_table
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.names import DEFAULT_CLASS
@@ -96,6 +96,11 @@ def settings(n: int, k_max: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
 
 
+def calibrating(k: int, others: int | None = None) -> KTable:
+    """Return the table of a setting: `k` for all requests, `others` for those of `CLASS`."""
+    return fixed_table({DEFAULT_CLASS: k, CLASS: k if others is None else others}, Source.CALIBRATING)
+
+
 class Calibration:
     """Measures the steps of the engine of `scheduler`, which listens at `url`, for at most `limit_s` seconds."""
 
@@ -113,7 +118,7 @@ class Calibration:
         began = time.monotonic()
         try:
             self._await_server(stopped)
-            self._control.calibrating = calibration_table(0, {})
+            self._control.calibrating = calibrating(0)
             deadline, measured = time.monotonic() + self._limit_s, []
             for n in loads(self._control.max_running):
                 if not self._measure(n, deadline, stopped):
@@ -144,7 +149,7 @@ class Calibration:
 
     def _leave(self, stopped: threading.Event) -> None:
         """End the calibration's K when none of its requests runs; before that its drafts would count as users'."""
-        self._control.calibrating = calibration_table(0, {})
+        self._control.calibrating = calibrating(0)
         until = time.monotonic() + ANSWER_S
         while self._scheduler.has_unfinished_requests() and time.monotonic() < until and not stopped.is_set():
             time.sleep(_POLL_S)
@@ -158,7 +163,7 @@ class Calibration:
         others = n // 2
         with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
             for k, k_others in settings(n, self._control.k_max):
-                self._control.calibrating = calibration_table(k, {CLASS: k_others})
+                self._control.calibrating = calibrating(k, k_others)
                 until = min(deadline, time.monotonic() + SETTING_S)
                 measured = self._take_steps(n, (first, second), until, stopped)
                 if measured and n <= SLOW_REQUESTS:

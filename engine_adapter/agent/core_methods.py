@@ -32,7 +32,7 @@ def state(core: Any) -> str:
         return json.dumps(None)
     now = time.monotonic()
     table = control.table(now)
-    schedule = control.schedule
+    schedule, override = control.schedule, control.override(now)
     return json.dumps(
         {
             "model": control.model,
@@ -41,6 +41,7 @@ def state(core: Any) -> str:
             "static_k": control.static_k,
             "max_running": control.max_running,
             "source": table.source,
+            "override": to_plain(override) if override is not None else None,
             "version": control.version,
             "age_s": control.age_s(now),
             "schedule": to_plain(schedule) if schedule is not None else None,
@@ -75,8 +76,7 @@ def _bands(scheduler: Any) -> dict[str, Any]:
 def apply(core: Any, text: str) -> str:
     """Apply the schedule in the JSON `text` from the next step on.
 
-    Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now, valid for an hour,
-    no probes.
+    Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now.
     Returns the new state, or `{"error": {"status", "code", "message"}}`.
     """
     control = getattr(core.scheduler, "control", None)
@@ -85,14 +85,12 @@ def apply(core: Any, text: str) -> str:
     try:
         document = json.loads(text)
         if not isinstance(document, dict):
-            return _error(422, "invalid_document", "the body must be a JSON object with 'classes'")
+            return _error(422, "invalid_document", "the body must be a JSON object with 'guidance'")
         filled = {
             "model": control.model,
             "pool": control.pool,
             "version": control.version + 1,
             "issued_at": time.time(),
-            "valid_for_s": 3600.0,
-            "probe_ratio": 0.0,
             **document,
         }
         control.offer(from_plain(Schedule, filled), time.monotonic())

@@ -14,7 +14,6 @@ from pathlib import Path
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.prices import KNOTS, PARTS, PriceList
 
 FOLDER = "SPECPILOT_METRICS_FOLDER"
 """The variable with the folder's name, for the processes of one engine. It is set by the first of them."""
@@ -69,19 +68,8 @@ class MetricsExporter:
         self._version = self._gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
         self._age = self._gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
         self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not read yet")
-        self._priced: PriceList | None = None
-        self._parts = self._gauge(names.PRICE_SECONDS, "Fitted price of each part of a step", names.LABEL_PART)
-        self._tokens = self._gauge(
-            names.TOKEN_PRICE_SECONDS, "Fitted price of a token above this number in a step", names.LABEL_TOKENS
-        )
-        self._left_out = self._gauge(
-            names.LEFT_OUT_SECONDS, "Later catching up per decode that a step leaves out, if all others are drafted for"
-        )
-        self._slowdown = self._gauge(names.SLOWDOWN_RATIO, "Present duration of a step divided by its usual one")
-        self._extras = (
-            self._gauge(names.PREFILL_STEP_RATIO, "Mean share of the steps that prefill"),
-            self._gauge(names.PREFILL_STEP_TOKENS, "Mean prefilled tokens of those steps"),
-            self._gauge(names.CONTEXT_TOKENS, "Mean length of a running request's sequence"),
+        self._breaks_slo = self._gauge(
+            names.STATIC_BREAKS_SLO, "1 while the static K is predicted to break an SLO that the law's choice keeps"
         )
 
     def add(self, evidence: Evidence, between: Callable[[], None] = lambda: None) -> None:
@@ -112,26 +100,14 @@ class MetricsExporter:
             self._version.set(version, model)
             self._age.set(-1.0 if age_s is None else age_s, model)
 
-    def show_law(self, prices: PriceList | None, decode_s: float) -> None:
-        """Set the gauges of the inputs of the law, and the seconds of its steps without prefilling.
-
-        `None`: it has fitted no `prices` yet.
-        """
-        model = self._model
+    def show_law(self, decode_s: float, *, breaks_slo: bool | None) -> None:
+        """Show the seconds of decoding, and whether the static K breaks an SLO (`None`: no class has one)."""
         with self._lock:
             if decode_s:
-                self._decode_s.set(decode_s, model)
-            if prices is None or prices is self._priced:
-                return
-            self._priced = prices
-            for part, price_s in zip(PARTS, prices.coefficients.parts, strict=True):
-                self._parts.set(price_s, model, part)
-            for knot, price_s in zip(KNOTS, prices.coefficients.slopes, strict=True):
-                self._tokens.set(price_s, model, f"{knot:g}")
-            self._left_out.set(prices.left_out_s, model)
-            self._slowdown.set(prices.slowdown, model)
-            for gauge, value in zip(self._extras, prices.extras, strict=True):
-                gauge.set(value, model)
+                self._decode_s.set(decode_s, self._model)
+            self._breaks_slo.clear()
+            if breaks_slo is not None:
+                self._breaks_slo.set(float(breaks_slo), self._model)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""

@@ -1,13 +1,14 @@
-"""The engine's link to Redis: registers the engine, keeps its heartbeat, receives its schedules.
+"""The engine's link to Redis: registers the engine, keeps its heartbeat, receives its schedules, answers questions.
 
-A schedule is read when it is announced and, in case an announcement was lost, every `READ_S`. Its age counts from its
-receipt, so clocks may differ. Only the age of a schedule that was in the store before the link connected counts from
-its `issued_at`, because its writer may have stopped long ago. It is treated like a schedule that was received at that
-time.
+A schedule is read when it is announced and, in case an announcement was lost, every `READ_S`. It holds until a newer
+one comes. Its age, which ends windows, counts from its receipt, so clocks may differ. Only the age of a schedule that
+was in the store before the link connected counts from its `issued_at`.
+
+Questions (`policy.questions`) are read when one is announced, and otherwise every `POLL_S`.
 
 Failures, by name:
 
-- Redis does not answer: the schedule in force stays, then is held; the link tries again every `RETRY_S`;
+- Redis does not answer: the schedule in force stays; the link tries again every `RETRY_S`;
 - Redis answers again, perhaps without its data: the engine registers anew with its next heartbeat;
 - a schedule does not fit: it is refused, and logged once while the reason is the same; the present one stays in force.
 
@@ -16,6 +17,7 @@ An engine that cannot speculate follows no schedule.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +26,7 @@ from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import redis_keys
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.store import Store
 
@@ -34,7 +37,7 @@ TTL_S = 4.0
 """Seconds after the last heartbeat at which the record expires: three heartbeats may be lost."""
 
 POLL_S = 0.5
-"""Seconds between two checks for a heartbeat or a drain that is due, if no announcement comes before."""
+"""Seconds between two checks for a heartbeat, a drain or a question, if no announcement comes before."""
 
 READ_S = 5.0
 """Seconds after which a schedule is read without an announcement: the interval at which the leader renews it, so that
@@ -49,16 +52,19 @@ logger = logging.getLogger("vllm.specpilot")
 class EngineLink:
     """Synchronises one engine and the store. `run` blocks, so it needs a thread of its own.
 
-    `is_stalled` is called with each heartbeat and returns whether the engine's steps have stopped.
+    `is_stalled` is called with each heartbeat and returns whether the engine's steps have stopped. `answer` answers a
+    question.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators
         self,
         store: Store,
         control: SpeculationControl,
         record: EngineRecord,
         clock: Clock,
+        *,
         is_stalled: Callable[[], bool] = lambda: False,
+        answer: Callable[[Question], Answer] | None = None,
     ) -> None:
         self._store = store
         self._control = control
@@ -68,7 +74,8 @@ class EngineLink:
         self._stopped = threading.Event()
         self._registering = threading.Lock()
         self._refused = ""  # the latest reason
-        self._expired_version = 0  # version in the store when the link connected
+        self._answer = answer
+        self._answered: deque[str] = deque(maxlen=64)  # ids of the latest questions
         self._beat_at = self._read_at = float("-inf")
         self._is_draining = self._reported_draining = False
         self._is_connected = True
@@ -84,12 +91,11 @@ class EngineLink:
                     if self._is_read_due(change, is_first=count == 0):
                         self._read_at = self._clock.monotonic()
                         self._follow(is_first=count == 0)
+                    self._answer_questions()
                     self._note_connected()
             except StoreUnavailableError as error:
                 if self._is_connected:
-                    logger.warning(
-                        "SpecPilot: %s; the schedule in force stays, for %.0f s at least", error, self._control.hold_s
-                    )
+                    logger.warning("SpecPilot: %s; the schedule in force stays", error)
                 self._is_connected = False
                 self._stopped.wait(RETRY_S)
             except PolicyError:
@@ -144,14 +150,9 @@ class EngineLink:
         if self._control.k_max == 0:
             return
         schedule = self._store.schedule(self._control.model, self._control.pool)
-        if schedule is None or schedule.version <= max(self._control.version, self._expired_version):
+        if schedule is None or schedule.version <= self._control.version:
             return
         age_s = max(0.0, self._clock.now() - schedule.issued_at) if is_first else 0.0
-        over_s = age_s - schedule.valid_for_s - self._control.hold_s
-        if over_s > 0:
-            logger.info("SpecPilot: schedule %d expired %.0f s ago; K waits for a newer one", schedule.version, over_s)
-            self._expired_version = schedule.version
-            return
         try:
             self._control.offer(schedule, self._clock.monotonic() - age_s)
         except StaleScheduleError:
@@ -160,3 +161,12 @@ class EngineLink:
             if str(error) != self._refused:
                 logger.warning("SpecPilot: schedule %d refused, the running one stays: %s", schedule.version, error)
             self._refused = str(error)
+
+    def _answer_questions(self) -> None:
+        if self._answer is None:
+            return
+        engine_id = self._record.engine_id
+        for question in self._store.questions(self._control.model, self._control.pool):
+            if engine_id in question.engines and question.question_id not in self._answered:
+                self._answered.append(question.question_id)
+                self._store.put_answer(self._answer(question))

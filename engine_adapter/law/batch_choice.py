@@ -1,4 +1,4 @@
-"""Groups a batch's decodes, and has K chosen for each group by `policy.choice.Chooser`: the most tokens per second.
+"""Groups a batch's decodes, and has K chosen for each group by `law.choice.Chooser`: the most tokens per second.
 
 The inputs are the engine's `Estimates` and the `Requirements` of the classes.
 
@@ -28,15 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
+from specpilot.engine_adapter.law.choice import Chooser, Group, Worth, worth_of
+from specpilot.engine_adapter.law.prices import Prices
 from specpilot.policy.bands import BANDS
-from specpilot.policy.choice import Chooser, Group, Worth, worth_of
-from specpilot.policy.prices import Prices
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 Vector = NDArray[np.float64]
-_BAND, REQUIREMENT_AT = UNPROBED - 1, UNPROBED.bit_length()
-"""A group's code is a number: its band, the bit `UNPROBED`, and from the bit `REQUIREMENT_AT` on the index of its
-requirement in `Requirements.distinct`."""
+BAND, REQUIREMENT_AT = UNPROBED - 1, UNPROBED.bit_length()
+"""A group's code is a number: its band (the bits `BAND`), the bit `UNPROBED`, and from the bit `REQUIREMENT_AT` on the
+index of its requirement in `Requirements.distinct`."""
 
 UNPROBED_RATIO = 0.5
 """If more than this share of the decodes is unprobed, the probed ones do not represent the batch."""
@@ -93,7 +93,7 @@ class Estimates:
         """Return the chooser for these groups, made on first use."""
         made_for, chooser = self.choosers.get(codes, (None, None))
         if chooser is None or made_for is not requirements:
-            groups = [_group(requirements, self, code) for code in codes]
+            groups = [group_of(requirements, self, code) for code in codes]
             chooser = Chooser(groups, self.lengths, self.prices, requirements.objective)
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
@@ -129,7 +129,7 @@ def chosen(
     if unprobed > UNPROBED_RATIO * counts.total():
         k_of = _k_of_each_alone(estimates, requirements, counts, near_width, between)
     else:
-        k_of = _k_of_batch(estimates, requirements, counts, near_width, between)
+        k_of = k_of_batch(estimates, requirements, counts, near_width, between)
     if near_width is not None and not any(k_of[code] for code in counts):  # a smaller width may be worth its cost
         return chosen(estimates, requirements, counts)
     return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
@@ -152,7 +152,7 @@ def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
     return grown + max(0, before.total() - n) <= MOVED_RATIO * n
 
 
-def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
+def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
 
     The positions are the last one that it drafts and the next one. The list is empty without a group, or if a group has
@@ -162,17 +162,17 @@ def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
     if estimates is None or not counts or not counts.keys() <= choice.k_of.keys():
         return []
     present = sorted(counts)
-    groups = [_group(requirements, estimates, code, counts[code]) for code in present]
+    groups = [group_of(requirements, estimates, code, counts[code]) for code in present]
     ks = [choice.k_of[code] for code in present]
-    worth = worth_of(groups, estimates.lengths, estimates.prices, ks)
+    worth = worth_of(groups, estimates.lengths, estimates.prices, ks, between)
     return [
         {
             "classes": [name for name, at in requirements.index_of.items() if at == code >> REQUIREMENT_AT],
-            "band": code & _BAND,
+            "band": code & BAND,
             "unprobed": bool(code & UNPROBED),
             "decodes": counts[code],
             "k": k,
-            "why": "; ".join(_reason(item, code & _BAND) for item in positions),
+            "why": "; ".join(_reason(item, code & BAND) for item in positions),
             "positions": [
                 {
                     "position": item.position,
@@ -186,12 +186,35 @@ def explained(choice: Choice, counts: Counter[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _k_of_batch(
+def k_of_every_group(
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], between: Callable[[], None]
+) -> dict[int, int]:
+    """Return K by group of each requirement, as if all decodes in `counts` had this requirement.
+
+    An empty group gets the K that it has if one decode of the largest group is in it instead. While it is empty it may
+    have 0 for no other reason.
+    """
+    k_of: dict[int, int] = {}
+    for index in range(len(requirements.distinct)):
+        alike: Counter[int] = Counter()
+        for code, count in counts.items():
+            alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
+        k_of |= k_of_batch(estimates, requirements, alike, None, between)
+        one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
+        for code in _codes_of(alike):
+            if not alike[code] + alike[code | UNPROBED]:
+                between()
+                moved = alike - one + Counter({code: 1})
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
+    return k_of
+
+
+def k_of_batch(
     estimates: Estimates,
     requirements: Requirements,
     counts: Counter[int],
-    near_width: int | None,
-    between: Callable[[], None] | None,
+    near_width: int | None = None,
+    between: Callable[[], None] | None = None,
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
     codes = _codes_of(counts)
@@ -228,12 +251,12 @@ def _codes_of(counts: Counter[int]) -> tuple[int, ...]:
     return tuple([index << REQUIREMENT_AT | band for index in present for band in range(BANDS)])
 
 
-def _group(requirements: Requirements, estimates: Estimates, code: int, count: int = 0) -> Group:
+def group_of(requirements: Requirements, estimates: Estimates, code: int, count: int = 0) -> Group:
     """Return the group with this code and `count` decodes."""
     guidance, k_max = requirements.distinct[code >> REQUIREMENT_AT], estimates.lengths.shape[1] - 1
     high = min(guidance.k_max, k_max)
     slo_s = (guidance.itl_slo_ms or 0.0) / _MS / estimates.slowdown
-    return Group(count, code & _BAND, guidance.weight, min(guidance.k_min, high), high, slo_s)
+    return Group(count, code & BAND, guidance.weight, min(guidance.k_min, high), high, slo_s)
 
 
 def _reason(worth: Worth, band: int) -> str:

@@ -5,7 +5,7 @@ the plan left out (`note_plan`). The exporter's thread adds evidence (`learn`) a
 second (`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new
 ones, never a mixture.
 
-`policy.choice.Chooser` chooses K of each group of the batch (`batch_choice`). K by group is kept from step to step: a
+`law.choice.Chooser` chooses K of each group of the batch (`batch_choice`). K by group is kept from step to step: a
 decode that changes its band has the K of the new band in the next step. K is chosen anew
 
 - by the exporter's thread after each refresh, among all widths of the drafter;
@@ -37,11 +37,14 @@ they would bias it. The exported counts, and so the fleet's acceptance, contain 
 
 The law chooses nothing until steps have been measured (`LEAST_STEPS`) and traffic has been seen: with K = 0 from the
 start nothing would be learned from the first requests. If a controller has sent the fleet's acceptance, measured steps
-are enough. Until then a schedule's rows are in force, and the static K without a schedule.
+are enough. Until then K is the static K within the bounds.
+
+Questions about K and about another guidance are answered from the same estimates, by a third thread (`forecast`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,13 +60,15 @@ from specpilot.engine_adapter.law.batch_choice import (
     chosen,
     explained,
     is_like,
+    k_of_every_group,
 )
+from specpilot.engine_adapter.law.forecast import breaks_slo
 from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
+from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.prices import PriceList, StepExtras
-from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
+from specpilot.policy.schedule import Guidance
 
 Step = tuple[StepShape, float, int]
 """A step that has ended, its seconds, and the total length of its requests' sequences."""
@@ -86,7 +91,7 @@ LEFT_OUT_DECAY = 0.9995
 """Both sums behind the price of leaving requests out are multiplied by this in each step that contributes to them: a
 memory of 2,000 steps."""
 
-NO_GUIDANCE = Guidance(Objective.THROUGHPUT, {DEFAULT_CLASS: ClassGuidance()})
+NO_GUIDANCE = Guidance()
 """Used before any guidance: no bounds."""
 
 
@@ -104,6 +109,13 @@ class _Latest(NamedTuple):
     groups: Sequence[int]
 
 
+class _Held(NamedTuple):
+    """K by group that is kept, of groups of these requirements; empty: the static K."""
+
+    requirements: Requirements
+    k_of: Mapping[int, int]
+
+
 class EngineLaw:
     """The law of one engine that runs at most `most_running` decodes."""
 
@@ -115,6 +127,8 @@ class EngineLaw:
         graphs: Graphs | None = None,
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
+        self.own_static_k = static_k
+        self.breaks_slo: bool | None = None  # whether the static K breaks an SLO that the choice keeps; None: unknown
         self.estimates: Estimates | None = None
         self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
@@ -130,21 +144,42 @@ class EngineLaw:
         self._left_out = 0.0  # sum over steps that draft: decodes left out, times the share of decodes drafted for
         self._catch_up_s = 0.0  # seconds in which these decodes caught up
         self._latest: _Latest | None = None
+        self._held: _Held | None = None
         self.follow(NO_GUIDANCE)
 
     def follow(self, guidance: Guidance) -> None:
-        """Use this guidance from now on."""
+        """Use this guidance from now on; its override is not the law's."""
+        self.guidance = guidance
+        self.static_k = self.own_static_k if guidance.static_k is None else min(guidance.static_k, self.k_max)
         self.requirements = Requirements.of(guidance, self.k_max)
-        self._latest = None
+        self._latest = self._held = None
+        self.breaks_slo = None
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
+
+    def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
+        """Keep K of each group as it is from now on, or choose again; without enough evidence the static K is kept.
+
+        An empty group gets the K of a decode that would change to it, if all decodes of the latest batch were of its
+        class. Without a batch since the guidance changed, K is chosen once more.
+        """
+        estimates, choice = self.estimates, self._choice
+        if not is_held:
+            self._held = None
+        elif self._held is None and estimates is None:
+            self._held = _Held(self.requirements, {})
+        elif self._held is None and estimates is not None and choice.counts:
+            apart = replace(estimates, choosers={})  # the scheduler's thread uses those of the law
+            every = k_of_every_group(apart, choice.requirements, choice.counts, between)
+            self._held = _Held(choice.requirements, {**every, **{code: choice.k_of[code] for code in choice.counts}})
 
     # The scheduler's thread
 
     def k_of(self, requests: Sequence[Request]) -> list[int]:
         """Return K of each of the requests that decode."""
-        estimates, requirements = self.estimates, self.requirements  # each read once: another thread replaces them
+        estimates, requirements, held = self.estimates, self.requirements, self._held  # another thread replaces them
         index_of, default = requirements.index_of, requirements.index_of[DEFAULT_CLASS]
-        if estimates is None:
+        held_k = held.k_of if held is not None and held.requirements is requirements else None
+        if held_k == {} or (estimates is None and held_k is None):
             static = [min(max(self.static_k, item.k_min), item.k_max, self.k_max) for item in requirements.distinct]
             return [static[index_of.get(request.label, default)] for request in requests]
         groups = [
@@ -153,6 +188,8 @@ class EngineLaw:
         self._latest = _Latest(requirements, groups)
         counts = Counter(groups)
         self.steps += 1
+        if held_k is not None or estimates is None:
+            return [(held_k or {})[group] for group in groups]
         choice = self._choice
         is_current = choice.estimates is estimates and choice.requirements is requirements
         if not is_current or not is_like(counts, choice, len(requests)):
@@ -234,25 +271,38 @@ class EngineLaw:
         if self._has_traffic or self.acceptance.has_prior:
             estimates, latest = Estimates(self.acceptance.lengths(), prices, price_list.slowdown), self._latest
             if latest is not None and latest.groups and latest.requirements is self.requirements:
-                self._choice = chosen(estimates, latest.requirements, Counter(latest.groups), None, between)
+                counts = Counter(latest.groups)
+                choice = chosen(estimates, latest.requirements, counts, None, between)
+                self._choice = choice
+                between()
+                self.breaks_slo = breaks_slo(choice, self.static_k)
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:
         """Return the inputs and results of the choice as plain data; `None` before the first estimates.
 
-        Call it on the scheduler's thread. It returns AL by band and K, the slowdown factor, and for each group of the
+        It returns AL by band and K, the slowdown factor, and for each group of the
         latest step its K and why: the worth and the cost of its last draft position and of the next one.
         """
-        estimates, choice, latest = self.estimates, self._choice, self._latest
+        estimates = self.estimates
         if estimates is None:
             return None
-        counts = (
-            Counter(latest.groups) if latest is not None and latest.requirements is choice.requirements else Counter()
-        )
         return {
             "acceptance_lengths": np.round(estimates.lengths, 3).tolist(),
             "slowdown_ratio": round(estimates.slowdown, 3),
             "steps": self.steps,
             "choices": self.choices,
-            "groups": explained(choice, counts),
+            "groups": self.groups(),
         }
+
+    def groups(self, between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """Return for each group of the latest step its K and why, as plain data; any thread may call.
+
+        The list is empty without a choice by the present requirements.
+        """
+        choice, latest, held, estimates = self._choice, self._latest, self._held, self.estimates
+        if held is not None and held.k_of:
+            choice = Choice(estimates, held.requirements, Counter(), held.k_of)
+        if latest is None or latest.requirements is not choice.requirements:
+            return []
+        return explained(choice, Counter(latest.groups), between)

@@ -1,4 +1,4 @@
-"""Fits the prices of a step (`policy.prices`) to the steps of one engine.
+"""Fits the prices of a step (`law.prices`) to the steps of one engine.
 
 Similar steps are averaged in a *cell*, so steps that do not occur now keep their times. A cause that slows all steps in
 the same proportion, such as another process on the machine, is the *slowdown factor*: the present time of steps of
@@ -7,7 +7,7 @@ itself.
 
 Non-negative coefficients are fitted to the cells, with relative errors. The weight of a cell grows with its steps up to
 a limit. Two weak penalties make the fit unique. The first is on differences between neighbouring slopes of g, where g
-is the time of the target's pass by tokens (`policy.prices`). The second penalty matters if two explanations fit the
+is the time of the target's pass by tokens (`law.prices`). The second penalty matters if two explanations fit the
 data equally well: it then attributes time to the base and to tokens first. This underestimates the cost of a small K,
 so the law chooses it and its cost is measured. The opposite error would remain, because a K that seems too expensive is
 not chosen.
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import nnls
+from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import EDGES, KNOTS, PARTS, Coefficients, padded
 
 Vector = NDArray[np.float64]
 CELL_STEPS = 400
@@ -99,7 +99,7 @@ class _Cell:
 
 
 class StepCost:
-    """Learns the time of a step (T of `policy.prices`) of one engine with these CUDA `graphs`, `None` without any."""
+    """Learns the time of a step (T of `law.prices`) of one engine with these CUDA `graphs`, `None` without any."""
 
     def __init__(self, graphs: Graphs | None = None) -> None:
         self._graphs = graphs

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from specpilot.policy.prices import Prices
+from specpilot.engine_adapter.law.prices import Prices
 
 _LEAST_POSITION = 1e-5
 """Least cost of a position, so that a budget always runs out."""

@@ -13,7 +13,7 @@ From counts to the draft tokens of a request:
     `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.agent`)
     `law.law.EngineLaw.refresh`       computes acceptance by band, and prices, once a second
     `law.law.EngineLaw.k_of`          returns K of the request's group: class requirements, band, probed or not
-      `policy.choice.Chooser`         has chosen K of all groups for the most tokens per second
+      `law.choice.Chooser`            has chosen K of all groups for the most tokens per second
     `Planner.plan`                    cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
     `vllm.scheduler`                  cuts the draft to `k` tokens: `_place` with asynchronous scheduling, else
                                       `update_draft_token_ids`
@@ -28,9 +28,7 @@ this order (the code has the same numbers):
    draft, because a request is too long for the drafter, K is 0 for all, without 4 and 5.
 3. *Scheduled K*, cut to the request's ceiling and to the room:
    3a. normally the K that the engine's law chooses for the decodes of this step (`law.law`);
-   3b. under a table without a law (a static K, a freeze, a calibration; `plan.speculation_control` has all cases), the
-       table's K for the request's class, its band and the number of running decodes, those without a token in this step
-       included.
+   3b. under a table without a law (`plan.speculation_control`), the table's K for the request's class.
 4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter has one buffer for its slots and for
    the tokens of the step under way. vLLM scheduled these tokens before the width was known. If the slots do not fit
    into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
@@ -63,16 +61,15 @@ When traffic changes, the parts react in this order (`law.law` has the memories 
   (`evidence.request_acceptance`).
 - The batch changes. Under a law (3a) K of all groups is chosen anew in the same step if the batch is no longer like the
   one of the last choice (`batch_choice.is_like`: about an eighth of the decodes), otherwise about once a second. If
-  most decodes are new, K is chosen for them alone (`law.batch_choice`). Under rows (3b) K changes with the number of
-  running decodes in the same step.
+  most decodes are new, K is chosen for them alone (`law.batch_choice`).
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
   move the band until step 3 gives the request a K above 0.
 - A new request starts in the band of similar requests (`evidence.request_acceptance.Priors`), and its first draft is
   due at once. The outcome moves this band, and so all similar requests without a verified draft.
 - K rises after steps at K = 0: backlogs catch up over several steps, smallest first (6).
-- A queue builds up: K changes only with the number of running decodes, with the room that they leave (2), and under a
-  law with the share of steps that prefill.
+- A queue builds up: K changes only with the number of running decodes, with the room that they leave (2), and with the
+  share of steps that prefill.
 """
 
 from collections.abc import Sequence
@@ -144,7 +141,7 @@ class Planner:
         if can_draft and table.law is not None and states:
             width = _set_k_by_law(states, table.law, k_room)
         else:
-            width = _set_k_by_table(states, table if can_draft else None, len(states) + waiting, k_room)
+            width = _set_k_by_table(states, table if can_draft else None, k_room)
         self.next_width = width
         if self.k_max == 0:
             return StepPlan(0)
@@ -206,8 +203,8 @@ class Planner:
         return self._room.widest(len(batch), sum([state.positions for state in batch]))
 
 
-def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running: int, k_room: int) -> int:
-    """Give each request the K of the table for `running` decodes (case 3b), 0 without a table; return the largest."""
+def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, k_room: int) -> int:
+    """Give each request the K of the table (case 3b), 0 without a table; return the largest."""
     width = 0
     k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
     for state in states:
@@ -216,7 +213,7 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, running:
         ceiling = state.ceiling
         k = k_of.get((state.traffic_class, band, ceiling))
         if k is None:
-            k = min(ceiling, k_room, table.k(state.traffic_class, band, running)) if table is not None else 0
+            k = min(ceiling, k_room, table.k(state.traffic_class, band)) if table is not None else 0
             k_of[state.traffic_class, band, ceiling] = k
             width = max(width, k)
         state.k = state.scheduled_k = k

@@ -74,7 +74,7 @@ class _SpecPilotScheduler:
             k_max=k_max,
             static_k=k_max if settings.static_k is None else settings.static_k,
             max_running=vllm_config.scheduler_config.max_num_seqs,
-            hold_s=settings.hold_schedule_s,
+            adapts=settings.static_k is None,
             engine_id=settings.engine_id,
         )
         self.meter = Meter()
@@ -88,8 +88,7 @@ class _SpecPilotScheduler:
         )
         self._config_at = engine_facts.at_widths(vllm_config)
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
-        fixed = None if settings.adapt else self.control.static_k
-        start_notes.say_summary(vllm_config, self.graphs, static_k=fixed, notes=len(self.notes))
+        start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
         self._drafter_length = engine_facts.drafter_length(vllm_config)

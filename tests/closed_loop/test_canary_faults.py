@@ -3,15 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from specpilot.controller.cli.replay import replay
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.recording.record import from_line, to_line
-from specpilot.policy.canary import Arm, Experiment, Lost, Outcome
+from specpilot.controller.law.context import TickResult
+from specpilot.policy.canary import Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Lease
 from tests.simulation.engine import MODEL, POOL, Engine
 from tests.support.canary_rig import DEEP, SHALLOW, experiment, k_published, rig_with, told, until_it_ends
@@ -78,12 +73,6 @@ async def test_a_stand_by_writes_nothing_and_follows_the_windows() -> None:
         await other.tick()
     assert len(experiment(leader).blocks) == 2
     assert experiment(leader).version == 3
-    arms = [
-        [item.context.arm for item in replay(from_line(to_line(tick)) for tick in rig.recorded[-40:])]
-        for rig in (leader, other)
-    ]
-    assert arms[0] == arms[1]
-    assert {Arm.PRESENT, Arm.CANARY} <= set(arms[0])
 
 
 async def test_an_engine_that_leaves_does_not_end_it() -> None:
@@ -117,27 +106,6 @@ async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
     found = await until_it_ends(rig)
     assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
     assert found.lost == {Lost.INTERRUPTED: 2}
-
-
-async def test_a_replay_knows_that_the_windows_stood_still_and_who_led() -> None:
-    rig = await rig_with(DEEP, replace(DEEP, mode=Mode.ACT))
-    live, law = [], rig.loop._law
-
-    def watched(context: PoolContext, now: float, at: float) -> TickResult:
-        result = ControlLaw.decide(law, context, now, at)
-        live.append((context.arm, result.reason))
-        return result
-
-    law.decide = watched  # type: ignore[method-assign]
-    await rig.tick(25)
-    rig.store.is_down = True
-    await rig.tick(15)
-    rig.store.is_down, rig.store.leader = False, None
-    await rig.tick(40)
-    assert {Arm.PRESENT, Arm.CANARY} <= {arm for arm, _ in live}
-    assert len({tick.fence for tick in rig.recorded} - {None}) == 2
-    again = [(item.context.arm, item.result.reason) for item in replay(from_line(to_line(one)) for one in rig.recorded)]
-    assert again[-len(live) :] == live
 
 
 async def test_a_short_silence_of_redis_costs_nothing() -> None:
@@ -193,11 +161,3 @@ async def test_an_engine_whose_metrics_cannot_be_read_follows_the_canary_too() -
     while not rig.store.published[MODEL, POOL].drawn:
         await rig.tick()
     assert rig.store.published[MODEL, POOL].drawn == ("one", "two")
-
-
-async def test_windows_in_which_no_engine_can_choose_yet_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such engines run the rows, which are the present policy's static K in both kinds of windows."""
-    monkeypatch.setattr("specpilot.controller.law.tick.representative", lambda _: None)
-    rig = await rig_with(SHALLOW, DEEP, max_duration_s=120.0)
-    found = await until_it_ends(rig)
-    assert (found.blocks, found.lost) == ((), {Lost.INTERRUPTED: 6})

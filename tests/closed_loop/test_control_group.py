@@ -7,6 +7,7 @@ import pytest
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.schedule import Cause, Override
 from tests.closed_loop.single_k import of_single_k
 from tests.simulation.engine import MODEL, Engine, uniform
 from tests.simulation.loop import Run, simulate
@@ -97,8 +98,8 @@ def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
     idle = [second.result for second in run.of_phase(1) if second.result.reason is Reason.IDLE]
     assert len(idle) >= 15
     for result in (*idle, run.of_phase(2)[0].result):
-        assert {item.k for ranges in (result.publish or {}).values() for item in ranges} == {0}
-        assert not result.is_own_choice
+        assert result.guidance is not None
+        assert result.guidance.override == Override(0, Cause.FALLEN_BACK)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended("loop: fall back"))])

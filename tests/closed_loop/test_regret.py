@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from specpilot.policy.model_policy import ClassPolicy, Policy
-from specpilot.policy.schedule import k_at
 from tests.closed_loop.single_k import best_single_k, of_single_k
 from tests.simulation.engine import MODEL, uniform
 from tests.simulation.loop import simulate
@@ -102,16 +101,6 @@ def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
     assert reached.index(True) <= 1
 
 
-def test_what_is_measured_is_weighted_as_what_is_predicted() -> None:
-    policy = Policy(
-        MODEL, control_group_ratio=0.0, classes={"json": ClassPolicy(weight=4.0), "code": ClassPolicy(weight=0.5)}
-    )
-    run = simulate([Phase(30, [Source("json", 8, "json"), Source("code", 8, "code")])], policy=policy)
-    found = [second.result.evidence["throughput"] for second in run.seconds[SETTLE_S:]]
-    ratios = [item["measured"] / item["predicted_in_force"] for item in found if item["measured"]]
-    assert 0.9 <= float(np.median(ratios)) <= 1.1
-
-
 def test_probes_are_few() -> None:
     phase = Phase(40, [Source("code_hot", 16)])
     run = simulate([phase])
@@ -125,28 +114,18 @@ def test_steps_that_prefill_are_priced() -> None:
     phase = Phase(40, [Source("json", 8, prompt_tokens=400)])
     run = simulate([phase])
     newest = run.seconds[-1].result
-    assert newest.evidence["step_s"]["measured"] < 0.9 / newest.evidence["steps"] * 8
+    assert newest.evidence["step_s"] < 0.9 / newest.evidence["steps"] * 8
     assert newest.evidence["steps"] > 0
     assert run.throughput(0, SETTLE_S) >= 0.97 * best_single_k(phase)[0]
 
 
 def test_unlike_engines_of_a_pool_are_each_served() -> None:
-    """One engine runs JSON and one chat: the rows of the bands serve both, where one K for the pool served neither."""
+    """One engine runs JSON and one chat, where one K for the pool served neither."""
     phase = Phase(40, [Source("json", 8)], of_engine={"engine-1": [Source("chat_hot", 8)]})
     run = simulate([phase], engines=2)
     for engine_id, sources in (("engine-0", [Source("json", 8)]), ("engine-1", [Source("chat_hot", 8)])):
         reached = np.mean([second.by_engine[engine_id] for second in run.seconds[SETTLE_S:]])
         assert reached >= 0.95 * best_single_k(Phase(40, sources))[0]
-
-
-@pytest.mark.extended("loop: steady")
-def test_k_at_the_load_of_a_steady_pool_stays_as_it_is() -> None:
-    """For loads and bands without traffic it is a guess, which may go to and fro."""
-    for seed in range(3):
-        run = simulate([Phase(60, [Source("json", 8)])], seed=seed)
-        rows = [second.result.proposed for second in run.seconds[30:]]
-        found = {tuple(k_at(row[f"default:{band}"], n) for band in (6, 7) for n in (7, 8)) for row in rows}
-        assert len(found) == 1
 
 
 def test_a_few_predictable_requests_among_many_are_found_without_labels() -> None:

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.controller.cli.replay import replay
-from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.records import Decision
 from tests.simulation.engine import MODEL, POOL
@@ -20,12 +18,11 @@ async def test_the_successors_first_schedule_has_its_predecessors_guidance() -> 
         await first.tick()
         first.clock.at -= 1.0
         await second.tick()
-    before, k = first.store.published[MODEL, POOL], first.k()
+    before = first.store.published[MODEL, POOL]
     first.store.leader = None
     await second.tick()
     after = first.store.published[MODEL, POOL]
-    assert (after.version, after.guidance, after.classes) == (before.version + 1, before.guidance, before.classes)
-    assert first.k() == k
+    assert (after.version, after.guidance) == (before.version + 1, before.guidance)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["at once", "after Redis failed it once"])
@@ -52,5 +49,3 @@ async def test_a_pool_that_fell_back_stays_so_under_a_controller_that_was_starte
         monkeypatch.setattr(first.store, "decisions", failing_once)
     await second.tick(3)
     assert first.store.log[-1].reason == "static_better"
-    again = [item.result.reason.value for item in replay(from_line(to_line(one)) for one in second.recorded)]
-    assert again[-1] == "static_better"

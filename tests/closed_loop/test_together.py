@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.controller.cli.replay import replay
 from specpilot.controller.law.context import TickResult
 from specpilot.controller.loop import RESUME_TRIES
-from specpilot.controller.recording.record import from_line, to_line
 from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
-from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import K_LIMIT
 from specpilot.policy.records import Decision
+from specpilot.policy.schedule import Cause, Override
 from tests.simulation.engine import K_MAX, MODEL, POOL
-from tests.support.loop_rig import Rig, k_of, registered
+from tests.support.loop_rig import Rig, registered
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_a_pool_that_fell_back_keeps_the_static_k_in_the_present_policys_t
     policy = Policy(model=MODEL, control_group_ratio=0.01, static_k=2)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(20)
-    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
+    rig.law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
     await rig.tick(2)
     assert rig.store.log[-1].reason == "static_better"
     canary = Canary(replace(policy, probe_ratio=0.004), window_s=10.0)
@@ -87,7 +87,9 @@ async def test_a_promoted_policy_is_the_models_at_once(rig: Rig) -> None:
     assert rig.store.tried[MODEL].outcome is Outcome.BETTER
     ended = len(rig.store.log) - 1
     await rig.tick(5)
-    assert {k_of(item.schedule.classes) for item in rig.store.log[ended:] if item.schedule} == {K_MAX}
+    bounds = {item.schedule.guidance.classes["default"].k_max for item in rig.store.log[ended:]}
+    assert bounds == {K_LIMIT}
+    assert rig.k() > K_MAX - 1
 
 
 async def test_a_take_over_before_any_engine_is_there_finds_who_had_fell_back_when_one_comes(rig: Rig) -> None:
@@ -135,11 +137,8 @@ async def test_a_freeze_holds_also_where_the_policy_cannot_be_read(rig: Rig) -> 
     await rig.tick(2)
     rig.store.frozen[EVERYTHING] = Freeze(EVERYTHING, Hold.STATIC, 0.0)
     await rig.tick(2)
-    found = rig.store.published[MODEL, POOL]
-    assert {item.k for ranges in found.classes.values() for item in ranges} == {3}
+    assert rig.override == Override(3, Cause.FROZEN)
     assert rig.store.log[-1].reason == "frozen"
-    again = [item.result.reason.value for item in replay(from_line(to_line(one)) for one in rig.recorded)]
-    assert again[-1] == "frozen"
 
 
 async def test_a_freeze_in_a_window_of_the_control_group_holds_the_laws_k_even_if_it_is_published_late(
@@ -151,7 +150,8 @@ async def test_a_freeze_in_a_window_of_the_control_group_holds_the_laws_k_even_i
     await rig.tick()
     rig.store.is_full = False
     await rig.tick(30)
-    assert k_of(rig.store.published[MODEL, POOL].classes) == K_MAX
+    assert rig.override == Override(None, Cause.FROZEN)
+    assert rig.k() > K_MAX - 1
 
 
 async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it_is_published_late(rig: Rig) -> None:
@@ -170,7 +170,8 @@ async def test_a_freeze_in_a_canarys_turn_holds_the_present_policys_k_even_if_it
     await rig.tick(2)
     rig.store.is_full = False
     await rig.tick(10)
-    assert k_of(rig.store.published[MODEL, POOL].classes) == 2
+    assert rig.override == Override(None, Cause.FROZEN)
+    assert 1 < rig.k() <= 2
 
 
 async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k_stays_at_the_static_k(
@@ -180,22 +181,7 @@ async def test_a_freeze_of_the_static_k_that_is_replaced_by_one_of_the_current_k
     for hold in (Hold.STATIC, Hold.CURRENT):
         rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)
         await rig.tick(5)
-    assert k_of(rig.store.published[MODEL, POOL].classes) == 1
-
-
-async def test_a_freeze_outlives_an_engine_that_cannot_speculate(rig: Rig) -> None:
-    rig.store.put_policy(Policy(MODEL, static_k=1, control_group_ratio=0.0), 0, 0.0)
-    await rig.tick(40)
-    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
-    await rig.tick(2)
-    held = rig.store.published[MODEL, POOL]
-    [record] = rig.store.records.values()
-    rig.store.heartbeat(replace(record, k_max=0), 1e9)
-    await rig.tick(3)
-    assert k_of(rig.store.published[MODEL, POOL].classes) == 0
-    rig.store.heartbeat(record, 1e9)
-    await rig.tick(3)
-    assert rig.store.published[MODEL, POOL].classes == held.classes
+    assert rig.k() == 1
 
 
 async def test_a_controller_that_starts_within_a_canary_keeps_the_static_k_in_the_present_policys_turns(
@@ -204,7 +190,7 @@ async def test_a_controller_that_starts_within_a_canary_keeps_the_static_k_in_th
     policy = Policy(model=MODEL, control_group_ratio=0.01, static_k=2)
     rig.store.put_policy(policy, None, 0.0)
     await rig.tick(20)
-    rig.loop.view().law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
+    rig.law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
     await rig.tick(2)
     assert rig.store.log[-1].reason == "static_better"
     canary = Canary(replace(policy, probe_ratio=0.004), window_s=10.0)
@@ -235,21 +221,3 @@ async def test_blocks_in_which_the_model_was_frozen_do_not_count(rig: Rig) -> No
         await rig.tick()
     ended = rig.store.tried[MODEL]
     assert (ended.outcome, len(ended.blocks), ended.lost) == (Outcome.INCONCLUSIVE, 0, {Lost.INTERRUPTED: 10})
-
-
-async def test_a_freeze_holds_rows_of_classes_that_the_policy_has_no_more(rig: Rig) -> None:
-    """Together with the policy's they would be more classes than a schedule may name."""
-    policies = [
-        Policy(MODEL, classes={f"{age}-{index}": ClassPolicy(weight=2.0) for index in range(9)})
-        for age in ("old", "new")
-    ]
-    rig.store.put_policy(policies[0], 0, 0.0)
-    await rig.tick(20)
-    rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
-    await rig.tick(3)
-    held = rig.store.published[MODEL, POOL]
-    assert k_of(held.classes, name="old-0") == K_MAX
-    rig.store.put_policy(policies[1], None, 0.0)
-    await rig.tick(10)
-    assert rig.store.published[MODEL, POOL].classes == held.classes
-    assert rig.store.published[MODEL, POOL].version > held.version

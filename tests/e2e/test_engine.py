@@ -27,12 +27,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     running.stop()
 
 
-def set_k(engine: Engine, k: int, probe_ratio: float = 0.0, lowest_band_with_k: int = 0) -> None:
-    rows = {name: [[1, 32, k]] for name in CLASSES}
-    rows |= {f"{name}:{band}": [[1, 32, 0]] for name in CLASSES for band in range(lowest_band_with_k)}
-    schedule = {"classes": rows, "probe_ratio": probe_ratio}
-    status, answer, _ = call(f"{engine.url}/speculation", "PUT", schedule)
+def put(engine: Engine, guidance: dict[str, Any]) -> None:
+    status, answer, _ = call(f"{engine.url}/speculation", "PUT", {"guidance": guidance})
     assert status == 200, answer
+
+
+def set_k(engine: Engine, k: int) -> None:
+    """Fix K of all requests; each class is counted by itself."""
+    put(engine, {"classes": {name: {} for name in CLASSES}, "override": {"k": k}})
+
+
+def let_it_choose(engine: Engine, probe_ratio: float, k_max: int = 7) -> None:
+    put(engine, {"classes": {name: {"k_max": k_max} for name in CLASSES}, "probe_ratio": probe_ratio})
 
 
 def chat(engine: Engine, messages: Any, traffic_class: str = "chat", **arguments: Any) -> Any:
@@ -56,14 +62,14 @@ def total(engine: Engine, name: str, *labels: str) -> dict[tuple[str, ...], floa
 
 def test_before_any_schedule_the_static_k_holds(engine: Engine) -> None:
     state = call(f"{engine.url}/speculation")[1]
-    assert (state["source"], state["static_k"], state["k_max"], state["version"]) == ("static", 3, 7, 0)
+    assert (state["source"], state["static_k"], state["k_max"], state["version"]) == ("fixed", 3, 7, 0)
     chat(engine, prompts(3)[0][1]["messages"])
     assert {k for (k,), count in total(engine, names.DRAFTS, "k").items() if count} <= {"3", "2", "1", "0"}
 
 
 def test_the_evidence_equals_vllms_own_counts(engine: Engine) -> None:
-    for k in (5, 2, 7):
-        set_k(engine, k, probe_ratio=1.0, lowest_band_with_k=5)
+    for k_max in (5, 2, 7):
+        let_it_choose(engine, 1.0, k_max)
         crowd(engine, 24)
     accepts = total(engine, names.ACCEPTS, "position")
     theirs = counters(engine.url, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
@@ -125,22 +131,27 @@ def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engi
     assert total(engine, names.BACKLOG_TOKENS)[()] == 0
 
 
-@pytest.mark.parametrize("k", [7, 0], ids=["by schedule", "probes only"])
-def test_a_requests_ceiling_bounds_its_drafts_and_probes_beside_requests_without_one(engine: Engine, k: int) -> None:
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_a_requests_ceiling_bounds_its_drafts_and_probes_beside_requests_without_one(
+    engine: Engine, *, is_fixed: bool
+) -> None:
     def spent(k_max: object) -> dict[str, Any]:
         arguments = {"traffic_class": "json", "k_max": k_max}
         reply = chat(engine, prompts(3)[0][1]["messages"], max_tokens=160, vllm_xargs=arguments)
         found: dict[str, Any] = reply["metrics"]["speculative_decoding"]
         return found
 
-    set_k(engine, k, probe_ratio=1.0, lowest_band_with_k=0 if k else len(BAND_EDGES) + 1)
+    if is_fixed:
+        set_k(engine, 7)
+    else:
+        let_it_choose(engine, 1.0)
     with ThreadPoolExecutor(4) as pool:
         none, two, *free = pool.map(spent, [0, 2, 7, "nonsense"])
     assert none["num_draft_tokens"] == 0
     assert 0 < two["num_draft_tokens"] <= 2 * two["num_spec_steps"]
     assert sum(two["acceptance_histogram"][3:]) == 0
     assert all(one["num_draft_tokens"] > 0 for one in free)
-    assert k == 0 or all(one["num_draft_tokens"] > 2 * one["num_spec_steps"] for one in free)
+    assert not is_fixed or all(one["num_draft_tokens"] > 2 * one["num_spec_steps"] for one in free)
 
 
 STREAMED = {"stream": True}
@@ -248,7 +259,7 @@ def test_structured_output_stays_valid_while_k_changes(engine: Engine) -> None:
     }
     form = {"type": "json_schema", "json_schema": {"name": "item", "schema": schema}}
     for k in (7, 0, 3):
-        set_k(engine, k, probe_ratio=0.2)
+        set_k(engine, k)
         for reply in crowd(engine, 6, response_format=form, ignore_eos=False, max_tokens=200):
             choice = reply["choices"][0]
             if choice["finish_reason"] == "stop":

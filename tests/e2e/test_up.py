@@ -18,7 +18,7 @@ from tests.support.stack import Stack, call, counters, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-BY_SCHEDULE = ("guidance", "schedule")
+BY_SCHEDULE = ("law", "fixed")
 """Where K comes from under a valid schedule: the engine's own law, or in a window of the control group its rows."""
 MESSAGES: Any = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
@@ -30,10 +30,9 @@ def client(stack: Stack) -> Any:
 
 
 def k_of_default(stack: Stack) -> int | None:
-    """Return the K that the engine's schedule has for one running request whatever its class and band, else `None`."""
-    schedule = call(f"{stack.engine}/speculation")[1]["schedule"]  # none yet in a stack that has just started
-    classes = schedule["classes"] if schedule else {}
-    return int(classes["default"][0][2]) if set(classes) == {"default"} else None
+    """Return the K that the engine's schedule fixes, else `None`."""
+    override = call(f"{stack.engine}/speculation")[1]["override"]  # none yet in a stack that has just started
+    return int(override["k"]) if override else None
 
 
 def source_of_k(stack: Stack) -> str:
@@ -48,18 +47,10 @@ def test_step_times_at_every_load_were_measured_before_traffic(stack: Stack) -> 
     log = (stack.folder / "state" / "logs" / "engine-0.log").read_text()
     assert re.search(r"step times calibrated in \S+ s with up to 32 requests running", log)
 
-    def prices() -> dict[tuple[str, ...], float]:
-        return counters(stack.engine, names.PRICE_SECONDS, names.LABEL_PART)
 
-    until(lambda: bool(prices()))
-    assert prices()["base",] > 0
-    tokens = counters(stack.engine, names.TOKEN_PRICE_SECONDS, names.LABEL_TOKENS)
-    assert max(tokens.values()) > 0
-
-
-def test_engines_choose_k_by_the_policys_guidance_and_follow_rows_again(stack: Stack, client: OpenAI) -> None:
+def test_engines_choose_k_by_the_policys_guidance_and_a_fixed_k_again(stack: Stack, client: OpenAI) -> None:
     stack.put_policy(k_max=2, control_group_ratio=0.0)
-    until(lambda: chat(client) and source_of_k(stack) == "guidance")
+    until(lambda: chat(client) and source_of_k(stack) == "law")
     chat(client, max_tokens=200)
     state = call(f"{stack.engine}/speculation")[1]
     assert state["schedule"]["guidance"]["classes"]["default"]["k_max"] == 2
@@ -68,9 +59,9 @@ def test_engines_choose_k_by_the_policys_guidance_and_follow_rows_again(stack: S
         assert group["k"] <= 2
         assert group["why"].startswith("position")
     stack.put_policy(mode="off", k_max=None)
-    until(lambda: source_of_k(stack) == "schedule")
+    until(lambda: source_of_k(stack) == "fixed")
     stack.put_policy(mode="act")
-    until(lambda: source_of_k(stack) == "guidance")
+    until(lambda: source_of_k(stack) == "law")
 
 
 def test_a_seed_gives_the_same_text_while_k_stays(stack: Stack, client: OpenAI) -> None:
@@ -106,7 +97,7 @@ def test_a_put_changes_k_on_the_running_engine_within_a_second(stack: Stack, cli
     stack.put_policy(mode="off", static_k=6)
     until(lambda: k_of_default(stack) == 6, 30.0, 0.02)  # ten times one controller tick and the way to the engine
     version = call(f"{stack.engine}/speculation")[1]["version"]
-    schedule = {"version": version + 1000, "classes": {"default": [[1, 32, 4]]}}
+    schedule = {"version": version + 1000, "guidance": {"override": {"k": 4}}}
     status, state, _ = call(f"{stack.engine}/speculation", "PUT", schedule)
     assert (status, state["version"]) == (200, version + 1000)  # with its answer it is in force
     until(lambda: call(f"{stack.engine}/speculation")[1]["version"] > version + 1000)
@@ -118,8 +109,8 @@ def test_two_classes_in_one_batch_get_different_k(stack: Stack) -> None:
     stack.put_policy(mode="act", probe_ratio=0.0, classes={"code": {"pin": 5}, "chat": {"pin": 1}, "json": {}})
 
     def pinned() -> bool:
-        classes = call(f"{stack.engine}/speculation")[1]["schedule"]["classes"]
-        return {"code", "chat"} <= set(classes) and [classes[name][0][2] for name in ("code", "chat")] == [5, 1]
+        classes = call(f"{stack.engine}/speculation")[1]["schedule"]["guidance"]["classes"]
+        return {"code", "chat"} <= set(classes) and [classes[name]["k_min"] for name in ("code", "chat")] == [5, 1]
 
     until(pinned)
     before = counters(stack.engine, names.DRAFTS, "traffic_class", "k")
@@ -162,11 +153,10 @@ def test_output_is_that_of_an_engine_without_speculation_while_k_changes(stack: 
     def thrash() -> None:
         while not done.is_set():
             state = call(f"{stack.engine}/speculation")[1]
-            classes = {
-                name: [[1, 4, rng.randint(0, 7)], [5, 32, rng.randint(0, 7)]]
-                for name in ("default", "code", "chat", "json")
-            }
-            schedule = {"version": state["version"] + 1, "classes": classes, "probe_ratio": rng.choice([0, 0.02, 0.3])}
+            pins = {name: rng.randint(0, 7) for name in ("default", "code", "chat", "json")}
+            classes = {name: {"k_min": k, "k_max": rng.choice([k, 7])} for name, k in pins.items()}
+            guidance = {"classes": classes, "probe_ratio": rng.choice([0, 0.02, 0.3])}
+            schedule = {"version": state["version"] + 1, "guidance": guidance}
             changes.append(call(f"{stack.engine}/speculation", "PUT", schedule)[0])
             done.wait(rng.uniform(0, 0.05))
 
@@ -239,8 +229,8 @@ def test_a_frozen_redis_fails_no_request(stack: Stack) -> None:
     ("body", "word"),
     [
         (b"{", "JSON"),
-        ({"classes": {"default": [[1, 4, 9]]}}, "K_max is 7"),
-        ({"classes": {"code": [[1, 4, 3]]}}, "default"),
+        ({"guidance": {"override": {"k": 99}}}, "between 0 and 64"),
+        ({"guidance": {"classes": {"code": {}}}}, "default"),
     ],
 )
 def test_a_bad_schedule_is_refused_and_the_running_one_stays(stack: Stack, body: Any, word: str) -> None:

@@ -73,7 +73,7 @@ async def serve(stack: Stack) -> int:
 
 def check_steered(stack: Stack) -> None:
     found = call(f"{stack.engine}/speculation")[1]
-    assert found["source"] in ("guidance", "schedule")  # rows in a window of the control group
+    assert found["source"] in ("law", "fixed")  # fixed in a window of the control group
     assert found["schedule"]
     assert found["schedule"]["version"] > 2
     assert found["schedule"]["guidance"]

@@ -128,7 +128,7 @@ def test_engines_and_schedules_are_listed(controller: Controller) -> None:
 
     until(listed)
     found = listed()
-    assert found[0]["classes"]["default"] == [[1, 8, 3]]
+    assert found[0]["guidance"]["classes"]["default"]["k_max"] == 64
     assert [item["engine_id"] for item in controller.call("/admin/engines")[1]["engines"]] == ["e"]
     newest = controller.call("/admin/decisions?model=listed&pool=cpu&limit=1")[1]["decisions"][0]
     assert newest["reason"] == "stale"

@@ -2,11 +2,10 @@
 
 import json
 import time
-from dataclasses import replace
 
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
@@ -14,15 +13,9 @@ from tests.support.stack import until
 
 
 def decision(at: float, reason: str, measured: float) -> Decision:
-    schedule = Schedule("demo", "cpu", 5, at, 15.0, 0.02, {"default": (KRange(1, 64, 3),)})
-    throughput = {
-        "measured": measured,
-        "predicted_in_force": measured,
-        "predicted_best": measured,
-        "predicted_static": 900.0,
-    }
-    classes = {"default": {"share": 1.0, "measured_length": 2.5}}
-    bands = {"6": {"acceptance": [0.9, 0.88], "survival": [0.9, 0.792], "trials": [900, 700], "share": 1.0}}
+    schedule = Schedule("demo", "cpu", 5, at, Guidance())
+    classes = {"default": {"share": 1.0, "k": 3.0, "measured_length": 2.5}}
+    bands = {"6": {"acceptance": [0.9, 0.88], "survival": [0.9, 0.792], "trials": [900, 700], "share": 1.0, "k": 3.0}}
     gain = {"low": 0.02, "mean": 0.06, "high": 0.1}
     control_group = {
         "windows": 12,
@@ -34,19 +27,19 @@ def decision(at: float, reason: str, measured: float) -> Decision:
     }
     evidence = {
         "decodes": 8.0,
-        "throughput": throughput,
+        "throughput": measured,
         "classes": classes,
         "bands": bands,
         "control_group": control_group,
-        "step_s": {"measured": 0.01, "predicted": 0.011},
+        "step_s": 0.01,
     }
-    return Decision(at, "demo", "cpu", Mode.ACT, reason, True, 5, schedule, 0.1, evidence)
+    return Decision(at, "demo", "cpu", Mode.ACT, reason, True, 5, schedule, evidence, k={"default": 3.0})
 
 
 def test_decisions_page_back_and_any_moment_is_explained(controller: Controller) -> None:
     store = Store(controller.redis.url, PATIENCE_S)
     for reason, measured in (
-        ("unpriced", 1000.0),
+        ("stale", 1000.0),
         ("control_group", 1000.0),
         ("adaptive", 1500.0),
         ("adaptive", 1500.0),
@@ -59,35 +52,25 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     older = controller.call(f"/admin/decisions?model=demo&pool=cpu&limit=9&before={newest[-1]['at']}")[1]["decisions"]
     assert len(older) == 3
     found = controller.call("/admin/explain?model=demo&pool=cpu")[1]
-    assert (found["reason"], found["k"], found["throughput"]["measured"]) == ("adaptive", {"default": 3}, 1500.0)
-    for moment, reason in zip(older, ("adaptive", "control_group", "unpriced"), strict=True):
+    assert (found["reason"], found["k"], found["throughput"]) == ("adaptive", {"default": 3.0}, 1500.0)
+    for moment, reason in zip(older, ("adaptive", "control_group", "stale"), strict=True):
         then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={moment['at'] + 0.005}")[1]
         assert (then["at"], then["reason"]) == (moment["at"], reason)
-    assert then["throughput"]["measured"] == 1000.0
+    assert then["throughput"] == 1000.0
     assert controller.call("/admin/explain?model=demo&pool=cpu&at=5")[0] == 404
     told = controller.command("explain", "--model", "demo", "--pool", "cpu")
     assert told.returncode == 0, told.stderr
     for line in (
-        "class default: 100% of the traffic, 2.50 tokens a step measured",
-        "K of default: 3\n",
-        "band 6: 100% of the running decodes, S = 0.90 (0.88..0.92) 0.79 (0.77..0.81)",
+        "class default: 100% of the traffic, K 3.0, 2.50 tokens a step",
+        "band 6: 100% of the decodes, K 3.0, survival 0.90 0.79",
         "control group: adaptive K gains +6.0% over the static K, between +2.0% and +10.0% (95 %, 12 windows)",
         "  gain in inter-token latency: +5.0%, between +1.0% and +9.0%",
-        "the engines' choice would gain +10.0% now (predicted)",
-        "the K in force gains +66.7% over static K (predicted)",
+        "no prediction: no engine of the pool can speculate",
     ):
         assert line in told.stdout
     as_json = controller.command("explain", "--model", "demo", "--pool", "cpu", "--json")
-    assert json.loads(as_json.stdout)["version"] == 5
+    assert (json.loads(as_json.stdout)["version"], json.loads(as_json.stdout)["engines"]["answers"]) == (5, [])
     assert controller.command("explain", "--model", "nobody").returncode == 1
-
-
-def test_explain_tells_k_in_force_from_k_advised(controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
-    advised = decision(time.time(), "adaptive", 1000.0)
-    store.append_decision(replace(advised, pool="quiet", mode=Mode.ADVISE, k={"default": 7}), is_lasting=False)
-    told = controller.command("explain", "--model", "demo", "--pool", "quiet").stdout
-    assert "K of default: 7 (advised: 3)\n" in told
 
 
 def test_explain_finds_the_only_model_and_pool() -> None:

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 from specpilot.policy.access import Role
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.controller_writes import Watched
@@ -41,11 +41,11 @@ CHECKS = [
 def fill(controller: Controller) -> None:
     """Leave something to be read of everything that can be."""
     store = Store(controller.redis.url, PATIENCE_S)
-    schedule = Schedule("seen", "default", 1, 1.0, 60.0, 0.02, {"default": (KRange(1, 8, 3),)})
+    schedule = Schedule("seen", "default", 1, 1.0, Guidance())
     engine = EngineRecord("e", "http://127.0.0.1:1", "seen", "default", 7, 3, 8, "eagle3", "0.32", "0.1", 1.0, 1.0)
     store.heartbeat(engine, 60.0)
     store.append_decision(
-        Decision(1.0, "seen", "default", Mode.ACT, "first_schedule", True, 1, schedule, 0.1, {"decodes": 3}),
+        Decision(1.0, "seen", "default", Mode.ACT, "first_schedule", True, 1, schedule, {"decodes": 3}),
         is_lasting=True,
     )
     assert controller.call("/admin/policies/seen", "PUT", {"classes": {"code": {"k_max": 3}}})[0] == 201

@@ -27,7 +27,6 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--redis-url", "http://x"), ("--redis-url", "redis://")),
         (("--interval-s", "0"), ("--interval-s",)),
         (("--default-mode", "fast"), ("--default-mode", "'advise'")),
-        (("--record", "/nowhere/file"), ("--record", "/nowhere/file")),
         (("--host", "no.such.host.invalid"), ("no.such.host.invalid",)),
     ],
     ids=lambda value: " ".join(value[:2]) or "nothing",

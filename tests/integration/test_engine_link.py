@@ -1,6 +1,5 @@
 """The engine's link on a real Redis: registration, schedules, and what happens when the server goes and comes."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +16,9 @@ from specpilot.engine_adapter.plan.speculation_control import Source, Speculatio
 from specpilot.policy import redis_keys
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.codec import encode
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import EngineRecord, Lease
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Cause, Guidance, Override, Schedule
 from specpilot.policy.store import Store
 from tests.support import stack
 from tests.support.patience import PATIENCE_S
@@ -30,8 +30,8 @@ RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0",
 class Control(SpeculationControl):
     """One that notes the version of each schedule that it was offered, and the one that is in force then."""
 
-    def __init__(self, hold_s: float) -> None:
-        super().__init__("m", "p", k_max=7, static_k=3, max_running=32, hold_s=hold_s)
+    def __init__(self) -> None:
+        super().__init__("m", "p", k_max=7, static_k=3, max_running=32, engine_id="e1")
         self.offers: list[tuple[int, int]] = []
 
     def offer(self, schedule: Schedule, now: float) -> None:
@@ -42,10 +42,10 @@ class Control(SpeculationControl):
 
 
 @contextmanager
-def started(server: RedisServer, hold_s: float = 0.0) -> Iterator[Control]:
-    """An engine's control, and the link that follows `server` for it."""
-    subject = Control(hold_s)
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock())
+def started(url: str, answer: Callable[[Question], Answer] | None = None) -> Iterator[Control]:
+    """An engine's control, and the link that follows the server at `url` for it."""
+    subject = Control()
+    link = EngineLink(Store(url), subject, RECORD, SystemClock(), answer=answer)
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
@@ -58,7 +58,7 @@ def started(server: RedisServer, hold_s: float = 0.0) -> Iterator[Control]:
 
 @pytest.fixture
 def control(server: RedisServer) -> Iterator[Control]:
-    with started(server) as subject:
+    with started(server.url) as subject:
         yield subject
 
 
@@ -70,7 +70,7 @@ def lead(server: RedisServer) -> tuple[Store, Lease]:
 
 
 def schedule(version: int, k: int, pool: str = "p") -> Schedule:
-    return Schedule("m", pool, version, time.time(), 60.0, 0.0, {"default": (KRange(1, 32, k),)})
+    return Schedule("m", pool, version, time.time(), Guidance(override=Override(k)))
 
 
 def hgets(store: Store) -> int:
@@ -90,7 +90,7 @@ def test_an_engine_registers_follows_and_reports_its_version(
     until(lambda: len(store.engines()) == 1)
     store.publish_schedule(schedule(1, 5), lease)
     until(lambda: control.version == 1)
-    assert control.table(time.monotonic()).k("code", 0, 4) == 5
+    assert control.table(time.monotonic()).k("code", 0) == 5
     until(lambda: store.engines()[0].schedule_version == 1)
 
 
@@ -118,10 +118,11 @@ def test_a_schedule_that_was_not_announced_is_found(
 
 
 def test_a_schedule_that_does_not_fit_leaves_the_running_one(server: RedisServer, control: Control) -> None:
+    """An older controller's has rows of K, and no guidance."""
     store, lease = lead(server)
     store.publish_schedule(schedule(1, 5), lease)
     until(lambda: control.version == 1)
-    store.publish_schedule(schedule(2, 8), lease)
+    store.publish_schedule(replace(schedule(2, 5), guidance=None), lease)
     until(lambda: (2, 1) in control.offers)
     store.publish_schedule(schedule(3, 2), lease)
     until(lambda: control.version == 3)
@@ -143,7 +144,7 @@ def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
     until(lambda: control.version == 4)
     server.stop()
     until(lambda: "the schedule in force stays" in caplog.text)
-    assert control.table(time.monotonic()).k("default", 0, 1) == 5
+    assert control.table(time.monotonic()).k("default", 0) == 5
     server.start()
     until(lambda: len(store.engines()) == 1)
     assert store.engines()[0].schedule_version == 4
@@ -216,42 +217,71 @@ def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: Redi
     assert Store(server.url, PATIENCE_S).engines() == []
 
 
-def test_an_engine_that_starts_leaves_an_expired_schedule_and_takes_the_next(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vllm.specpilot")
+def test_an_engine_that_starts_takes_the_last_schedule_however_old_it_is(server: RedisServer) -> None:
+    """Its window has ended, though, and so has an override with an end."""
     store, lease = lead(server)
-    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 61.0), lease)
-    with started(server) as control:
-        until(lambda: len(store.engines()) == 1)
-        until(lambda: "schedule 3 expired" in caplog.text)
-        assert control.version == 0
+    frozen = Guidance(override=Override(2, Cause.FROZEN, time.time() - 100.0))
+    old = replace(schedule(3, 5), issued_at=time.time() - 1e6)
+    store.publish_schedule(
+        replace(old, drawn=("e1",), drawn_until=old.issued_at + 4.0, drawn_guidance=Guidance(override=Override(0))),
+        lease,
+    )
+    with started(server.url) as control:
+        until(lambda: control.version == 3)
+        now = time.monotonic()
+        assert (control.table(now).source, control.table(now).k("default", 0)) == (Source.FIXED, 5)
         skewed = replace(schedule(4, 2), issued_at=time.time() - 3600.0)  # of a controller whose clock is slow
         store.publish_schedule(skewed, lease)
         until(lambda: control.version == 4)
-        assert control.table(time.monotonic()).k("default", 0, 1) == 2
+        assert control.age_s(time.monotonic()) < 3600.0  # type: ignore[operator]
+    store.publish_schedule(replace(old, version=5, guidance=frozen), lease)
+    with started(server.url) as control:
+        until(lambda: control.version == 5)
+        assert control.override(time.monotonic()) is None
 
 
-def test_an_engine_that_starts_takes_a_schedule_that_is_still_valid(server: RedisServer) -> None:
-    store, lease = lead(server)
-    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 30.0), lease)
-    with started(server) as control:
-        until(lambda: control.version == 3)
+def asked(number: int, *engines: str) -> Question:
+    return Question(f"q{number}", "explain", engines)
 
 
-def test_an_engine_that_starts_while_no_controller_runs_holds_the_last_schedule(server: RedisServer) -> None:
-    store, lease = lead(server)
-    store.publish_schedule(replace(schedule(3, 5), issued_at=time.time() - 61.0), lease)
-    with started(server, hold_s=3600.0) as control:
-        until(lambda: control.version == 3)
-        now = time.monotonic()
-        assert (control.table(now).source, control.table(now).k("default", 0, 1)) == (Source.HELD, 5)
-        assert control.table(now + 3600.0).source is Source.EXPIRED
+def test_a_question_is_answered_once_by_each_engine_that_is_asked(server: RedisServer) -> None:
+    seen: list[str] = []
+
+    def answer(question: Question) -> Answer:
+        seen.append(question.question_id)
+        return Answer(question.question_id, "e1", decodes=len(seen))
+
+    store, _ = lead(server)
+    with started(server.url, answer):
+        until(lambda: len(store.engines()) == 1)
+        for number, engines in enumerate((("other",), ("e1", "other"), ("e1",))):
+            store.put_question("m", "p", asked(number, *engines))
+        store.put_question("m", "another", asked(9, "e1"))
+        until(lambda: bool(store.answers(asked(2, "e1"))))
+        time.sleep(2 * POLL_S)
+        assert sorted(seen) == ["q1", "q2"]
+        assert store.answers(asked(1, "e1", "other")).keys() == {"e1"}
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_question_is_found_without_an_announcement_and_an_old_one_has_expired(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    monkeypatch.setattr(redis_keys, "QUESTIONS_EXPIRE_MS", 100_000 if is_lost else 50)
+    store, _ = lead(server)
+    question = asked(1, "e1")
+    store.put_question("m", "p", question)  # before there is an engine that could hear of it
+    time.sleep(0.1)
+    with started(server.url, lambda question: Answer(question.question_id, "e1")):
+        until(lambda: len(store.engines()) == 1)
+        if is_lost:
+            until(lambda: store.answers(question) == {"e1": Answer("q1", "e1")})
+        assert bool(store.questions("m", "p")) is is_lost
 
 
 def test_an_engine_whose_model_stands_still_says_so_at_its_next_heartbeat(server: RedisServer) -> None:
     subject, found = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32), [False]
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock(), lambda: found[0])
+    link = EngineLink(Store(server.url), subject, RECORD, SystemClock(), is_stalled=lambda: found[0])
     thread = threading.Thread(target=link.run)
     thread.start()
     try:

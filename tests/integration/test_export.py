@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from specpilot.policy.model_policy import Mode
-from specpilot.policy.records import Decision
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.questions import ALL_CLASSES, Answer
+from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import KRange
 from specpilot.policy.store import Store
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -22,21 +23,29 @@ TOKEN = "let me in"
 @pytest.fixture(scope="module")
 def admin_url() -> Iterator[str]:
     redis, port = RedisServer(), free_port()
-    store = Store(redis.url, PATIENCE_S)
-    rows = {"default": (KRange(1, 8, 3),), "code": (KRange(1, 4, 7), KRange(5, 8, 1)), "chat": (KRange(1, 8, 0),)}
-    lease = store.acquire_lease("test", 60.0)  # so the controller below leads nothing and the schedules stay
-    assert lease is not None
-    for pool in ("a", "b"):
-        store.publish_schedule(Schedule("m", pool, 1, time.time(), 60.0, 0.0, rows), lease)
-    evidence = {"classes": {"code": {"share": 0.75}, "chat": {"share": 0.25}}}
-    decision = Decision(time.time(), "m", "a", Mode.ACT, "adaptive", True, 1, None, None, evidence)
-    store.append_decision(decision, is_lasting=True)
+    store, is_over = Store(redis.url, PATIENCE_S), threading.Event()
+    rows = {"a": (KRange(1, 4, 5), KRange(5, 8, 1)), "b": (KRange(1, 8, 3),), "zero": (KRange(1, 8, 0),)}
+    for pool in (*rows, "silent"):
+        url = f"http://127.0.0.1:1/{pool}"
+        record = EngineRecord(pool, url, "m", pool, 7, 7, 8, "eagle3", "0.32.0", "0.1.0", 1.0, time.time())
+        store.heartbeat(record, 600.0)
+
+    def answer() -> None:
+        while not is_over.wait(0.02):
+            for pool, row in rows.items():
+                for question in store.questions("m", pool):
+                    store.put_answer(Answer(question.question_id, pool, k_by_load={ALL_CLASSES: row}))
+
+    engines = threading.Thread(target=answer)
+    engines.start()
     command = [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--redis-url", redis.url]
     controller = subprocess.Popen([*command, "--admin-token", TOKEN, "--log-level", "error"])
     wait_for(f"http://127.0.0.1:{port}/health", controller)
     yield f"http://127.0.0.1:{port}"
     controller.kill()
     controller.wait()
+    is_over.set()
+    engines.join(PATIENCE_S)
     redis.close()
 
 
@@ -45,22 +54,26 @@ def export(admin_url: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
-def test_the_table_is_the_mean_by_traffic_and_says_so(admin_url: str) -> None:
+def test_the_table_is_what_the_engines_say(admin_url: str) -> None:
     done = export(admin_url, "--model", "m", "--pool", "a", "--format", "vllm", "--drafter", "eagle3")
     assert done.returncode == 0, done.stderr
     table = {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 1]]}
     assert json.loads(done.stdout) == table
-    assert "chat 25%, code 75%" in done.stderr
+    assert "what 1 of 1 engines would choose for their present traffic" in done.stderr
     done = export(admin_url, "--model", "m", "--pool", "b", "--format", "sglang", "--drafter", "eagle")
     assert json.loads(done.stdout) == {"candidate_steps": [3], "1": {"candidate_steps": [3]}}
-    assert "the row 'default' alone" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--model", "m", "--format", "vllm", "--drafter", "eagle"), "--pool: m has a, b; name one"),
-        (("--model", "x", "--format", "vllm", "--drafter", "eagle"), "--model: there is no schedule for x"),
+        (("--model", "m", "--format", "vllm", "--drafter", "eagle"), "--pool: name one of: a, b, silent, zero"),
+        (("--model", "x", "--format", "vllm", "--drafter", "eagle"), "no engine of such a model and pool runs"),
+        (
+            ("--model", "m", "--pool", "silent", "--format", "vllm", "--drafter", "eagle"),
+            "no engine answers; silent: no answer within 1 s",
+        ),
+        (("--model", "m", "--pool", "zero", "--format", "vllm", "--drafter", "eagle"), "K = 0 at every load"),
         (("--model", "m", "--format", "vllm", "--drafter", "p-eagle"), "the engine dies"),
     ],
 )

@@ -18,7 +18,7 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import call, request
@@ -62,7 +62,7 @@ def test_every_kind_of_write_goes_to_the_new_primary_at_once(pair: Pair, how: st
             lambda: store.put_policy(Policy("m"), None, 2.0),  # a script
             lambda: store.acquire_lease("a", 30.0),
             lambda: store.append_decision(
-                Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, None, 0.1, {}), is_lasting=True
+                Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, None, {}), is_lasting=True
             ),  # a pipeline
         ):
             try:
@@ -152,7 +152,7 @@ def test_a_controller_follows(pair: Pair) -> None:
 
 
 def test_an_engine_follows(pair: Pair) -> None:
-    control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, hold_s=0.0)
+    control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
     record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
     link = EngineLink(Store(pair.url), control, record, SystemClock())
     thread = threading.Thread(target=link.run)
@@ -165,7 +165,7 @@ def test_an_engine_follows(pair: Pair) -> None:
         lease = leader.acquire_lease("controller", 30.0)
         assert lease is not None
         until(lambda: any(engine.heartbeat_at >= failed_at for engine in leader.engines()))
-        leader.publish_schedule(Schedule("m", "p", 5, time.time(), 60.0, 0.0, {"default": (KRange(1, 32, 2),)}), lease)
+        leader.publish_schedule(Schedule("m", "p", 5, time.time(), Guidance()), lease)
         until(lambda: control.version == 5)
     finally:
         link.stop()

@@ -13,7 +13,7 @@ from specpilot.policy import redis_keys
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_engine import HttpEngine
 from tests.support.gateway_client import Answer
@@ -50,9 +50,7 @@ def test_a_full_server_keeps_engines_gateways_and_leader_and_says_that_it_is_ful
         refused: list[Callable[[], object]] = [
             lambda: store.put_policy(Policy("m"), None, 2.0),
             lambda: store.heartbeat(replace(RECORD, engine_id="new"), 60.0),
-            lambda: store.publish_schedule(
-                Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)}), lease
-            ),
+            lambda: store.publish_schedule(Schedule("m", "p", 1, 1.0, Guidance()), lease),
         ]
         for write in refused:
             with pytest.raises(StoreUnavailableError, match=r"Redis is full \(maxmemory\).*raise maxmemory"):

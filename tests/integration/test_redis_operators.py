@@ -215,7 +215,7 @@ def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: Store, raw: "r
 
 def test_a_decision_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
     """Another version of the controller may have filed it, or somebody by hand."""
-    first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, None, {}) for at in (1.0, 2.0))
+    first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, {}) for at in (1.0, 2.0))
     store.append_decision(first, is_lasting=True)
     raw.xadd(redis_keys.decisions("m", "p"), {"decision": zlib.compress(b'{"at":3}')})
     raw.xadd(redis_keys.decisions("m", "p"), {"decision": b"neither JSON nor compressed"})

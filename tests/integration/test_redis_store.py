@@ -15,7 +15,7 @@ from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outco
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import SERVERS, SYSTEM, RedisServer
@@ -40,7 +40,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 def schedule(version: int) -> Schedule:
-    return Schedule("m", "p", version, 1.0, 60.0, 0.02, {"default": (KRange(1, 8, 3),)})
+    return Schedule("m", "p", version, 1.0, Guidance())
 
 
 RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
@@ -148,9 +148,7 @@ def test_an_engine_leaves_the_list_when_it_falls_silent_or_says_so(store: Store)
 
 def test_decisions_come_newest_first_and_only_so_many(store: Store) -> None:
     for version in range(5):
-        store.append_decision(
-            Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, None, {}), is_lasting=False
-        )
+        store.append_decision(Decision(1.0, "m", "p", Mode.ACT, "held", False, version, None, {}), is_lasting=False)
     assert [item.version for item in store.decisions("m", "p", limit=2)] == [4, 3]
     assert store.decisions("m", "p", limit=9, before=1.0) == []
 
@@ -159,7 +157,7 @@ def test_past_the_latest_decisions_come_the_lasting_ones(store: Store, monkeypat
     monkeypatch.setattr(redis_keys, "DECISIONS_KEPT", 100)
     began = time.time()
     for version in range(1000):
-        item = Decision(began + version / 1e3, "m", "p", Mode.ACT, "held", False, version, None, None, {})
+        item = Decision(began + version / 1e3, "m", "p", Mode.ACT, "held", False, version, None, {})
         store.append_decision(item, is_lasting=version % 100 == 0)
     found = [item.version for item in store.decisions("m", "p", limit=5000)]
     recent = [version for version in found if version % 100]
@@ -177,7 +175,7 @@ def test_of_large_decisions_fewer_are_kept(store: Store, monkeypatch: pytest.Mon
     monkeypatch.setattr(redis_keys, "HISTORY_BYTES", 150_000)
     for version in range(200):
         evidence = {"noise": secrets.token_hex(3000)}  # compresses to half
-        item = Decision(float(version), "m", "p", Mode.ACT, "adaptive", True, version, None, None, evidence)
+        item = Decision(float(version), "m", "p", Mode.ACT, "adaptive", True, version, None, evidence)
         store.append_decision(item, is_lasting=True)
     used = sum(
         store._redis.memory_usage(key("m", "p"), samples=0) for key in (redis_keys.decisions, redis_keys.history)

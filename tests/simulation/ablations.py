@@ -14,7 +14,7 @@ from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Draft, Evidence, StepShape
 from specpilot.engine_adapter.law import batch_choice, price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost
-from specpilot.policy.prices import Prices
+from specpilot.engine_adapter.law.prices import Prices
 
 LEARNED_STEPS = 2000
 """Steps from which the cost of steps is learned without `cost-learning`."""

@@ -16,32 +16,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
-from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, loads, settings
+from specpilot.engine_adapter.agent.answers import Answers
+from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.evidence.request_acceptance import Priors
 from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
-from specpilot.engine_adapter.plan.speculation_control import (
-    KTable,
-    calibration_table,
-    law_table,
-    static_table,
-    table_of,
-)
-from specpilot.engine_adapter.plan.speculation_control import Source as TableSource
+from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import Guidance, KRange, Schedule
+from specpilot.policy.questions import Answer, Question
+from specpilot.policy.schedule import Guidance, Override, Schedule
 from tests.simulation.plant import OneTime, Plant, Work
 from tests.simulation.requests import Request, Requests
 from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
@@ -91,8 +86,8 @@ class Engine:
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
 
-    With `adapts` it follows no schedule: its own law chooses K, by `guidance`, and updates when a `run` begins, once a
-    virtual second. `graphs` is its record of CUDA graphs.
+    Its law updates when a `run` begins, once a virtual second. With `adapts` it follows no schedule: the law chooses K,
+    by `guidance`. `graphs` is its record of CUDA graphs.
 
     For wrong evidence: `claims` are acceptances, by position, that its law and its counters show instead of the truth;
     while `is_lying` the counters stand still.
@@ -129,9 +124,12 @@ class Engine:
     def restart(self, at: float) -> None:
         """Restart: no request, no count."""
         self.started_at = at
-        self._table = static_table(self.static_k)
-        self._table_of: Schedule | None = None
-        self._guidance: Guidance | None = None
+        self._control = SpeculationControl(
+            MODEL, POOL, self.k_max, self.static_k, _MOST_RUNNING, adapts=self.adapts, engine_id=self.engine_id
+        )
+        self._schedule: Schedule | None = None
+        self._at = 0.0  # seconds of all runs since the start
+        self._table = self._control.table(self._at)
         self._meter = Meter()
         self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=StepRoom(is_parallel=True))
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
@@ -154,7 +152,7 @@ class Engine:
                 [Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)]
             )
             for k, others in settings(n, self.k_max):
-                self._table = calibration_table(k, {CLASS: others})
+                self._table = calibrating(k, others)
                 for _ in range(STEPS):
                     self._step(_USUAL, None)
                 self.law.learn(self._meter.take_steps())
@@ -183,12 +181,8 @@ class Engine:
         before = self.tokens
         self._take()
         self._refresh()
-        if self.adapts:
-            self._table = law_table(self.law, self.guidance.probe_ratio)
-        elif schedule is not None and (guidance := schedule.guidance_of(self.engine_id)) is not None:
-            self._follow(schedule, guidance)
-        else:
-            self._use(schedule)
+        self._follow(schedule)
+        self._at += seconds
         self._requests.settle(list(sources), queue)
         device = slowdown * math.exp(self.rng.normal(0, self.noise))
         pace = _Pace(device, device * host_slowdown)
@@ -206,7 +200,7 @@ class Engine:
     def page(self) -> str:
         """Return the adapter's page of metrics in Prometheus' text format."""
         self._take()
-        schedule = self._table_of
+        schedule = self._schedule
         running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
         verified: Counter[str] = Counter()
         for state in self._steps.decoding if self._requests.running else ():
@@ -215,7 +209,7 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        self._exporter.show_law(self.law.price_list, self.law.decode_s)
+        self._exporter.show_law(self.law.decode_s, breaks_slo=self.law.breaks_slo)
         return self._exporter.text()
 
     @property
@@ -231,6 +225,15 @@ class Engine:
             return replace(self.frozen, at=at)
         self.frozen = None
         return observation
+
+    def answer(self, question: Question) -> Answer:
+        """Answer a controller's question."""
+        scheduler = SimpleNamespace(
+            control=self._control, law=self.law, graphs=self.graphs, steps=self._steps,
+            has_unfinished_requests=lambda: bool(self._requests.running),
+        )  # fmt: skip
+        clock: Any = SimpleNamespace(monotonic=lambda: self._at)
+        return Answers(scheduler, clock, lambda: None).answer(question)
 
     def _step(self, pace: _Pace, queue: int | None) -> float:
         """Launch the next step and end the one before; return the seconds."""
@@ -261,29 +264,20 @@ class Engine:
         self.law.refresh()
         self._planner.prices = self.law.probe_prices
 
-    def _follow(self, schedule: Schedule, guidance: Guidance) -> None:
-        self._table_of = schedule
-        if schedule.fleet is not None:
-            self.law.acceptance.begin_with(schedule.fleet)
-        if guidance != self._guidance:
-            self._guidance = guidance
-            self.law.follow(guidance)
-        self._table = self._of_schedule(schedule)
-        if self.law.estimates is not None:
-            self._table = law_table(self.law, guidance.probe_ratio, TableSource.GUIDANCE)
-
-    def _use(self, schedule: Schedule | None) -> None:
-        if schedule is self._table_of:
-            return
-        self._table_of = schedule
-        self._table = self._of_schedule(schedule) if schedule else static_table(self.static_k)
-
-    def _of_schedule(self, schedule: Schedule) -> KTable:
-        table = table_of(schedule, _MOST_RUNNING)
-        rows = {
-            name: tuple(tuple(min(k, self.k_max) for k in row) for row in bands) for name, bands in table.rows.items()
-        }
-        return replace(table, rows=rows)
+    def _follow(self, schedule: Schedule | None) -> None:
+        """Follow a schedule, whatever its version, like `agent.learning`; without one the last stays."""
+        control = self._control
+        if schedule is not None and schedule is not self._schedule and not self.adapts:
+            self._schedule = schedule
+            control.offer(replace(schedule, version=control.version + 1), self._at)
+            if schedule.fleet is not None:
+                self.law.acceptance.begin_with(schedule.fleet)
+        guidance = control.guidance(self._at)
+        if guidance is not None and replace(guidance, override=None) != self.law.guidance:
+            self.law.follow(replace(guidance, override=None))
+        self.law.hold(is_held=control.holds_law(self._at))
+        control.by_law = law_table(self.law, self.law.guidance.probe_ratio)
+        self._table = control.table(self._at)
 
     def _launched(self, pace: _Pace) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
@@ -339,4 +333,4 @@ class Engine:
 
 def uniform(k: int, version: int = 1) -> Schedule:
     """Return the schedule with `k` for all requests."""
-    return Schedule(MODEL, POOL, version, 0.0, 60.0, 0.0, {DEFAULT_CLASS: (KRange(1, 512, k),)})
+    return Schedule(MODEL, POOL, version, 0.0, Guidance(override=Override(k)))

@@ -102,7 +102,7 @@ def simulate(
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
             calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
             graphs=graphs, adapts=adapts,
-            guidance=PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None).guidance(),
+            guidance=PoolContext(MODEL, POOL, policy, K_MAX, static_k, None).guidance(),
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -131,15 +131,15 @@ def simulate(
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
-                changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, None)
+                changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, None)
                 for engine in fleet:
                     engine.follow(changed.guidance())
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
-            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, max_num_seqs, schedule, graphs=graphs)
+            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, schedule)
             result = law.decide(context, float(second), float(second))
             throughput = float(np.mean(list(tokens.values()))) * slowdown
             run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
-            if is_steered and result.publish is not None:
-                schedule = schedule_of(context, result.publish, result, second, float(second))
+            if is_steered and result.guidance is not None:
+                schedule = schedule_of(context, result, second, float(second))
     return run

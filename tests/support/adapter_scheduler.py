@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
     from specpilot.engine_adapter.vllm import scheduler as adapter
 
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Override, Schedule
 from tests.support.stack import DEMO_MODEL
 
 K_MAX = 7
@@ -63,8 +63,8 @@ def stock(monkeypatch: pytest.MonkeyPatch, head: str = "", **arguments: Any) -> 
 
 def offer(engine: Any, version: int, k: int) -> None:
     """Have the schedule give K = `k` to everybody."""
-    rows = {"default": (KRange(1, engine.control.max_running, k),)}
-    engine.control.offer(Schedule(engine.control.model, "default", version, 0.0, 3600.0, 0.0, rows), time.monotonic())
+    schedule = Schedule(engine.control.model, "default", version, 0.0, Guidance(override=Override(k)))
+    engine.control.offer(schedule, time.monotonic())
 
 
 def add(engine: Any, name: str, prompt: list[int], max_tokens: int = 100, priority: int = 0, **parameters: Any) -> None:

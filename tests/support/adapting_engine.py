@@ -4,7 +4,6 @@
 for so many steps more. It finds where K came from, and the mean K that the law gave each kind in these steps.
 """
 
-import os
 import sys
 import time
 from collections import defaultdict
@@ -27,7 +26,6 @@ LEARNT = 10
 
 def main(steps: int) -> None:
     """Run and report."""
-    os.environ["SPECPILOT_ENGINE_ADAPT"] = "1"
     llm = start(head("peagle"), dtype=number_format.fitting(), max_num_seqs=16, max_model_len=1024, seed=0)
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler

@@ -41,10 +41,9 @@ def told(rig: Rig) -> Decision:
     return next(item for item in rig.store.log if item.reason == "canary_ended")
 
 
-def k_published(rig: Rig) -> set[int]:
-    """K of an engine by the schedule: both policies are a static K, which guidance pins during a canary."""
-    schedule = rig.store.published[MODEL, POOL]
-    guidance = schedule.guidance_of("one")
-    if guidance is not None:
-        return {k for asked in guidance.classes.values() for k in (asked.k_min, asked.k_max)}
-    return {item.k for ranges in schedule.classes.values() for item in ranges}
+def k_published(rig: Rig) -> int | None:
+    """K of an engine by the schedule: both policies are a static K."""
+    guidance = rig.store.published[MODEL, POOL].guidance_of("one")
+    assert guidance is not None
+    assert guidance.override is not None
+    return guidance.override.k

@@ -82,6 +82,9 @@ class HttpEngine:
         found = self._store.schedule(MODEL, POOL)
         if found is not None and found.version > version:
             self.applied.append(found)
+        for question in self._store.questions(MODEL, POOL):
+            if self.plant.engine_id in question.engines:
+                self._store.put_answer(self.plant.answer(question))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self.is_slow:

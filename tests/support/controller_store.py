@@ -17,6 +17,7 @@ from specpilot.policy.freeze import Freeze
 from specpilot.policy.gain import DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import WRITTEN, Change
 from specpilot.policy.model_policy import Policy, VersionedPolicy
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import StoreMemory
@@ -41,6 +42,8 @@ class MemoryStore:
     audited: list[AuditEntry] = field(default_factory=list)
     gains: dict[tuple[str, str, str], DailyGain] = field(default_factory=dict)
     unreadable: dict[str, InvalidDocumentError] = field(default_factory=dict)
+    asked: dict[tuple[str, str], list[Question]] = field(default_factory=dict)
+    answered: dict[tuple[str, str], Answer | InvalidDocumentError] = field(default_factory=dict)
     leader: Lease | None = None
     fence: int = 0
 
@@ -127,6 +130,25 @@ class MemoryStore:
         if experiment.outcome is not None and experiment.outcome.is_promotion:
             self.put_policy(experiment.canary.policy, experiment.base_version, now)
         self.tried[experiment.model] = experiment
+
+    def put_question(self, model: str, pool: str, question: Question) -> None:
+        self.grow()
+        self.asked.setdefault((model, pool), []).append(question)
+
+    def remove_question(self, model: str, pool: str, question_id: str) -> None:
+        self.asked[model, pool] = [item for item in self.asked[model, pool] if item.question_id != question_id]
+
+    def questions(self, model: str, pool: str) -> Sequence[Question]:
+        self.ping()
+        return list(self.asked.get((model, pool), ()))
+
+    def put_answer(self, answer: Answer) -> None:
+        self.answered[answer.question_id, answer.engine_id] = answer
+
+    def answers(self, question: Question) -> Mapping[str, Answer | InvalidDocumentError]:
+        self.ping()
+        found = {name: self.answered.get((question.question_id, name)) for name in question.engines}
+        return {name: answer for name, answer in found.items() if answer is not None}
 
     def engines(self) -> Sequence[EngineRecord]:
         self.ping()

@@ -30,7 +30,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from specpilot.bench.gpu_engine.engine import chat_text, offer
-from specpilot.policy.bands import BANDS, row_name
+from specpilot.policy.bands import BANDS
 from specpilot.policy.graphs import Graphs
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
@@ -158,7 +158,7 @@ def _thrash(control: Any, rng: random.Random) -> None:
         return
     is_dark = rng.random() < 0.4
     named = ("default", *CLASSES)
-    rows = [*named, *(row_name(name, band) for name in named for band in range(BANDS) if rng.random() < 0.6)]
+    rows = [*named, *(f"{name}:{band}" for name in named for band in range(BANDS) if rng.random() < 0.6)]
     k = {name: 0 if is_dark else rng.choice([0, 0, 0, 1, 2, 3, 5, 7]) for name in rows}
     offer(control, k, probe_ratio=rng.choice([0.0, 0.02, 0.3, 1.0]))
 

@@ -7,14 +7,8 @@ from specpilot.policy.bands import BANDS
 
 
 def table(probe_ratio: float = 0.0, **k: int | Sequence[int]) -> KTable:
-    """K by class whatever the load: one for all bands, or one for each band."""
-    by_band = {name: [value] * BANDS if isinstance(value, int) else list(value) for name, value in k.items()}
-    rows = {name: tuple((value,) for value in values) for name, values in by_band.items()}
+    """K by class: one for all bands, or one for each band, of a class that is probed."""
+    rows = {name: (value,) * BANDS if isinstance(value, int) else tuple(value) for name, value in k.items()}
     assert all(len(row) == BANDS for row in rows.values())
     probed = {name: max(1, *value) for name, value in k.items() if not isinstance(value, int)}
-    return KTable(Source.SCHEDULE, rows, probe_ratio, probed)
-
-
-def by_load(*k: int) -> KTable:
-    """K of everybody by running decodes, from 1."""
-    return KTable(Source.SCHEDULE, {"default": (k,) * BANDS}, 0.0)
+    return KTable(Source.FIXED, rows, probe_ratio, probed)

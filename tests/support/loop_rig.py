@@ -11,23 +11,16 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
-from specpilot.controller.recording.record import Recorded
-from specpilot.policy.bands import BANDS, row_of
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.schedule import Ranges, k_at
+from specpilot.policy.schedule import Override
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
 from tests.simulation.step_times import cpu_step_s
 from tests.simulation.traffic import Source
 from tests.support.controller_store import MemoryStore
 from tests.support.hand_clock import Clock
-
-
-def k_of(classes: Ranges, band: int = BANDS - 1, decodes: int = 8, name: str = DEFAULT_CLASS) -> int:
-    """K that a schedule's rows give a request."""
-    return k_at(row_of(classes, name, band), decodes)
 
 
 def registered(engine_id: str, schedule_version: int = 0) -> EngineRecord:
@@ -92,7 +85,7 @@ class Rig:
     loop: ControlLoop
     leadership: Leadership
     metrics: ControllerMetrics
-    recorded: list[Recorded] = field(default_factory=list)
+    law: ControlLaw
 
     @classmethod
     def new(cls, holder: str = "me", beside: "Rig | None" = None) -> "Rig":
@@ -103,16 +96,21 @@ class Rig:
             store.heartbeat(registered("one", 41), 5.0)
         else:
             store, clock, fleet = beside.store, beside.clock, beside.fleet
-        leadership, recorded = Leadership(store, holder, clock), list[Recorded]()
+        leadership, law = Leadership(store, holder, clock), ControlLaw()
         loop = ControlLoop(
-            store=store, leadership=leadership, collector=FleetSource(fleet), law=ControlLaw(),
-            metrics=(metrics := ControllerMetrics()), clock=clock, recorder=recorded.append, audit=store.append_audit,
+            store=store, leadership=leadership, collector=FleetSource(fleet), law=law,
+            metrics=(metrics := ControllerMetrics()), clock=clock, audit=store.append_audit,
         )  # fmt: skip
-        return cls(store, clock, fleet, loop, leadership, metrics, recorded)
+        return cls(store, clock, fleet, loop, leadership, metrics, law)
 
-    def k(self, band: int = BANDS - 1, name: str = DEFAULT_CLASS) -> int:
-        """K of a request on the engines, by the latest decision; where they choose it is the controller's estimate."""
-        return row_of(self.store.log[-1].k, name, band)
+    def k(self, name: str = DEFAULT_CLASS) -> float:
+        """The measured mean K of a class, by the latest decision."""
+        return self.store.log[-1].k[name]
+
+    @property
+    def override(self) -> Override | None:
+        """The override of engines that are not drawn, by the schedule in force."""
+        return self.store.published[MODEL, POOL].override
 
     def page(self) -> str:
         """What it tells Prometheus."""

@@ -11,8 +11,9 @@ from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import Decision, EngineRecord, Lease
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 
 RECORD = EngineRecord("e1", "http://e1", "tiny", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
@@ -67,10 +68,10 @@ def _use_engines(store: Any, lease: Lease) -> None:
     for _ in range(2):  # registered, and renewed
         store.heartbeat(RECORD, 5.0)
         store.exchange_usage(GatewayUsage("g", {}), 5.0)
-    schedule = Schedule("m", "p", 1, 1.0, 60.0, 0.0, {"default": (KRange(1, 1, 3),)})
+    schedule = Schedule("m", "p", 1, 1.0, Guidance())
     store.publish_schedule(schedule, lease)
     assert (store.schedule("m", "p"), len(store.schedules()), len(store.engines())) == (schedule, 1, 1)
-    decision = Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, schedule, 0.1, {})
+    decision = Decision(1.0, "m", "p", Mode.ACT, "adaptive", True, 1, schedule, {})
     for is_lasting in (False, True):
         store.append_decision(decision, is_lasting=is_lasting)
     assert {item.reason for item in store.decisions("m", "p", 10)} == {"adaptive"}
@@ -78,6 +79,13 @@ def _use_engines(store: Any, lease: Lease) -> None:
     assert store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease).itl.windows == 1
     assert len(store.daily_gains("m", "p")) == 1
     store.remove_schedule("m", "p", lease)
+    question = Question("q", "explain", ("e1", "e2"), Guidance())
+    store.put_question("m", "p", question)
+    assert store.questions("m", "p") == [question]
+    store.put_answer(Answer("q", "e1", unknown="nothing runs"))
+    assert store.answers(question) == {"e1": Answer("q", "e1", unknown="nothing runs")}
+    store.remove_question("m", "p", "q")
+    assert store.questions("m", "p") == []
     store.remove_engine("e1")
 
 

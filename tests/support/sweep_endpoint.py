@@ -59,11 +59,11 @@ class Endpoint(ScriptedEngine):
     def state(self) -> dict[str, Any]:
         """The shape of `engine_adapter.agent.core_methods.state`."""
         self.calibrations_left -= 1
-        source = "static" if self.schedule is None else "schedule"
+        source = "law" if self.schedule is None else "fixed"
         return {
             "k_max": 7,
             "static_k": 5,
-            "source": "calibration" if self.calibrations_left >= 0 else source,
+            "source": "calibrating" if self.calibrations_left >= 0 else source,
             "version": self.version,
             "age_s": None if self.schedule is None else 10.0,
             "schedule": self.schedule,
@@ -71,7 +71,7 @@ class Endpoint(ScriptedEngine):
 
     def apply(self, schedule: dict[str, Any]) -> None:
         self.version += 1
-        self.schedule = {"probe_ratio": 0.0, "like_default": [], "trial": None, **schedule, "version": self.version}
+        self.schedule = {**schedule, "version": self.version}
 
     def refusal(self, seen: Seen) -> bytes | None:
         caller = SimpleNamespace(headers=seen.headers, client=SimpleNamespace(host="10.0.0.7"))
@@ -93,12 +93,19 @@ class Endpoint(ScriptedEngine):
             if (refusal := self.refusal(seen)) is not None:
                 return [refusal]
             if seen.line.startswith(b"PUT"):
-                self.ks.append(seen.json["classes"]["default"][0][2])
+                self.ks.append(seen.json["guidance"].get("override", {}).get("k"))
                 self.apply(seen.json)
             return [reply(json.dumps(self.state()).encode())]
         self.asked.append(seen.json)
         if len(self.asked) == self.under_way_at:
             self.under_way.set()
+        if len(self.asked) == self.controller_after:
+            self.apply({"guidance": {"override": {"k": 2}}})
+        if self.dies_after is not None and len(self.asked) > self.dies_after:
+            assert self._server is not None
+            self._server.close()
+            for connection in [*self.open]:
+                connection.end()
         is_slow = self.slow_after is None or len(self.asked) > self.slow_after
         return [self.slow_s if is_slow else 0.0, *ANSWER]
 

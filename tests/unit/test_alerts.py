@@ -14,7 +14,6 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
 from specpilot.policy.bands import BAND_EDGES, BANDS
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList
 from specpilot.policy.store import StoreMemory
 from tests.unit.test_docs import documented_metrics, metrics_of
 
@@ -78,7 +77,7 @@ def engines_page() -> str:
     exporter = MetricsExporter("m")
     exporter.add(Evidence(tokens={("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
     exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
-    exporter.show_law(PriceList(Coefficients((0.001,) * len(PARTS), (1e-5,) * len(KNOTS))), 1.5)
+    exporter.show_law(1.5, breaks_slo=True)
     return exporter.text()
 
 

@@ -20,7 +20,6 @@ SETTINGS = {
     "key": "specpilot.controller.cli.client_key:KeySettings",
     "explain": "specpilot.controller.cli.explain:ExplainSettings",
     "export": "specpilot.controller.cli.export:ExportSettings",
-    "replay": "specpilot.controller.cli.replay:ReplaySettings",
     "bench sweep": "specpilot.bench.sweep.command:SweepSettings",
     "bench demo": "specpilot.bench.demo.command:DemoSettings",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
-from specpilot.policy.schedule import Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from tests.unit.test_docs import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,9 @@ def identifiers() -> set[str]:
     found = {re.sub(r"^specpilot_(engine|gateway|controller)_", "", name) for name in metrics}
     found |= {label for labels in metrics.values() for label in labels}
     found |= {reason.value for reason in Reason}
-    return found | {field.name for kind in (Policy, ClassPolicy, MatchRule, Schedule) for field in fields(kind)}
+    return found | {
+        field.name for kind in (Policy, ClassPolicy, MatchRule, Schedule, Guidance) for field in fields(kind)
+    }
 
 
 def test_every_name_that_the_glossary_shows_is_part_of_a_real_one() -> None:

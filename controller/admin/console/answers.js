@@ -1,7 +1,7 @@
 // Shows the reply to a dry run or an error: changes, forecast, faults.
 
 import { empty, h, table } from "./dom.js";
-import { isKnown, number, percent, rowName, servingRows, text } from "./format.js";
+import { isKnown, number, percent, text } from "./format.js";
 
 export function diff(changes) {
   const rows = changes.map((item) => Array.isArray(item) ? item : [item.field, item.before, item.after]);
@@ -15,21 +15,21 @@ export function diff(changes) {
 
 const arrow = (before, after) => before === after ? before : `${before} → ${after}`;
 
-function poolForecast({ pool, today, then, gain_ratio: gain, unknown }) {
-  const head = h("h3", {}, `Pool ${pool}`);
-  if (!today || !then) return [head, empty(unknown || "nothing is known")];
-  const names = servingRows({ ...today.k, ...then.k });
-  return [head,
-    unknown && h("p", { class: "empty" }, `No prediction: ${unknown}.`),
-    table(`Forecast for ${pool}`, [["class"], ["K", true], ["inter-token ms", true]], names.map((name) => [rowName(name),
-      arrow(number(today.k[name]), number(then.k[name])), arrow(number(today.itl_ms[name], 2), number(then.itl_ms[name], 2))])),
-    h("p", {}, `Throughput ${arrow(number(today.throughput), number(then.throughput))} tokens/s and engine`,
-      isKnown(gain) && h("b", { class: gain < -0.001 ? "bad" : "good" }, ` ${percent(gain)}`), "."),
-    h("p", { class: "empty" }, `${then.reason}: ${then.meaning}`)];
+// What engines of a pool say: the means over those that answered. `then` names the choice beside that in force.
+export function asked({ pool, engines, answers, silent, in_force: now, chosen, static: fixed, gain_ratio: gain, unknown }, then = "then") {
+  const missing = Object.entries(silent).map(([name, why]) => h("p", { class: "bad" }, `${name}: ${why}`));
+  if (!now || !chosen) return [empty(unknown || "nothing is known"), missing];
+  const names = Object.keys({ ...now.k, ...chosen.k }).sort();
+  return [
+    table(`What engines of ${pool} say`, [["class"], ["mean K", true], ["inter-token ms", true]], names.map((name) => [name,
+      arrow(number(now.k[name], 1), number(chosen.k[name], 1)), arrow(number(now.itl_ms[name], 2), number(chosen.itl_ms[name], 2))])),
+    h("p", {}, `Throughput ${arrow(number(now.throughput), number(chosen.throughput))} tokens/s and engine`,
+      isKnown(gain) && h("b", { class: gain < -0.001 ? "bad" : "good" }, ` ${percent(gain)}`), `; with the static K ${number(fixed?.throughput)}.`),
+    h("p", { class: "empty" }, `K in force → ${then}, predicted by ${answers.length} of ${engines} engines.`), missing];
 }
 
 export function dryRun(answer) {
-  return [diff(answer.changes), answer.forecast && (answer.forecast.length ? answer.forecast.map(poolForecast)
+  return [diff(answer.changes), answer.forecast && (answer.forecast.length ? answer.forecast.map((pool) => [h("h3", {}, `Pool ${pool.pool}`), asked(pool)])
     : empty("No engine of this model runs: nothing can be forecast."))];
 }
 

@@ -1,33 +1,33 @@
-// K as a heat map, survival with intervals, throughput over time. Pure: data in, elements out.
+// K as a heat map, survival, throughput over time. Pure: data in, elements out.
 
 import { empty, h, s } from "./dom.js";
-import { clock, isKnown, number, rowName, servingRows, share } from "./format.js";
+import { clock, isKnown, number, share } from "./format.js";
 
 const COLOURS = ["#2f6fde", "#d97706", "#16845b", "#9333ea", "#db2777", "#0891b2", "#65a30d", "#b91c1c"];
 const colour = (at) => COLOURS[Number(at) % COLOURS.length];
 
 const kAt = (ranges, n) => (ranges.find(([, hi]) => n <= hi) ?? ranges[ranges.length - 1])[2];
 
-// Rows by class and band; where all classes share the rows of `default`, by band alone.
-export function heatMap(classes, decodes) {
-  const names = servingRows(classes), isByBand = names.every((name) => name.startsWith("default:"));
-  if (!names.length) return empty("no schedule yet");
-  const starts = [...new Set([1, ...names.flatMap((name) => classes[name].map(([lo]) => lo))])].sort((a, b) => a - b);
-  const deepest = Math.max(1, ...names.flatMap((name) => classes[name].map((range) => range[2])));
+// K by number of running decodes, as ranges [lo, hi, K] by class; "*" is all requests.
+export function heatMap(rows, decodes, unknown) {
+  const names = Object.keys(rows ?? {}).sort();
+  if (!names.length) return empty(unknown || "no engine was asked yet");
+  const starts = [...new Set([1, ...names.flatMap((name) => rows[name].map(([lo]) => lo))])].sort((a, b) => a - b);
+  const deepest = Math.max(1, ...names.flatMap((name) => rows[name].map((range) => range[2])));
   const head = starts.map((lo, at) => {
     const hi = at + 1 < starts.length ? starts[at + 1] - 1 : null;
     const isNow = isKnown(decodes) && Math.max(1, Math.round(decodes)) >= lo && (hi === null || Math.round(decodes) <= hi);
     const label = hi === null ? `${lo}+` : hi === lo ? String(lo) : `${lo}–${hi}`;
     return h("th", { scope: "col", class: isNow && "now", title: isNow && "the present load" }, label);
   });
-  const rows = names.map((name) => h("tr", {}, h("th", { scope: "row" }, isByBand ? `band ${name.split(":")[1]}` : rowName(name)), starts.map((lo) => {
-    const k = kAt(classes[name], lo);
-    const cell = h("td", {}, String(k));
+  const body = names.map((name) => h("tr", {}, h("th", { scope: "row" }, name === "*" ? "all requests" : name), starts.map((lo) => {
+    const k = kAt(rows[name], lo), cell = h("td", {}, String(k));
     cell.style.background = `color-mix(in srgb, var(--accent) ${Math.round(6 + 50 * k / deepest)}%, var(--paper))`;
     return cell;
   })));
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "K by class, band and running decodes" },
-    h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "running decodes"), head)), h("tbody", {}, rows)));
+  return [h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "K by class and running decodes" },
+    h("table", { class: "heat" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "running decodes"), head)), h("tbody", {}, body))),
+  h("p", { class: "empty" }, "What engines would choose at each load for requests like those that they run: the mean by class.")];
 }
 
 function legend(items) {
@@ -46,7 +46,7 @@ function axes(ticks, y, label) {
   ]);
 }
 
-// `bands`: {"0".."7": survival by position, with bounds that are null where no draft was tried, and share of the decodes}.
+// `bands`: {"0".."7": survival by position, and share of the decodes}.
 export function survival(bands) {
   const known = Object.keys(bands ?? {}).filter((name) => bands[name].survival?.length).sort();
   const present = known.filter((name) => bands[name].share > 0), names = present.length ? present : known;
@@ -55,43 +55,33 @@ export function survival(bands) {
   const x = (i) => 46 + i * (W - 60) / depth, y = (value) => 12 + 160 * (1 - value);
   const points = (values) => values.map((value, i) => `${x(i + 1)},${y(value)}`);
   const lines = names.map((name) => {
-    const { survival: middle, survival_low: low = [], survival_high: high = [] } = bands[name], start = `${x(0)},${y(1)}`;
-    const tried = low.findIndex((value) => !isKnown(value)), upTo = tried < 0 ? low.length : tried;
-    const between = upTo > 0 && s("polygon", { class: "interval", fill: colour(name), opacity: 0.14,
-      points: [start, ...points(high.slice(0, upTo)), ...points(low.slice(0, upTo)).reverse()].join(" ") });
-    return [between, s("polyline", { points: [start, ...points(middle)].join(" "), fill: "none", stroke: colour(name), "stroke-width": 2 })];
+    return s("polyline", { points: [`${x(0)},${y(1)}`, ...points(bands[name].survival)].join(" "), fill: "none", stroke: colour(name), "stroke-width": 2 });
   });
   const steps = Array.from({ length: depth }, (_, i) => s("text", { x: x(i + 1), y: 190, "text-anchor": "middle" }, String(i + 1)));
   return [
     scrolled("Survival", "chart", s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "Probability that the first i draft tokens are all accepted, by band" },
       axes([0, 0.25, 0.5, 0.75, 1], y, (value) => number(value, 2)), lines, steps)),
     legend(names.map((name) => [`band ${name}${bands[name].share > 0 ? `, ${share(bands[name].share)} of the decodes` : ""}`, colour(name)])),
-    h("p", { class: "empty" }, "Probability that the first i draft tokens are all accepted, by position i, with 90 % intervals. A band is where a request’s own acceptance lies; 7 accepts most."),
+    h("p", { class: "empty" }, "Probability that the first i draft tokens are all accepted, by position i. A band is where a request’s own acceptance lies; 7 accepts most."),
   ];
 }
 
-const THROUGHPUTS = [["measured", "measured"], ["predicted_in_force", "predicted, K in force"],
-  ["predicted_best", "predicted, the engines’ choice"], ["predicted_static", "predicted, static K"]];
 const CHANGES = new Set(["control_group", "static_better", "canary_ended", "frozen"]);
 
 export function throughput(decisions) {
   const plotted = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);
-  const values = plotted.flatMap((item) => THROUGHPUTS.map(([key]) => item.evidence.throughput[key])).filter(isKnown);
+  const values = plotted.map((item) => item.evidence.throughput);
   if (plotted.length < 2 || !values.length) return empty("nothing ran lately");
   const wide = 1100, top = 1.08 * Math.max(...values), first = plotted[0].at, span = Math.max(1, plotted[plotted.length - 1].at - first);
   const x = (at) => 60 + (wide - 70) * (at - first) / span, y = (value) => 10 + 150 * (1 - value / top);
-  const lines = THROUGHPUTS.map(([key], at) => {
-    const points = plotted.filter((item) => isKnown(item.evidence.throughput[key])).map((item) => `${x(item.at)},${y(item.evidence.throughput[key])}`);
-    return s("polyline", { points: points.join(" "), fill: "none", stroke: colour(at), "stroke-width": at ? 1.4 : 2.4, "stroke-dasharray": at === 3 && "5 4" });
-  });
+  const line = s("polyline", { points: plotted.map((item) => `${x(item.at)},${y(item.evidence.throughput)}`).join(" "), fill: "none", stroke: colour(0), "stroke-width": 2.4 });
   const marks = plotted.filter((item, at) => CHANGES.has(item.reason) && plotted[at - 1]?.reason !== item.reason).map((item) =>
     s("line", { x1: x(item.at), x2: x(item.at), y1: 8, y2: 160, stroke: "var(--soft)", "stroke-dasharray": "2 3" }, s("title", {}, `${clock(item.at)} ${item.reason}`)));
   const scale = [0, 0.5, 1].map((part) => [s("line", { x1: 60, x2: wide - 10, y1: y(top * part), y2: y(top * part), stroke: "var(--line)" }),
     s("text", { x: 54, y: y(top * part) + 4, "text-anchor": "end" }, number(top * part))]);
   return [
-    scrolled("Throughput", "chart long", s("svg", { viewBox: `0 0 ${wide} 185`, role: "img", "aria-label": "Throughput over time, measured and predicted" }, scale, marks, lines,
+    scrolled("Throughput", "chart long", s("svg", { viewBox: `0 0 ${wide} 185`, role: "img", "aria-label": "Measured throughput over time" }, scale, marks, line,
       s("text", { x: 60, y: 180 }, clock(first)), s("text", { x: wide - 10, y: 180, "text-anchor": "end" }, clock(first + span)))),
-    legend(THROUGHPUTS.map(([, label], at) => [label, colour(at)])),
     h("p", { class: "empty" }, "Tokens per second and engine; a dotted line is the begin of a control window of all engines, of a fall back or of a freeze, or the end of a canary."),
   ];
 }

@@ -1,14 +1,17 @@
 // The pools of the fleet, and one pool in full: its K, the reason, the evidence, the gain.
 
 import { call } from "./api.js";
+import { asked } from "./answers.js";
 import { throughput, heatMap, survival } from "./charts.js";
 import { empty, h, numbers, section, show, table } from "./dom.js";
-import { clock, duration, controlGroup, interval, isKnown, kText, ms, number, percent } from "./format.js";
+import { clock, duration, controlGroup, interval, kText, ms, number, percent } from "./format.js";
 
 // Every shown pool is read every second; with more pools than this, a filter chooses.
 const POOLS_LIMIT = 24;
 // A record without a heartbeat expires after 4 s: an older time comes from a clock that differs.
 const FRESH_S = 6;
+// Engines compute an answer in some hundredths of a second of their Python, so they are not asked every second.
+const ASK_EVERY_MS = 15_000;
 
 const keyOf = (item) => `${item.model}\n${item.pool}`;
 const query = (key) => {
@@ -18,18 +21,13 @@ const query = (key) => {
 
 function summary(why) {
   if (!why) return [h("p", { class: "why empty" }, "No decision was made yet.")];
-  const step = why.step_s ?? {}, parts = [[why.is_estimate ? "K now, estimated, by class" : "K now, by class", kText(why.k, why.bands)]];
-  if (Object.entries(why.k_advised ?? {}).some(([row, k]) => why.k?.[row] !== k)) parts.push(["K advised", kText(why.k_advised, why.bands)]);
-  parts.push(
+  const parts = [
+    ["K now, mean by class", kText(why.k)],
     ["running decodes", number(why.running_decodes, 1)],
-    ["measured tokens/s", number(why.throughput?.measured)],
-    ["predicted tokens/s", number(why.throughput?.predicted_in_force)],
-    ["static K, predicted tokens/s", number(why.throughput?.predicted_static)],
+    ["measured tokens/s", number(why.throughput)],
     ...controlGroup(why.control_group),
-    ["gain over static K, predicted", percent(why.predicted_gain_over_static_ratio)],
-    ["the engines’ choice would add", percent(why.predicted_gain_ratio)],
-    ["step in ms, measured / predicted", `${ms(step.measured)} / ${ms(step.predicted)}`],
-    ["schedule version", number(why.version)]);
+    ["step in ms, measured", ms(why.step_s)],
+    ["schedule version", number(why.version)]];
   if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
 }
@@ -38,12 +36,12 @@ function overview(pools, engines, whys, chosen, choose) {
   const rows = pools.map((key) => {
     const [model, pool] = key.split("\n"), members = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
     const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
-    return [pick, number(members.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k, why?.bands), class: "wrap" },
-      number(why?.running_decodes, 1), number(why?.throughput?.measured), percent(why?.control_group?.gain_ratio?.mean), percent(why?.predicted_gain_over_static_ratio)];
+    return [pick, number(members.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k), class: "wrap" },
+      number(why?.running_decodes, 1), number(why?.throughput), percent(why?.control_group?.gain_ratio?.mean)];
   });
   if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
   return table("Pools", [["model · pool"], ["engines", true], ["mode"], ["why"], ["K now"], ["running decodes", true],
-    ["tokens/s measured", true], ["over static K, measured", true], ["predicted", true]], rows);
+    ["tokens/s measured", true], ["over static K, measured", true]], rows);
 }
 
 function days(dailyGains) {
@@ -65,19 +63,20 @@ function engineTable(engines, now) {
 
 function decisionTable(decisions) {
   if (!decisions.length) return empty("none yet");
-  return table("Decisions", [["time"], ["reason"], ["best would gain", true], ["K"]], decisions.slice(0, 14).map((item) =>
-    [{ cell: clock(item.at), class: "whole" }, { cell: item.reason, class: "wrap" }, percent(item.predicted_gain_ratio), { cell: kText(item.k, item.evidence?.bands), class: "wrap" }]));
+  return table("Decisions", [["time"], ["reason"], ["mean K"]], decisions.slice(0, 14).map((item) =>
+    [{ cell: clock(item.at), class: "whole" }, { cell: item.reason, class: "wrap" }, { cell: kText(item.k), class: "wrap" }]));
 }
 
 export function fleet(page) {
-  let chosen = sessionStorage.getItem("pool") ?? "", isOver = false;
-  const places = Object.fromEntries(["overview", "now", "schedule", "survival", "throughput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
+  let chosen = sessionStorage.getItem("pool") ?? "", isOver = false, said = { key: null, at: -Infinity };
+  const places = Object.fromEntries(["overview", "now", "said", "loads", "survival", "throughput", "engines", "decisions", "days"].map((name) => [name, h("div", {})]));
   const search = h("input", { type: "search", placeholder: "model or pool", oninput: () => refresh().catch(() => {}) });
   const filter = h("div", { class: "row", hidden: true }, h("label", {}, "Show only", search)), count = h("p", { class: "empty" });
   page.replaceChildren(
     section("Fleet", "", filter, count, places.overview),
     section("Now", "", places.now),
-    section("K by class, band and running decodes", "half", places.schedule),
+    section("What engines would choose", "half", places.said),
+    section("K by running decodes", "half", places.loads),
     section("Acceptance by band", "half", places.survival),
     section("Throughput", "", places.throughput),
     section("Engines", "half", places.engines),
@@ -88,6 +87,15 @@ export function fleet(page) {
     chosen = key;
     sessionStorage.setItem("pool", key);
     refresh().catch(() => {});
+  }
+
+  // Asks engines of the chosen pool; the answers are shown with the next refresh.
+  async function ask() {
+    if (!chosen || (said.key === chosen && performance.now() - said.at < ASK_EVERY_MS)) return;
+    const key = chosen, shown = said.key === key ? said : {};
+    said = { ...shown, key, at: performance.now() };
+    const [explained, loads] = await Promise.all(["explain", "k_by_load"].map((kind) => call(`ask?${query(key)}&kind=${kind}`).catch(() => null)));
+    if (said.key === key) said = { ...said, explained, loads };
   }
 
   async function refresh() {
@@ -102,11 +110,11 @@ export function fleet(page) {
     filter.hidden = all.length <= POOLS_LIMIT;
     count.textContent = pools.length < all.length ? `${pools.length} of ${all.length} pools are shown.` : "";
     const whys = new Map(shownPools.map((key, at) => [key, explanations[at]])), why = whys.get(chosen);
-    const schedule = schedules.find((item) => keyOf(item) === chosen);
     show(places.overview, overview(pools, engines, whys, chosen, choose));
     show(places.now, ...summary(why));
-    const rows = why?.is_estimate ? why.schedule : schedule; // where engines choose: the controller's estimate
-    show(places.schedule, heatMap(rows?.classes, isKnown(why?.running_decodes) ? why.running_decodes : null));
+    ask();
+    show(places.said, said.key === chosen && said.explained ? asked(said.explained, "the law’s choice") : empty("no engine was asked yet"));
+    show(places.loads, heatMap(said.key === chosen ? said.loads?.k_by_load : null, why?.running_decodes, said.loads?.unknown));
     show(places.survival, survival(why?.bands));
     show(places.throughput, throughput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));

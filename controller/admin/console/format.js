@@ -25,33 +25,8 @@ export const duration = (seconds) => seconds < 120 ? `${number(seconds)} s` : se
 export const text = (value, field = "") => isKnown(value) && /(^|_)(until|at)$/.test(field) ? moment(value) : value === null || value === undefined ? "none"
   : typeof value === "object" ? JSON.stringify(value, (_, inner) => inner ?? undefined) : String(value);
 
-// A schedule's row: "code" is the class, "code:7" its band 7.
-export function rowName(row) {
-  const [name, band] = row.split(":");
-  return band === undefined ? name : `${name} · band ${band}`;
-}
-
-export function byRow(left, right) {
-  const [a, x] = left.split(":"), [b, y] = right.split(":");
-  return a === b ? Number(x ?? -1) - Number(y ?? -1) : a < b ? -1 : 1;
-}
-
-// The rows that serve requests, in order: when `default` has bands, its row without a band serves none.
-export function servingRows(rows) {
-  const names = Object.keys(rows ?? {}).sort(byRow);
-  return names.some((name) => name.startsWith("default:")) ? names.filter((name) => name !== "default") : names;
-}
-
-// K by class, as a range over its bands; with `bands`, over those that have traffic.
-export function kText(k, bands) {
-  const isPresent = (row) => !row.includes(":") || bands?.[row.split(":")[1]]?.share > 0;
-  const rows = servingRows(k), present = rows.filter(isPresent), grouped = {};
-  for (const row of present.length ? present : rows) (grouped[row.split(":")[0]] ??= []).push(k[row]);
-  return Object.entries(grouped).map(([name, values]) => {
-    const low = Math.min(...values), high = Math.max(...values);
-    return `${name} ${low === high ? low : `${low}–${high}`}`;
-  }).join(", ") || UNKNOWN;
-}
+// Mean K by class.
+export const kText = (k) => Object.entries(k ?? {}).sort().map(([name, value]) => `${name} ${number(value, 1)}`).join(", ") || UNKNOWN;
 
 export const interval = (bounds, none = "too few blocks") => bounds ? `${percent(bounds.low)} to ${percent(bounds.high)}` : none;
 

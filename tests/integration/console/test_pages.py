@@ -1,13 +1,15 @@
 """Pages of the console: what the fleet shows; each fits its screen, is accessible and loads nothing from elsewhere."""
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from specpilot.policy import redis_keys
-from specpilot.policy.records import Lease
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.questions import Answer, Prediction
+from specpilot.policy.records import EngineRecord, Lease
+from specpilot.policy.schedule import Guidance, KRange, Schedule
 from specpilot.policy.store import Store
 from tests.simulation.engine import MODEL
 from tests.support import axe
@@ -41,29 +43,38 @@ def filled(controller: Controller) -> None:
         assert controller.call(f"/admin/{place}", method, body)[0] < 300
 
 
-def test_k_is_mapped_by_class_and_band(browser: Browser, controller: Controller) -> None:
-    store = Store(controller.redis.url, PATIENCE_S)
-    lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
-    rows = {
-        f"{name}:{band}": (KRange(1, 4, band), KRange(5, 8, band // 2))
-        for name in ("code", "default")
-        for band in range(8)
-    }
-    pinned = {"batch": (KRange(1, 8, 1),), "default": (KRange(1, 8, 3),)}
-    store.publish_schedule(Schedule("mapped", "gpu", 1, time.time(), 60.0, 0.0, {**rows, **pinned}), lease)
+def test_what_engines_would_choose_is_mapped_by_load_and_a_silent_one_is_named(
+    browser: Browser, controller: Controller
+) -> None:
+    store, is_over = Store(controller.redis.url, PATIENCE_S), threading.Event()
+    rows = {"*": (KRange(1, 4, 6), KRange(5, 8, 2)), "code": (KRange(1, 8, 7),)}
+    for name in ("answers", "silent"):
+        url = f"http://127.0.0.1:1/{name}"
+        record = EngineRecord(name, url, "mapped", "gpu", 7, 7, 8, "eagle3", "0.32.0", "0.1.0", 1.0, time.time())
+        store.heartbeat(record, 600.0)
+
+    def answer() -> None:
+        prediction = Prediction({"code": 2.0}, 100.0, 0.01, {"code": 5.0})
+        while not is_over.wait(0.02):
+            for question in store.questions("mapped", "gpu"):
+                known = {"in_force": prediction, "chosen": prediction, "static": prediction, "k_by_load": rows}
+                store.put_answer(Answer(question.question_id, "answers", **known))  # type: ignore[arg-type]
+
+    engine = threading.Thread(target=answer)
+    engine.start()
     show(browser, controller, "fleet")
     browser.press("mapped · gpu")
-    browser.until("return document.querySelectorAll('.heat tbody tr').length === 17")
+    browser.until("return document.querySelectorAll('.heat tbody tr').length === 2")
     text = "(row) => [...row.children].map((cell) => cell.textContent)"
     cells = browser.run(f"return [...document.querySelectorAll('.heat tr')].map({text})")
-    assert cells[:3] == [["running decodes", "1\u20134", "5+"], ["batch", "1", "1"], ["code · band 0", "0", "0"]]
-    assert cells[9:] == [
-        ["code · band 7", "7", "3"],
-        *([f"default · band {at}", str(at), str(at // 2)] for at in range(8)),
-    ]
+    assert cells == [["running decodes", "1\u20134", "5+"], ["all requests", "6", "2"], ["code", "7", "7"]]
     shades = browser.run("return [...document.querySelectorAll('.heat td')].map((cell) => cell.style.background)")
-    assert len(set(shades)) == 8  # the deeper, the darker
-    store.remove_schedule("mapped", "gpu", lease)
+    assert len(set(shades)) == 3  # the deeper, the darker
+    browser.sees("silent: no answer within 1 s")
+    is_over.set()
+    engine.join(PATIENCE_S)
+    for name in ("answers", "silent"):
+        store.remove_engine(name)
     store.close()
     assert browser.complaints() == []
 
@@ -72,9 +83,8 @@ def test_many_pools_are_counted_and_found(browser: Browser) -> None:
     with running_controller() as many:
         store = Store(many.redis.url, PATIENCE_S)
         lease = Lease("test", int(store._redis.get(redis_keys.FENCE)))
-        rows = {"default": (KRange(1, 8, 3),)}
         for number in range(30):
-            store.publish_schedule(Schedule(MODEL, f"pool-{number:02}", 1, time.time(), 60.0, 0.0, rows), lease)
+            store.publish_schedule(Schedule(MODEL, f"pool-{number:02}", 1, time.time(), Guidance()), lease)
         store.close()
         browser.open(f"{many.url}/console/style.css")
         browser.run("sessionStorage.setItem('token', arguments[0])", TOKEN)

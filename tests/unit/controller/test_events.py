@@ -14,7 +14,7 @@ from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 
-def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None:
+def test_a_fall_back_to_the_static_k_is_an_entry() -> None:
     """The condition of a fall back is tested in the closed loop; here the control group's state is set."""
     rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
@@ -25,7 +25,9 @@ def test_a_fall_back_to_the_static_k_is_an_entry_though_no_row_changed() -> None
     assert (entry.who, entry.action, entry.result) == (CONTROLLER, "fall_back_to_static", Result.DONE)
     assert entry.subject == f"{MODEL} {POOL}"
     assert rig.store.published[MODEL, POOL].is_fallen_back
-    assert [tuple(item) for item in entry.changes] == [("is_fallen_back", False, True)]
+    assert [tuple(item) for item in entry.changes] == [
+        ("override", None, {"k": 1, "cause": "fallen_back", "until": None}),
+    ]
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def _never_tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fall_back(rig: Rig) -> None:
     """Set the control group's state to a loss; the law runs in every other window."""
-    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = True
+    rig.law._pools[MODEL, POOL].control_group.has_lost = True
 
 
 def returns_to_static(rig: Rig) -> int:
@@ -54,8 +56,7 @@ def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None
     asyncio.run(rig.tick(60))
     assert returns_to_static(rig) >= 3
     assert len(rig.store.audited) == 1
-    assert all(item.is_estimate == (item.reason == "adaptive") for item in rig.store.log[-60:])
-    rig.loop.view().law._pools[MODEL, POOL].control_group.has_lost = False
+    rig.law._pools[MODEL, POOL].control_group.has_lost = False
     asyncio.run(rig.tick(4))
     fall_back(rig)
     asyncio.run(rig.tick(12))

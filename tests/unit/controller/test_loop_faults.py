@@ -18,11 +18,12 @@ from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.records import Lease
+from specpilot.policy.schedule import Cause, Override
 from specpilot.policy.store import StoreMemory
 from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_store import MemoryStore
 from tests.support.gateway_server import eventually
-from tests.support.loop_rig import Rig, k_of, registered
+from tests.support.loop_rig import Rig, registered
 
 
 async def test_what_fails_in_one_pool_does_not_stop_the_others(
@@ -61,15 +62,16 @@ async def test_a_pool_in_which_the_law_fails_can_be_frozen(
     await rig.tick(8)
     now = rig.store.published[MODEL, POOL]
     assert now.version >= before.version + 2  # and renewed
-    assert now.guidance is None
-    assert now.classes == (before.classes if hold is Hold.CURRENT else {"default": ((1, 64, 3),)})
+    assert before.guidance is not None
+    frozen = Override(None if hold is Hold.CURRENT else 3, Cause.FROZEN)
+    assert now.guidance == replace(before.guidance, override=frozen)
     assert rig.store.log[-1].reason == "frozen"
     assert "FROZEN" in text(explain(rig.store.log[-1])).upper()
     assert sum("the law fails; the freeze's schedule is published" in record.message for record in caplog.records) == 8
     assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 15
     rig.store.published.clear()
     await rig.tick()
-    assert k_of(rig.store.published[MODEL, POOL].classes) == 3
+    assert rig.override == frozen
 
 
 async def test_without_redis_it_goes_on_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,21 +4,19 @@ from dataclasses import replace
 
 from specpilot.controller.pools import FORGET_S
 from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.schedule import Cause, Override
 from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig, registered
-from tests.support.schedules import largest_k
 
 
-async def test_an_engine_that_drafts_less_may_join_a_busy_pool(rig: Rig) -> None:
-    """Its K_max bounds the pool's at once, also where the schedule in force goes deeper."""
-    await rig.tick(20)
-    in_force = rig.store.published[MODEL, POOL]
-    assert largest_k(in_force) > 2
+async def test_an_engine_that_drafts_less_bounds_the_static_k_of_its_pool(rig: Rig) -> None:
+    rig.store.put_policy(Policy(MODEL, mode=Mode.OFF, static_k=5), None, 0.0)
+    await rig.tick(2)
+    assert rig.override == Override(5, Cause.OFF)
     rig.store.heartbeat(replace(registered("two", 7), k_max=2, static_k=2), 60.0)
     await rig.tick()
-    assert rig.store.published[MODEL, POOL].version > in_force.version
-    assert largest_k(rig.store.published[MODEL, POOL]) <= 2
-    await rig.tick(10)
+    assert rig.override == Override(2, Cause.OFF)
     assert rig.metrics.registry.get_sample_value("specpilot_controller_tick_errors_total") == 0
 
 
@@ -33,11 +31,16 @@ async def test_what_is_told_of_a_pool_goes_with_it(rig: Rig) -> None:
 
 
 async def test_an_engine_that_cannot_speculate_has_no_say_in_its_pool(rig: Rig) -> None:
-    await rig.tick(20)
-    assert largest_k(rig.store.published[MODEL, POOL]) > 2
+    rig.store.put_policy(Policy(MODEL, mode=Mode.OFF, static_k=5), None, 0.0)
     rig.store.heartbeat(replace(registered("two", 7), k_max=0, static_k=0), 60.0)
     await rig.tick(5)
-    assert largest_k(rig.store.published[MODEL, POOL]) > 2
+    assert rig.override == Override(5, Cause.OFF)
+
+
+async def test_a_pool_that_cannot_speculate_gets_no_schedule(rig: Rig) -> None:
+    rig.store.heartbeat(replace(registered("one", 7), k_max=0, static_k=0), 60.0)
+    await rig.tick(3)
+    assert (rig.store.published, rig.store.log[-1].reason) == ({}, "no_drafter")
 
 
 async def test_a_policy_that_cannot_be_read_holds_its_own_model_only(rig: Rig) -> None:

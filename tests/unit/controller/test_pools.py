@@ -11,11 +11,6 @@ GRAPHS = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), {1: (1, 2, 4), 8: (8, 16
 ENGINE = EngineRecord("a", "http://a", "m", "p", 7, 3, 64, "eagle3", "0.32.0", "0.1.0", 0.0, 0.0, graphs=GRAPHS)
 
 
-def graphs_of(*engines: EngineRecord) -> Graphs | None:
-    (context,) = pool_contexts(engines, {}, [], Mode.ACT)
-    return context.graphs
-
-
 def test_a_record_brings_its_graphs_through_redis() -> None:
     assert decode(EngineRecord, encode(ENGINE)) == ENGINE
 
@@ -26,11 +21,10 @@ def test_a_record_of_an_adapter_without_graphs_is_read() -> None:
     assert decode(EngineRecord, plain).graphs is None
 
 
-def test_steps_are_priced_with_graphs_where_all_engines_have_the_same() -> None:
-    other, none = replace(ENGINE, engine_id="b"), replace(ENGINE, engine_id="c", graphs=None)
-    assert graphs_of(ENGINE, other) == GRAPHS
-    assert graphs_of(ENGINE, none) is None
-    assert graphs_of(ENGINE, replace(none, k_max=0)) == GRAPHS  # it has no say in K
+def test_the_smallest_k_max_and_static_k_of_the_engines_that_can_speculate_are_the_pools() -> None:
+    other, plain = replace(ENGINE, engine_id="b", k_max=5, static_k=2), replace(ENGINE, engine_id="c", k_max=0)
+    (context,) = pool_contexts([ENGINE, other, replace(plain, static_k=0)], {}, [], Mode.ACT)
+    assert (context.k_max, context.static_k, context.engines) == (5, 2, ("a", "b"))
 
 
 def test_engines_that_cannot_speculate_are_no_evidence() -> None:

@@ -196,7 +196,7 @@ def test_a_redis_that_does_not_answer_is_named_and_the_engine_starts_all_the_sam
     assert settings_of(monkeypatch, "--redis-url", url).redis_url == url
     [line] = [line for line in capsys.readouterr().err.splitlines() if "--redis-url" in line]
     assert line.startswith("specpilot engine: warning: --redis-url: Redis does not answer: ")
-    assert "serves with its static K, and registers when Redis answers" in line
+    assert "serves without a controller, and registers when Redis answers" in line
     assert "secret" not in line
 
 
@@ -236,8 +236,8 @@ def test_a_flag_out_of_range_ends_the_start_in_one_line(
 
 
 def test_the_flags_of_a_setting_reach_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of(monkeypatch, "--adapt", "--static-k", "0", "--engine-id", "e1", "--hold-schedule-s", "7")
-    assert (settings.adapt, settings.static_k, settings.id, settings.hold_schedule_s) == (True, 0, "e1", 7.0)
+    settings = settings_of(monkeypatch, "--static-k", "0", "--engine-id", "e1")
+    assert (settings.static_k, settings.id) == (0, "e1")
     assert settings.any_vllm  # as every start here
     assert not settings.trust_this_machine
 

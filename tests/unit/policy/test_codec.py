@@ -11,7 +11,7 @@ from specpilot.policy.codec import decode, encode, from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Mode, Policy, VersionedPolicy
 from specpilot.policy.records import Decision
-from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance, KRange, Objective, Schedule
+from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Guidance, Objective, Override, Schedule
 
 
 def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> None:
@@ -56,29 +56,26 @@ def test_the_test_above_names_every_number() -> None:
         assert numbers == names
 
 
+OVERRIDES = st.none() | st.builds(
+    Override, st.none() | st.integers(0, 64), st.sampled_from(Cause), st.none() | st.floats(0, 1e10)
+)
 SCHEDULES = st.builds(
-    lambda lengths, k, version, probe: Schedule(
+    lambda version, probe, override, static_k, drawn_until: Schedule(
         "org/model-1",
         "h200",
         version,
         1_790_000_000.25,
-        60.0,
-        probe,
-        {"default": _ranges(lengths, k), "code": _ranges(lengths[:1], k)},
+        Guidance(probe_ratio=probe, static_k=static_k, override=override),
+        drawn=("one",),
+        drawn_until=drawn_until,
+        drawn_guidance=Guidance(),
     ),
-    st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    st.integers(0, 64),
     st.integers(0, 2**53),
     st.floats(0, 1),
+    OVERRIDES,
+    st.none() | st.integers(0, 64),
+    st.none() | st.floats(0, 1e10),
 )
-
-
-def _ranges(lengths: list[int], k: int) -> tuple[KRange, ...]:
-    items, lo = [], 1
-    for length in lengths:
-        items.append(KRange(lo, lo + length - 1, k))
-        lo += length
-    return tuple(items)
 
 
 @given(SCHEDULES)
@@ -102,7 +99,7 @@ def test_a_schedule_survives_the_round_trip(schedule: Schedule) -> None:
             ),
         ),
         ApiKey("id", "00" * 32, "code", ("code", "chat")),
-        Decision(1.0, "m", "p", Mode.ACT, "improved", True, 4, None, 0.1, {"n": 3, "S": [0.5, 0.25]}),
+        Decision(1.0, "m", "p", Mode.ACT, "improved", True, 4, None, {"n": 3, "S": [0.5, 0.25]}),
     ],
 )
 def test_other_documents_survive_it_too(value: object) -> None:
@@ -141,25 +138,6 @@ def test_missing_fields_are_reported_plainly() -> None:
     assert faults(Policy, "{}") == {"model": "is missing; it must be given"}
 
 
-@pytest.mark.parametrize(
-    ("ranges", "problem"),
-    [
-        ("[[1,4,3],[4,8,2]]", "overlaps or precedes"),
-        ("[[1,4,3],[6,8,2]]", "nothing covers 5 to 5"),
-        ("[[2,4,3]]", "begins at 2"),
-        ("[[1,4,-1]]", "K -1"),
-        ("[[1,0,1]]", "ends before it begins"),
-        ("[]", "no range"),
-    ],
-)
-def test_bad_ranges_are_refused_with_the_remedy(ranges: str, problem: str) -> None:
-    text = (
-        '{"model":"m","pool":"p","version":1,"issued_at":0,"valid_for_s":5,"probe_ratio":0,'
-        f'"classes":{{"default":{ranges}}}}}'
-    )
-    assert problem in " ".join(faults(Schedule, text).values())
-
-
 @pytest.mark.parametrize("text", ["", "[", "null", "7", '"x"', "[]", '{"model": 5}', '{"model": ""}'])
 def test_nonsense_is_a_fault_and_never_another_error(text: str) -> None:
     assert faults(Policy, text)
@@ -174,7 +152,7 @@ def test_any_text_at_all_is_a_fault_or_a_policy(text: str) -> None:
 
 
 def test_what_a_newer_version_added_is_ignored_on_the_wire_and_refused_from_people() -> None:
-    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.0, {"default": (KRange(1, 4, 2),)})
+    schedule = Schedule("m", "p", 1, 0.0, Guidance())
     newer = {**json.loads(encode(schedule)), "colour": "red"}
     assert decode(Schedule, json.dumps(newer)) == schedule
     with pytest.raises(InvalidDocumentError):
@@ -186,14 +164,16 @@ def test_what_a_newer_version_added_is_ignored_on_the_wire_and_refused_from_peop
 def test_what_an_older_version_stored_and_this_one_does_not_know_is_ignored() -> None:
     older = {"model": "m", "k_max": 5, "law": "controller", "minimum_gain_ratio": 0.015, "dwell_s": 2.0}
     assert decode(Policy, json.dumps(older)) == Policy("m", k_max=5)
-    schedule = Schedule("m", "p", 1, 0.0, 60.0, 0.02, {"default": (KRange(1, 4, 2),)})
-    tried = {"engine_id": "one", "valid_for_s": 3.0, "classes": {"default": [[1, 4, 7]]}}
-    assert decode(Schedule, json.dumps({**json.loads(encode(schedule)), "trial": tried})) == schedule
+    schedule = Schedule("m", "p", 1, 0.0, Guidance(override=Override(2)))
+    rows = {"valid_for_s": 60.0, "probe_ratio": 0.02, "classes": {"default": [[1, 4, 2]]}, "like_default": ["code"]}
+    assert decode(Schedule, json.dumps({**json.loads(encode(schedule)), **rows})) == schedule
+    with_rows_alone = {"model": "m", "pool": "p", "version": 7, "issued_at": 1.0, "guidance": None, **rows}
+    assert decode(Schedule, json.dumps(with_rows_alone)) == Schedule("m", "p", 7, 1.0, None)
 
 
 def test_guidance_crosses_with_its_schedule_and_an_unknown_field_in_it_is_left_out() -> None:
     asked = Guidance(Objective.LATENCY, {"default": ClassGuidance(), "chat": ClassGuidance(2.0, 1, 5, 25.0)})
-    schedule = Schedule("m", "p", 3, 0.0, 60.0, 0.005, {"default": (KRange(1, 8, 3),)}, guidance=asked)
+    schedule = Schedule("m", "p", 3, 0.0, asked)
     text = encode(schedule)
     assert decode(Schedule, text) == schedule
     newer = json.loads(text)
@@ -212,10 +192,14 @@ def test_guidance_crosses_with_its_schedule_and_an_unknown_field_in_it_is_left_o
         ({"objective": "throughput", "classes": {"default": {"weight": 0}}}, "weight is 0"),
         ({"objective": "throughput", "classes": {"default": {"itl_slo_ms": 0}}}, "itl_slo_ms is 0"),
         ({"objective": "speed", "classes": {"default": {}}}, "guidance.objective"),
+        ({"static_k": 65}, "static_k is 65"),
+        ({"override": {"k": -1}}, "k is -1"),
+        ({"override": {"cause": "whim"}}, "guidance.override.cause"),
+        ({"probe_ratio": 1.5}, "probe_ratio is 1.5"),
     ],
 )
 def test_each_fault_of_a_guidance_is_named(guidance: dict[str, object], fault: str) -> None:
-    plain = to_plain(Schedule("m", "p", 3, 0.0, 60.0, 0.005, {"default": (KRange(1, 8, 3),)}))
+    plain = to_plain(Schedule("m", "p", 3, 0.0, Guidance()))
     with pytest.raises(InvalidDocumentError, match=re.escape(fault)):
         from_plain(Schedule, plain | {"guidance": guidance})
 

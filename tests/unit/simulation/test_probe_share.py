@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 
-from specpilot.policy.bands import BANDS, row_name
+from specpilot.engine_adapter.plan.speculation_control import KTable, Source
+from specpilot.policy.bands import BANDS
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.schedule import KRange, Schedule
-from tests.simulation.engine import MODEL, POOL, Engine
+from tests.simulation.engine import Engine
 from tests.simulation.h200_plant import FULL, H200Plant, graphs
 from tests.simulation.plant import OneTime, Plant
 from tests.simulation.step_times import cpu_catch_up_s, cpu_step_s, gpu_step_s
-from tests.simulation.traffic import Source
+from tests.simulation.traffic import Source as Traffic
 
-NEVER = (KRange(1, 512, 0),)
 PLANTS: dict[str, tuple[Plant, Graphs | None]] = {
     "CPU": (OneTime(cpu_step_s, cpu_catch_up_s), None),
     "GPU": (OneTime(gpu_step_s, lambda rows: 1e-3 + 1e-6 * rows), None),
@@ -25,13 +24,13 @@ def steps_per_s(plant: Plant, known: Graphs | None, ratio: float) -> tuple[float
     """Return steps and probes of a second with 8 requests of long replies, whose only drafts are probes."""
     rng = np.random.default_rng(3)
     engine = Engine("e", rng, noise=0.0, reply_tokens=4000.0, plant=plant, graphs=known, calibrated_to=16)
-    rows = {"default": NEVER, **{row_name("default", band): NEVER for band in range(BANDS)}}
-    schedule = Schedule(MODEL, POOL, 1, 0.0, 60.0, ratio, rows)
-    engine.run(1.0, [Source(0.1, 8)], schedule)
+    never = KTable(Source.FIXED, {"default": (0,) * BANDS}, ratio, {"default": 1})
+    engine._control.table = lambda _: never  # type: ignore[method-assign]
+    engine.run(1.0, [Traffic(0.1, 8)], None)
     steps, began_at = engine.law.cost.steps, engine._now
     for _ in range(30):
-        engine.run(1.0, [Source(0.1, 8)], schedule)
-    engine.run(0.01, [Source(0.1, 8)], schedule)  # books the remaining evidence
+        engine.run(1.0, [Traffic(0.1, 8)], None)
+    engine.run(0.01, [Traffic(0.1, 8)], None)  # books the remaining evidence
     return (engine.law.cost.steps - steps) / (engine._now - began_at), engine.probes
 
 

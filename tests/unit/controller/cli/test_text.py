@@ -2,16 +2,7 @@
 
 import pytest
 
-from specpilot.controller.cli.text import (
-    audit_line,
-    dry_run,
-    duration_s,
-    forecast,
-    k_by_class,
-    moment,
-    printable,
-    row_name,
-)
+from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, moment, printable
 from specpilot.policy.history import shown
 
 
@@ -32,53 +23,37 @@ def test_a_time_is_in_utc() -> None:
     assert (moment(0.0), moment(None)) == ("1970-01-01 00:00:00Z", "never")
 
 
-def test_a_row_of_a_band_names_class_and_band() -> None:
-    assert (row_name("code"), row_name("code:7")) == ("code", "code, band 7")
+def prediction(k: float, throughput: float, itl_ms: float) -> dict[str, object]:
+    return {"k": {"code": k}, "throughput": throughput, "step_s": 0.01, "itl_ms": {"code": itl_ms}}
 
 
-def test_k_of_a_class_with_bands_is_a_range_without_the_row_that_serves_nobody() -> None:
-    banded = {"default": 9, **{f"default:{band}": band for band in range(8)}}
-    assert k_by_class({**banded, "code": 2}) == "code=2 default=0..7"
-    assert k_by_class({"default": 3}) == "default=3"
-
-
-def outlook(k: int, throughput: float | None, itl_ms: float | None) -> dict[str, object]:
-    return {
-        "reason": "gain",
-        "meaning": "changed",
-        "k": {"code:7": k},
-        "throughput": throughput,
-        "itl_ms": {"code:7": itl_ms},
-    }
+NOTHING = {
+    "pool": "h200", "engines": 20, "answers": [], "silent": {}, "in_force": None, "chosen": None, "static": None,
+    "gain_ratio": None, "unknown": "",
+}  # fmt: skip
 
 
 def test_a_forecast_is_told_for_a_person() -> None:
-    pool = {
-        "pool": "h200", "today": outlook(3, 1000.0, 12.5), "then": outlook(5, 1200.4, 11.25),
-        "gain_ratio": 0.2, "unknown": "",
+    pool = NOTHING | {
+        "answers": [{}] * 7, "silent": {"e3": "no answer within 1 s"}, "in_force": prediction(3, 1000.0, 12.5),
+        "chosen": prediction(4.5, 1200.4, 11.25), "static": prediction(1.0, 900.0, 14.0), "gain_ratio": 0.2,
     }  # fmt: skip
     answer = {"subject": "demo", "version": 4, "changes": [["k_max", 3, None]], "forecast": [pool]}
     assert dry_run(answer) == (
         "dry run, nothing was written. It would write version 4 of demo; changes:\n"
         "  k_max: 3 -> none\n"
         "pool h200:\n"
-        "  code, band 7: K 3 -> 5, inter-token latency 12.50 ms -> 11.25 ms\n"
+        "  7 of 20 engines say:\n"
+        "  code: mean K 3.00 -> 4.50, inter-token latency 12.50 ms -> 11.25 ms\n"
         "  weighted throughput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)\n"
-        "  why: gain: changed\n"
+        "  (K in force -> then)\n"
+        "  static K: 900 tokens/s and engine, predicted\n"
+        "  silent: e3: no answer within 1 s\n"
     )
 
 
 def test_what_is_unknown_is_said() -> None:
-    pool = {
-        "pool": "p",
-        "today": outlook(3, None, None),
-        "then": outlook(3, None, None),
-        "gain_ratio": None,
-        "unknown": "idle",
-    }
-    told = forecast([pool])
-    assert "no prediction: idle" in told
-    assert "throughput: unknown -> unknown tokens/s" in told
+    assert forecast([NOTHING | {"unknown": "nothing runs"}]) == "pool h200:\n  no prediction: nothing runs\n"
     assert forecast(None) == ""
     assert "no engine" in forecast([])
 

@@ -67,12 +67,12 @@ def test_counters_give_differences_and_gauges_their_value() -> None:
     assert changes(before, seen({TRIAL: 15.0, RUNNING: 2.0, STEP: 3.0}, 1.0)) == {TRIAL: 5.0, RUNNING: 2.0, STEP: 3.0}
 
 
-def test_a_price_that_fell_is_no_restart_and_one_that_vanished_is_gone() -> None:
-    price, slowdown = Series(names.PRICE_SECONDS, ("base",)), Series(names.SLOWDOWN_RATIO, ())
-    before = seen({TRIAL: 10.0, price: 0.2, slowdown: 1.5})
-    found = compare(before, seen({TRIAL: 15.0, price: 0.1}, 1.0))
-    assert found.gained == {TRIAL: 5.0, price: 0.1}
-    assert found.merged.values == {TRIAL: 15.0, price: 0.1}
+def test_a_gauge_that_fell_is_no_restart_and_one_that_vanished_is_gone() -> None:
+    breaks_slo = Series(names.STATIC_BREAKS_SLO, ())
+    before = seen({TRIAL: 10.0, RUNNING: 2.0, breaks_slo: 1.0})
+    found = compare(before, seen({TRIAL: 15.0, RUNNING: 1.0}, 1.0))
+    assert found.gained == {TRIAL: 5.0, RUNNING: 1.0}
+    assert found.merged.values == {TRIAL: 15.0, RUNNING: 1.0}
 
 
 def test_a_repeated_scrape_gives_nothing() -> None:
@@ -126,22 +126,22 @@ def test_engines_are_added_up_and_steps_are_kept_by_kind() -> None:
     assert found.trials == {(4, 1): 7.0}
     assert sum(found.running.values()) == 3.0
     assert (found.steps, found.step_seconds, found.decode_s) == (6.0, pytest.approx(0.1), 0.03)
-    snapshot = Snapshot(0.0, 1.0, found, cost_s=found.decode_s)
-    assert snapshot.step_s == pytest.approx(0.0075)
+    assert Snapshot(0.0, 1.0, found).step_s == pytest.approx((0.03 + 0.06) / 6)
 
 
-def test_the_throughput_of_decodes_takes_tokens_in_the_share_of_the_decodes_that_their_cost_is_of() -> None:
+def test_the_throughput_is_weighted_tokens_per_second_of_decoding_and_later_catching_up() -> None:
     evidence = Evidence(
-        drafts={("a", 3, 0): 8.0, ("b", 3, 2): 2.0},
         decode_tokens={("a", 3): 8.0, ("b", 3): 6.0},
-        decodes_by={"decode": 5.0, names.CATCH_UP: 5.0},
-        steps_by={"decode": 2.0},
+        steps_by={"decode": 2.0, names.CATCH_UP: 1.0},
+        seconds_by={"decode": 0.08, "prefill": 1.0, names.CATCH_UP: 0.02},
+        decode_s=0.08,
     )
-    snapshot = Snapshot(0.0, 1.0, evidence, cost_s=0.1)
-    assert snapshot.weighted_throughput({"default": 1.0}) == pytest.approx(14 / 2 / 0.1)
-    assert snapshot.weighted_throughput({"default": 1.0, "b": 2.0}) == pytest.approx(20 / 2 / 0.1)
-    assert snapshot._replace(cost_s=0.0).weighted_throughput({}) is None
-    assert snapshot._replace(evidence=replace(evidence, drafts={})).weighted_throughput({}) is None
+    snapshot = Snapshot(0.0, 1.0, evidence)
+    assert snapshot.weighted_throughput({"default": 1.0}) == pytest.approx(14 / 0.1)
+    assert snapshot.weighted_throughput({"default": 1.0, "b": 2.0}) == pytest.approx(20 / 0.1)
+    # An engine that does not report the time of decoding has no throughput.
+    assert snapshot._replace(evidence=replace(evidence, decode_s=0.0)).weighted_throughput({}) is None
+    assert snapshot._replace(evidence=replace(evidence, decode_tokens={})).weighted_throughput({}) is None
 
 
 def test_malformed_label_values_are_skipped() -> None:

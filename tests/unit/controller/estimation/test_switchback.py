@@ -62,7 +62,7 @@ def play(
         at = START + tick + 0.5
         seen = plan.is_drawn("p", at - delay_s)
         found = by_arm[seen]
-        snapshot = Snapshot(at, 1.0, found, found.step_seconds)
+        snapshot = Snapshot(at, 1.0, found)
         gains += subject.add_tick(
             plan, {"p": UnitState(snapshot, at - delay_s, in_force(tick, plan.is_drawn("p", at)))}, at
         )
@@ -135,7 +135,7 @@ def test_a_pause_loses_the_block_in_which_a_window_is_missing() -> None:
     for tick in ticks:
         at = START + tick + 0.5
         arm = PLAN.is_drawn("p", at)
-        gains += subject.add_tick(PLAN, {"p": UnitState(Snapshot(at, 1.0, PLAIN[arm], 1.0), at, arm)}, at)
+        gains += subject.add_tick(PLAN, {"p": UnitState(Snapshot(at, 1.0, PLAIN[arm]), at, arm)}, at)
     assert [block.block for block in gains] == [0, 2]
 
 
@@ -161,7 +161,7 @@ def test_the_interval_over_blocks_holds_at_every_share_although_neighbouring_win
             begun_at = 4.0 * index
             found = evidence(math.exp(level + rng.gauss(0.0, 0.02)))
             is_drawn = plan.is_drawn("p", begun_at)
-            for at, snapshot in ((begun_at, None), (begun_at + 3.0, Snapshot(begun_at + 3.0, 1.0, found, 1.0))):
+            for at, snapshot in ((begun_at, None), (begun_at + 3.0, Snapshot(begun_at + 3.0, 1.0, found))):
                 gains += subject.add_tick(plan, {"p": UnitState(snapshot, at, is_drawn)}, at)
         throughput = [block.gain.throughput for block in gains if block.gain]
         assert len(throughput) == blocks
@@ -177,7 +177,7 @@ def test_a_snapshot_that_is_seen_in_several_ticks_counts_once() -> None:
     for tick in range(42):
         at = START + 0.5 * tick + 0.25
         window = START + 10.0 * PLAN.window(at)
-        snapshot = Snapshot(window + 5.0, 1.0, few, 0.15)
+        snapshot = Snapshot(window + 5.0, 1.0, few)
         seen = UnitState(snapshot, snapshot.at + 1e-6 * tick, PLAN.is_drawn("p", at))
         gains += subject.add_tick(PLAN, {"p": seen if at > window + 5.0 else seen._replace(snapshot=None)}, at)
     assert [block.gain for block in gains] == [None]

@@ -13,6 +13,7 @@ from specpilot.controller.law.context import PoolContext
 from specpilot.controller.pools import in_window
 from specpilot.policy.canary import BLOCKS_LIMIT, Arm, Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.schedule import Cause, Override
 
 CANARY = Canary(Policy("m"), window_s=20.0, min_duration_s=240.0, max_duration_s=1600.0)
 
@@ -27,7 +28,7 @@ def with_gains(*gains: float, itl: float | None = None) -> Experiment:
 
 
 def test_the_canary_has_windows_from_its_start_to_the_end_of_its_last_block() -> None:
-    context, tried = PoolContext("m", "p", Policy("m"), 7, 3, 64, None), replace(experiment(), started_at=1000.0)
+    context, tried = PoolContext("m", "p", Policy("m"), 7, 3, None), replace(experiment(), started_at=1000.0)
     ends = 1000.0 + CANARY.max_blocks * CANARY.block_s
     arms = {
         at: in_window(context, tried, at).window
@@ -41,18 +42,11 @@ def test_the_canary_has_windows_from_its_start_to_the_end_of_its_last_block() ->
 
 def test_policies_that_do_not_let_engines_choose_are_tried_as_their_static_k() -> None:
     """A canary of mode act against a present policy of mode off, and the reverse."""
-    context = PoolContext(
-        "m", "p", Policy("m", mode=Mode.OFF, static_k=2, classes={"code": ClassPolicy()}), 7, 3, 64, None
-    )
+    context = PoolContext("m", "p", Policy("m", mode=Mode.OFF, static_k=2, classes={"code": ClassPolicy()}), 7, 3, None)
     tried = experiment(replace(CANARY, policy=Policy("m", mode=Mode.ADVISE, k_max=1, static_k=9)))
     windows = [in_window(context, tried, 1000.0 + at * CANARY.window_s) for at in range(4)]
-    bounds = {
-        found.window.arm: {one[:2] for one in map(found.bounds, found.policy.class_names)}
-        for found in windows
-        if found.window
-    }
-    assert bounds == {Arm.PRESENT: {(2, 2)}, Arm.CANARY: {(7, 7)}}  # without bounds, at most K_max
-    assert {found.policy.mode for found in windows} == {Mode.ACT}
+    overrides = {found.window.arm: found.guidance().override for found in windows if found.window}
+    assert overrides == {Arm.PRESENT: Override(2, Cause.OFF), Arm.CANARY: Override(7, Cause.ADVISE)}  # at most K_max
 
 
 def test_checkpoints_double_and_end_with_the_end() -> None:

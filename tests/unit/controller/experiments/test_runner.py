@@ -18,7 +18,7 @@ GAIN = LogGain(0.2, 0.1)
 
 
 def tick_result(*gains: BlockGain) -> TickResult:
-    return TickResult(Reason.ADAPTIVE, {}, {}, 0.0, None, {}, canary_gains=gains)
+    return TickResult(Reason.ADAPTIVE, None, {}, canary_gains=gains)
 
 
 def play(seconds: range, gains: dict[int, BlockGain], frozen: range = range(0), *, has_pool: bool = True) -> Experiment:
@@ -86,7 +86,7 @@ def test_a_block_is_closed_until_it_is_stored(stored: int) -> None:
 
 def test_the_state_does_not_grow_with_the_number_of_canaries() -> None:
     runner = Runner()
-    context = PoolContext("m", "p", Policy("m"), 7, 3, 64, None)
+    context = PoolContext("m", "p", Policy("m"), 7, 3, None)
     for number in range(100):  # each ends unseen, while the pool has no engines
         experiment = Experiment(1, str(number), Canary(Policy("m")), 0, 0.0)
         runner.reported(experiment, context, tick_result())

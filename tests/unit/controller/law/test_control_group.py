@@ -28,7 +28,7 @@ def snapshot(at: float, elapsed_s: float, throughput: dict[str, float], decodes:
         seconds_by={"decode": elapsed_s},
         decodes_by={"decode": steps * running},
     )
-    return Snapshot(at, elapsed_s, evidence, elapsed_s)
+    return Snapshot(at, elapsed_s, evidence)
 
 
 class Traffic:

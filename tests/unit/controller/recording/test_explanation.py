@@ -1,58 +1,52 @@
-"""The explanation's lines about rows by band, intervals and the control group."""
+"""The explanation of a recorded decision."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.recording.explanation import explain, text
-from specpilot.controller.recording.survival_interval import with_intervals
-from specpilot.policy.bands import BANDS
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
-from specpilot.policy.schedule import KRange, Schedule
+from specpilot.policy.schedule import Cause, Guidance, Override, Schedule
 
-K = {"default": 3, **{f"default:{band}": band for band in range(BANDS)}, "batch": 0}
 BOUNDS = {"low": -0.01, "mean": 0.04, "high": 0.09}
 TOLD = "control group: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"
 GAINS = (
     "throughput: +4.0%, between -1.0% and +9.0%",
     "inter-token latency: +2.0%, between +1.0% and +3.0%",
 )
-BAND = {"acceptance": [0.8, 0.5], "survival": [0.8, 0.4], "trials": [400.0, 0.0], "share": 0.25}
+BAND = {"acceptance": [0.8, 0.5], "survival": [0.8, 0.4], "trials": [400.0, 0.0], "share": 0.25, "k": 1.0}
 
 
-def decision(reason: str, **evidence: Any) -> Decision:
-    rows = {name: (KRange(1, 64, k),) for name, k in K.items()}
-    schedule = Schedule("demo", "cpu", 7, 0.0, 60.0, 0.005, rows)
-    return Decision(100.0, "demo", "cpu", Mode.ACT, reason, True, 7, schedule, None, evidence, k=K)
+def decision(reason: str, override: Override | None = None, **evidence: Any) -> Decision:
+    schedule = Schedule("demo", "cpu", 7, 0.0, Guidance(override=override))
+    return Decision(100.0, "demo", "cpu", Mode.ACT, reason, True, 7, schedule, evidence, k={"default": 2.5})
 
 
-def test_the_bands_of_a_class_stand_side_by_side_without_the_row_that_serves_nobody() -> None:
-    told = text(explain(decision("adaptive", decodes=8.0)))
-    assert "  K of default, bands 0 to 7: 0 1 2 3 4 5 6 7\n" in told
-    assert "  K of batch: 0\n" in told
+def test_a_decision_is_told_with_what_was_measured() -> None:
+    classes = {"default": {"share": 1.0, "k": 2.5, "measured_length": 3.25}}
+    bands = {"5": BAND, "7": {"share": 0.75, "k": 3.0}}
+    explained = explain(
+        decision("adaptive", decodes=8.0, classes=classes, bands=bands, throughput=812.4, step_s=0.0125)
+    )
+    assert explained["k"] == {"default": 2.5}
+    assert text(explained) == (
+        "demo in pool cpu, schedule version 7, mode act\n"
+        f"why: adaptive: {MEANING[Reason.ADAPTIVE]}\n"
+        "load: 8.0 decodes per step\n"
+        "  class default: 100% of the traffic, K 2.5, 3.25 tokens a step\n"
+        "  band 5: 25% of the decodes, K 1.0, survival 0.80 0.40\n"
+        "  band 7: 75% of the decodes, K 3.0, no draft yet\n"
+        "throughput measured: 812 tokens/s\n"
+        "step measured: 12.50 ms\n"
+    )
 
 
-def test_k_that_is_advised_and_not_in_force_stands_beside_it() -> None:
-    held = explain(decision("frozen")) | {"k": {**K, "default:0": 3}}
-    assert "bands 0 to 7: 3 1 2 3 4 5 6 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
-
-
-def test_one_k_in_force_stands_beside_the_k_of_bands_that_is_advised() -> None:
-    held = explain(decision("adaptive")) | {"k": {"default": 7}}
-    assert "K of default: 7 (advised: 0 1 2 3 4 5 6 7)" in text(held)
-    same = explain(decision("adaptive")) | {
-        "k": {"default": 0},
-        "k_advised": {f"default:{band}": 0 for band in range(8)} | {"default": 0},
-    }
-    assert "K of default: 0\n" in text(same)
-
-
-def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed() -> None:
-    told = text(explain(decision("adaptive", bands={"5": BAND, "7": {"share": 0.75}})))
-    assert "band 5: 25% of the running decodes, S = 0.80 (0.76..0.83) 0.40 (assumed)" in told
-    assert "band 7: 75% of the running decodes, no draft yet" in told
+def test_a_reason_of_another_version_and_an_unknown_load_are_told_too() -> None:
+    told = text(explain(decision("by_lot")))
+    assert "why: by_lot: unknown to this version\n" in told
+    assert "load: unknown, or nothing decodes\n" in told
 
 
 @pytest.mark.parametrize(
@@ -85,29 +79,12 @@ def test_survival_has_its_interval_and_what_nobody_tried_is_said_to_be_assumed()
 def test_the_control_group_says_what_adaptive_k_gains_and_how_sure_that_is(
     control_group: dict[str, Any], said: str
 ) -> None:
-    assert said in text(explain(decision("static_better", control_group=control_group)))
-
-
-def test_the_interval_is_greenwoods_and_holds_the_survival() -> None:
-    found = with_intervals({"3": {"acceptance": [0.5, 0.5, 0.5], "trials": [100.0, 50.0, 0.4], "share": 1.0}})["3"]
-    # ln S = -0.693, variance 0.5 / (0.5 * 100) = 0.01: 0.5 ** exp(+-1.645 * 0.1 / 0.693)
-    assert found["survival_low"][0] == pytest.approx(0.4153, abs=2e-4)
-    assert found["survival_high"][0] == pytest.approx(0.5790, abs=2e-4)
-    assert found["survival_low"][1] < 0.25 < found["survival_high"][1]
-    assert (found["survival_low"][2], found["survival_high"][2]) == (None, None)
-    assert with_intervals({"0": {"share": 0.5}})["0"] == {"share": 0.5, "survival_low": [], "survival_high": []}
-
-
-@pytest.mark.parametrize("is_estimate", [True, False])
-def test_k_is_called_the_engines_own_choice_only_where_they_choose(*, is_estimate: bool) -> None:
-    found = explain(replace(decision("adaptive"), is_estimate=is_estimate))
-    assert found["is_estimate"] is is_estimate
-    assert ("the engines' own choice" in text(found)) is is_estimate
+    assert said in text(explain(decision("static_better", Override(3, Cause.FALLEN_BACK), control_group=control_group)))
 
 
 def test_a_pool_whose_engines_choose_although_the_law_lost_is_not_said_to_run_the_static_k() -> None:
     """In a drawn window, or because the static K would break an SLO."""
     lost = {"windows": 0, "has_lost": True, "gain_ratio": None}
-    found = text(explain(replace(decision("adaptive", control_group=lost), is_estimate=True)))
+    found = text(explain(decision("adaptive", control_group=lost)))
     assert "too few for an interval; the static K was found to be better\n" in found
     assert "is in force" not in found

@@ -16,7 +16,7 @@ from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Evidence, Meter, Outcome, StepShape
 from specpilot.engine_adapter.evidence.request_acceptance import Kind, Priors
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, calibration_table
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def test_an_engine_that_cannot_be_measured_keeps_its_static_k_and_logs_the_reaso
     with serving(health, completions) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url, 5.0).run(threading.Event())
     assert word in caplog.text
-    assert scheduler.control.table(0.0).source is Source.STATIC
+    assert scheduler.control.table(0.0).source is Source.FIXED
 
 
 @pytest.mark.parametrize("url", ["http://no-such-engine.invalid:8000", "https://127.0.0.1:{port}"])
@@ -183,7 +183,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     def run_steps() -> None:
         while not over.is_set():
             table = scheduler.control.table(0.0)
-            seen.add((table.source, table.k("default", 0, 1), table.k(calibration.CLASS, 0, 1)))
+            seen.add((table.source, table.k("default", 0), table.k(calibration.CLASS, 0)))
             outcome = Outcome([Draft("default", 0, 2, 0)], {Cohort("default", 0): 1}, tokens={Cohort("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
             scheduler.steps.priors.note(Kind("default", 0, is_structured=False), 0, 1)
@@ -192,7 +192,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     def runs_on() -> bool:
         """The last request ends when the calibration waits for it at K = 0."""
         table = scheduler.control.table(0.0)
-        if table.k("default", 0, 1) == table.k(calibration.CLASS, 0, 1) == 0:
+        if table.k("default", 0) == table.k(calibration.CLASS, 0) == 0:
             over.set()
             runner.join()
         return False
@@ -202,7 +202,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     with serving(200, 200) as url:
         runner.start()
         Calibration(scheduler, url, 600.0).run(threading.Event())
-    assert {item[1:] for item in seen if item[0] is Source.CALIBRATION} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
+    assert {item[1:] for item in seen if item[0] is Source.CALIBRATING} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
     assert scheduler.law.cost.steps >= 11 * calibration.STEPS
     assert scheduler.law.decode_s == 0
     scheduler.law.refresh()
@@ -219,17 +219,17 @@ def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, m
 
     def runs_on() -> bool:
         table = scheduler.control.table(0.0)
-        asked.append((table.source, table.k("default", 0, 1)))
+        asked.append((table.source, table.k("default", 0)))
         return len(asked) < 5
 
     scheduler.has_unfinished_requests = runs_on
     with serving(200, 401) as url:
         Calibration(scheduler, url, 5.0).run(threading.Event())
-    assert asked == [(Source.CALIBRATION, 0)] * 5
-    assert scheduler.control.table(0.0).source is Source.STATIC
+    assert asked == [(Source.CALIBRATING, 0)] * 5
+    assert scheduler.control.table(0.0).source is Source.FIXED
 
 
 def test_the_table_of_a_setting() -> None:
-    table = calibration_table(7, {"calibration": 1})
-    assert [table.k(name, 3, 9) for name in ("default", "code", "calibration")] == [7, 7, 1]
+    table = calibration.calibrating(7, 1)
+    assert [table.k(name, 3) for name in ("default", "code", "calibration")] == [7, 7, 1]
     assert table.probe_ratio == 0

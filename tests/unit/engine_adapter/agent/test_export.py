@@ -12,7 +12,6 @@ from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, PriceList, StepExtras
 
 
 @pytest.fixture
@@ -45,34 +44,18 @@ def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: 
     assert classes_of(page(tmp_path), names.ACTIVE_K) == {"chat": 2.0}
 
 
-def test_prices_are_shown_as_soon_as_there_are_any_and_replaced(exporter: MetricsExporter) -> None:
-    exporter.show({"chat": 0}, {"chat": 2.0}, 0, 1, 0.5)
-    exporter.show_law(None, 0.0)
-    assert "price" not in exporter.text()
-    for base_s in (0.25, 0.5):
-        parts = (base_s, *([0.0] * (len(PARTS) - 1)))
-        found = PriceList(Coefficients(parts, (1e-5,) * len(KNOTS)), StepExtras(0.1, 30.0, 200.0), 1e-4, 1.5)
-        exporter.show_law(found, 0.0)
-        lines = exporter.text().splitlines()
-        assert f'{names.PRICE_SECONDS}{{model_name="m",part="base"}} {base_s}' in lines
-        assert f'{names.TOKEN_PRICE_SECONDS}{{model_name="m",tokens="4096"}} 1e-05' in lines
-        assert f'{names.SLOWDOWN_RATIO}{{model_name="m"}} 1.5' in lines
-        assert f'{names.PREFILL_STEP_TOKENS}{{model_name="m"}} 30.0' in lines
-        assert sum(line.startswith(names.PRICE_SECONDS) for line in lines) == len(PARTS)
+def test_whether_the_static_k_breaks_an_slo_is_shown_only_where_a_class_has_one(exporter: MetricsExporter) -> None:
+    for breaks_slo, expected in ((None, []), (True, ["1.0"]), (False, ["0.0"]), (None, [])):
+        exporter.show_law(0.0, breaks_slo=breaks_slo)
+        lines = [line for line in exporter.text().splitlines() if line.startswith(names.STATIC_BREAKS_SLO)]
+        assert [line.split()[-1] for line in lines] == expected
 
 
-def test_the_seconds_of_decoding_are_shown_with_prices_and_without_and_grow_while_these_stay(
-    exporter: MetricsExporter,
-) -> None:
-    def seconds() -> list[str]:
-        return [line for line in exporter.text().splitlines() if line.startswith(names.DECODE_SECONDS)]
-
-    found = PriceList(Coefficients((0.001,) * len(PARTS), (1e-5,) * len(KNOTS)))
-    exporter.show_law(None, 0.0)
-    assert seconds() == []
-    for price_list, decode_s in ((None, 1.5), (found, 2.5), (found, 4.0)):
-        exporter.show_law(price_list, decode_s)
-        assert seconds() == [f'{names.DECODE_SECONDS}{{model_name="m"}} {decode_s}']
+def test_the_seconds_of_decoding_are_shown_from_the_first_on(exporter: MetricsExporter) -> None:
+    for decode_s, expected in ((0.0, []), (1.5, ["1.5"]), (4.0, ["4.0"])):
+        exporter.show_law(decode_s, breaks_slo=None)
+        lines = [line for line in exporter.text().splitlines() if line.startswith(names.DECODE_SECONDS)]
+        assert [line.split()[-1] for line in lines] == expected
 
 
 def test_steps_are_shown_by_kind_and_add_up(exporter: MetricsExporter) -> None:

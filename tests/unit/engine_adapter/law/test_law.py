@@ -240,3 +240,69 @@ def test_between_new_guidance_and_the_next_choice_no_group_is_explained() -> Non
     described = law.described()
     assert described is not None
     assert described["groups"] == []
+
+
+def test_a_hold_keeps_k_of_each_group_whatever_is_learned_and_however_the_batch_changes() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    follow(law, {"chat": ClassGuidance(k_max=5)})
+    batch = [request(HIGH)] * 8 + [request(LOW)] * 8
+    before = law.k_of(batch)
+    law.hold(is_held=True)
+    for _ in range(20):
+        law.learn((), counted(HIGH, 0.0, drafts=1000))
+    law.refresh()
+    law.hold(is_held=True)
+    assert law.k_of(batch) == before
+    # Groups that were empty: K of another class, of a new request, of other bands is that of the same moment.
+    assert law.k_of([request(HIGH, "chat"), request(HIGH, drafts=0), request(0)]) == [5, K_MAX, 0]
+    assert [group["k"] for group in law.groups()] == [0, K_MAX, 5]
+    law.hold(is_held=False)
+    assert law.k_of(batch) == [0] * 16
+
+
+@pytest.mark.parametrize("decodes", [1, 8, 32])
+def test_a_held_band_without_decodes_has_the_k_of_a_decode_that_changes_to_it(decodes: int) -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.learn((), counted(HIGH - 1, 0.95, drafts=1000))
+    law.refresh()
+    law.k_of([request(HIGH)] * decodes)
+    law.hold(is_held=True)
+    assert law.k_of([request(HIGH - 1), request(HIGH)]) == [K_MAX, K_MAX]
+
+
+def test_a_hold_before_there_is_evidence_keeps_the_static_k() -> None:
+    law = EngineLaw(K_MAX, STATIC, 32)
+    law.hold(is_held=True)
+    measured(law)
+    assert law.k_of([request(HIGH), request(LOW)]) == [STATIC, STATIC]
+    law.hold(is_held=False)
+    assert law.k_of([request(HIGH)]) == [K_MAX]
+
+
+def test_a_hold_without_a_choice_by_the_present_guidance_lets_the_law_choose_once() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    law.k_of([request(LOW)] * 4)
+    follow(law, {"chat": ClassGuidance(k_max=2)})
+    law.hold(is_held=True)  # nothing has run since
+    assert law.k_of([request(HIGH, "chat")] * 4) == [2] * 4
+    law.hold(is_held=True)
+    choices = law.choices
+    assert law.k_of([request(LOW)] * 4 + [request(HIGH, "chat")] * 20)[-1] == 2
+    assert law.choices == choices
+
+
+def test_guidance_states_the_static_k_or_leaves_it_to_the_engine() -> None:
+    law = EngineLaw(K_MAX, STATIC, 32)
+    for static_k, expected in ((5, 5), (60, K_MAX), (None, STATIC)):
+        law.follow(Guidance(static_k=static_k))
+        assert law.k_of([request(HIGH)]) == [expected]
+
+
+def test_it_says_whether_the_static_k_breaks_an_slo_only_while_a_class_has_one() -> None:
+    law = measured(EngineLaw(K_MAX, 0, 32))
+    for slo_ms, expected in ((None, None), (4.0, True), (1000.0, False)):
+        follow(law, {"default": ClassGuidance(itl_slo_ms=slo_ms)})
+        law.k_of([request(HIGH)] * 4)
+        law.learn([(StepShape(4, 4, 0), step_s(4, 4, 0), 0)])
+        law.refresh()
+        assert law.breaks_slo is expected

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
-from specpilot.policy.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
+from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from tests.simulation.plant import Work
 

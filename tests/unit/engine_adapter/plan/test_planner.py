@@ -11,7 +11,7 @@ from specpilot.engine_adapter.plan.planner import Planner as PlainPlanner
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.policy.bands import BANDS
-from tests.support.k_tables import by_load, table
+from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, decodes, request
 from tests.support.probe_prices import Planner
 
@@ -70,13 +70,6 @@ def test_k_is_cut_so_that_all_running_requests_fit_into_the_next_step() -> None:
     assert planner.plan(states, table(default=7), prefilling=[chunk], waiting=9).width == 64 // (2 * 16)
     assert planner.plan(states, table(default=7), waiting=60).width == 0
     assert planner.plan(states, table(default=2)).width == 2
-
-
-def test_a_request_without_a_token_in_the_step_counts_as_a_running_decode() -> None:
-    k_by_load = by_load(7, 7, 7, 2)
-    states = decodes("chat", "chat")
-    assert Planner(K_MAX, ROWS).plan(states, k_by_load).width == 7
-    assert Planner(K_MAX, ROWS).plan(states, k_by_load, waiting=2).width == 2
 
 
 def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_for_them() -> None:
@@ -150,7 +143,7 @@ def test_the_law_hears_of_the_rows_that_really_catch_up(k_of_last: tuple[int, ..
     states, reported, read = decodes(*(["chat"] * 4)), [0], 0
     chosen = [7, 7, 7, 0]
     law: Any = SimpleNamespace(k_of=lambda _: list(chosen), note_plan=lambda *counts: reported.append(counts[2]))
-    by_law, planner = KTable(Source.ENGINE, {"default": ((3,),) * BANDS}, 0.0, {}, law), Planner(K_MAX, ROWS)
+    by_law, planner = KTable(Source.LAW, {"default": (3,) * BANDS}, 0.0, {}, law), Planner(K_MAX, ROWS)
     for step in range(40):
         chosen[3] = k_of_last[step % len(k_of_last)]
         read += planner.plan(states, by_law).read

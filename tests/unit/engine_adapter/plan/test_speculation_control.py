@@ -1,185 +1,159 @@
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.engine_adapter.plan import speculation_control as apply
-from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table, table_of
-from specpilot.policy.bands import BANDS
-from specpilot.policy.schedule import ClassGuidance, Guidance, KRange, Objective, Schedule
+from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl, law_table
+from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, Objective, Override, Schedule
 from tests.support.patience import PATIENCE_S
 
-
-def schedule(version: int = 1, valid_for_s: float = 10.0, **classes: list[tuple[int, int, int]]) -> Schedule:
-    ranges = {name: tuple(KRange(*item) for item in items) for name, items in classes.items()}
-    return Schedule("m", "p", version, 0.0, valid_for_s, 0.0, ranges or {"default": (KRange(1, 1, 2),)})
-
-
-def control(k_max: int = 7, static_k: int = 3, hold_s: float = 0.0) -> SpeculationControl:
-    return SpeculationControl("m", "p", k_max, static_k, max_running=32, hold_s=hold_s, engine_id="one")
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    items, lo = [], 1
-    for _ in range(draw(st.integers(1, 6))):
-        hi = lo + draw(st.integers(0, 12))
-        items.append((lo, hi, draw(st.integers(0, 7))))
-        lo = hi + 1
-    return items
-
-
-@given(ranges(), st.integers(1, 100))
-def test_the_table_equals_its_ranges(items: list[tuple[int, int, int]], running: int) -> None:
-    expected = next((k for lo, hi, k in items if lo <= running <= hi), items[-1][2])
-    assert table_of(schedule(default=items), max_running=200).k("default", 4, running) == expected
-
-
-def test_an_engine_that_adapts_does_so_where_no_schedule_is_valid() -> None:
-    """A controller that comes takes over, and one that goes away leaves the engine adapting."""
-    engine = control(hold_s=100.0)
-    assert engine.table(0.0).source is Source.STATIC
-    engine.adapting = law_table(EngineLaw(7, 3, 32), 0.005)
-    assert engine.table(0.0) is engine.adapting
-    engine.offer(schedule(valid_for_s=10.0), 0.0)
-    assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.ENGINE, Source.ENGINE]
-    engine.adapting = None
-    assert [engine.table(at).source for at in (5.0, 11.0, 200.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
-
-
 GUIDANCE = Guidance(Objective.THROUGHPUT, {"default": ClassGuidance(k_max=50)})
+AS_NOW = replace(GUIDANCE, override=Override(None, Cause.FROZEN))
 
 
-def test_under_guidance_the_engines_law_chooses_as_soon_as_it_can_and_while_the_schedule_is_held() -> None:
-    engine = control(hold_s=100.0)
-    guided = replace(schedule(valid_for_s=10.0), guidance=GUIDANCE)
-    engine.offer(guided, 0.0)  # a bound above the engine's K_max is no fault
-    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.SCHEDULE, Source.HELD, Source.EXPIRED]
-    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.EXPIRED]
-    assert [engine.guidance(at) for at in (5.0, 11.0, 111.0)] == [GUIDANCE, GUIDANCE, None]
-    engine.adapting = law_table(EngineLaw(7, 3, 32), 0.005)
-    assert [engine.table(at).source for at in (5.0, 11.0, 111.0)] == [Source.GUIDANCE, Source.GUIDANCE, Source.ENGINE]
+def fixed(k: int, cause: Cause = Cause.OPERATOR) -> Guidance:
+    return replace(GUIDANCE, override=Override(k, cause))
 
 
-def test_a_newer_schedule_of_rows_ends_guidance_at_once() -> None:
-    engine = control()
-    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    engine.offer(replace(schedule(1), guidance=GUIDANCE), 0.0)
-    assert engine.table(3.0).source is Source.GUIDANCE
-    engine.offer(schedule(2), 4.0)
-    assert (engine.table(4.0).source, engine.guidance(4.0)) == (Source.SCHEDULE, None)
+def schedule(version: int = 1, guidance: Guidance | None = GUIDANCE, **more: Any) -> Schedule:
+    return Schedule("m", "p", version, 1000.0, guidance, **more)
 
 
-def test_in_a_window_of_the_control_group_an_engine_follows_rows_while_the_schedule_is_valid() -> None:
-    engine = control(hold_s=100.0)
-    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    guided = replace(schedule(valid_for_s=10.0), guidance=GUIDANCE, drawn=("one", "two"))
-    engine.offer(guided, 0.0)
-    assert [engine.table(at).source for at in (5.0, 11.0)] == [Source.SCHEDULE, Source.GUIDANCE]
-    assert engine.guidance(5.0) is GUIDANCE  # the law keeps its wishes
-    engine.offer(replace(guided, version=2, drawn=("two",)), 20.0)
-    assert engine.table(20.0).source is Source.GUIDANCE
-    fallen_back = replace(guided, guidance=None, drawn_guidance=GUIDANCE)
-    for version, drawn, source in ((3, ("two",), Source.SCHEDULE), (4, ("one",), Source.GUIDANCE)):
-        engine.offer(replace(fallen_back, version=version, drawn=drawn), 20.0)
-        assert (engine.table(20.0).source, engine.guidance(20.0)) == (source, GUIDANCE)
-    assert engine.table(31.0).source is Source.HELD  # its window is over, and the pool has fallen back
-    engine.offer(replace(fallen_back, version=5, drawn=()), 20.0)
-    assert engine.table(31.0).source is Source.HELD  # the static K stays, as the law lost
+def control(k_max: int = 7, static_k: int = 3, *, adapts: bool = True) -> SpeculationControl:
+    subject = SpeculationControl("m", "p", k_max, static_k, max_running=32, adapts=adapts, engine_id="one")
+    subject.by_law = law_table(EngineLaw(k_max, static_k, 32), 0.005) if k_max else None
+    return subject
 
 
-def test_in_a_canarys_window_an_engine_follows_the_canarys_guidance_until_the_window_ends() -> None:
-    engine = control(hold_s=100.0)
-    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
+def found(subject: SpeculationControl, now: float, name: str = "default") -> tuple[Source, int]:
+    """Source and K of a class; of a law without evidence the static K."""
+    table = subject.table(now)
+    return table.source, table.k(name, 4)
+
+
+def test_without_a_schedule_an_engine_adapts_or_runs_the_static_k_of_its_operator() -> None:
+    assert control().table(0.0).source is Source.LAW
+    assert found(control(adapts=False), 0.0) == (Source.FIXED, 3)
+    assert control(k_max=0, static_k=0).table(0.0).source is Source.FIXED
+
+
+def test_before_its_law_is_there_an_engine_runs_the_static_k() -> None:
+    subject = control()
+    subject.by_law = None
+    assert found(subject, 0.0) == (Source.FIXED, 3)
+    subject.offer(schedule(), 0.0)
+    assert found(subject, 0.0) == (Source.FIXED, 3)
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_the_last_guidance_holds_without_an_end(*, adapts: bool) -> None:
+    subject = control(adapts=adapts)
+    subject.offer(schedule(), 0.0)
+    assert [subject.table(at).source for at in (0.0, 1e9)] == [Source.LAW] * 2
+    assert subject.guidance(1e9) is GUIDANCE
+    subject.offer(schedule(2, fixed(5, Cause.OFF)), 0.0)
+    assert found(subject, 1e9) == (Source.FIXED, 5)
+
+
+def test_an_operators_k_ignores_bounds_an_experiments_keeps_them_and_both_are_at_most_k_max() -> None:
+    classes = {"default": ClassGuidance(k_max=4), "code": ClassGuidance(k_min=6)}
+    for version, (cause, k, expected) in enumerate(
+        [
+            (Cause.OFF, 5, (5, 5)),
+            (Cause.FROZEN, 9, (7, 7)),
+            (Cause.CONTROL_GROUP, 5, (4, 6)),
+            (Cause.FALLEN_BACK, 9, (4, 7)),
+        ],
+        start=1,
+    ):
+        subject = control()
+        subject.offer(schedule(version, Guidance(classes=classes, override=Override(k, cause))), 0.0)
+        table = subject.table(0.0)
+        assert (table.k("default", 0), table.k("code", 7)) == expected
+        assert table.k("poetry", 0) == expected[0]  # a class that is not named
+        assert (table.probe_ratio, table.probe_depth("default")) == (0.0, 0)
+
+
+def test_guidance_that_pins_every_class_is_fixed_at_once() -> None:
+    subject = control()
+    pinned = {"default": ClassGuidance(k_min=2, k_max=2), "code": ClassGuidance(k_min=9, k_max=9)}
+    subject.offer(schedule(1, Guidance(classes=pinned)), 0.0)
+    assert (found(subject, 0.0), found(subject, 0.0, "code")) == ((Source.FIXED, 2), (Source.FIXED, 7))
+
+
+def test_in_a_window_an_engine_follows_its_own_guidance_until_the_window_ends_by_itself() -> None:
+    subject = control()
+    window = schedule(drawn=("one", "two"), drawn_until=1003.0, drawn_guidance=fixed(0, Cause.CONTROL_GROUP))
+    subject.offer(window, 50.0)
+    sources = [Source.FIXED, Source.FIXED, Source.LAW, Source.LAW]
+    assert [subject.table(at).source for at in (50.0, 53.0, 53.1, 1e9)] == sources
+    subject.offer(replace(window, version=2, drawn=("two",)), 60.0)
+    assert subject.table(60.0).source is Source.LAW
+    fallen_back = replace(window, guidance=fixed(3, Cause.FALLEN_BACK), drawn_guidance=GUIDANCE)
+    subject.offer(replace(fallen_back, version=3), 70.0)
+    assert [subject.table(at).source for at in (70.0, 73.1)] == [Source.LAW, Source.FIXED]
     other = replace(GUIDANCE, objective=Objective.LATENCY)
-    window = replace(schedule(valid_for_s=60.0), guidance=GUIDANCE, drawn_guidance=other, drawn=("one",))
-    engine.offer(replace(window, issued_at=1000.0, drawn_until=1003.0), 50.0)
-    assert [engine.guidance(at) for at in (50.0, 53.0, 53.1, 109.0)] == [other, other, GUIDANCE, GUIDANCE]
-    engine.offer(replace(window, version=2, drawn=()), 60.0)
-    assert engine.guidance(60.0) is GUIDANCE
-    assert engine.table(60.0).source is Source.GUIDANCE
+    subject.offer(replace(window, version=4, drawn_guidance=other), 80.0)  # a canary
+    assert [subject.guidance(at) for at in (80.0, 83.1)] == [other, GUIDANCE]
 
 
-@pytest.mark.parametrize("is_fallen_back", [False, True])
-def test_a_window_of_the_control_group_ends_by_itself_where_no_controller_ends_it(*, is_fallen_back: bool) -> None:
-    engine = control(hold_s=100.0)
-    engine.guided = law_table(EngineLaw(7, 3, 32), 0.005, Source.GUIDANCE)
-    guidance, drawn_guidance = (None, GUIDANCE) if is_fallen_back else (GUIDANCE, None)
-    drawn = replace(schedule(valid_for_s=60.0), guidance=guidance, drawn_guidance=drawn_guidance, drawn=("one",))
-    engine.offer(replace(drawn, issued_at=1000.0, drawn_until=1003.0), 50.0)
-    inside, outside = (Source.GUIDANCE, Source.SCHEDULE) if is_fallen_back else (Source.SCHEDULE, Source.GUIDANCE)
-    assert [engine.table(at).source for at in (50.0, 53.0, 53.1, 109.0)] == [inside, inside, outside, outside]
+def test_an_override_as_now_keeps_what_ran_outside_of_windows() -> None:
+    subject = control()
+    subject.offer(schedule(1), 0.0)
+    window = schedule(2, drawn=("one",), drawn_until=1003.0, drawn_guidance=fixed(0, Cause.CONTROL_GROUP))
+    subject.offer(window, 0.0)
+    subject.offer(schedule(3, AS_NOW), 1.0)
+    assert (subject.table(1.0).source, subject.holds_law(1.0)) == (Source.LAW, True)
+    subject.offer(schedule(4, AS_NOW), 2.0)  # renewed
+    assert subject.holds_law(2.0)
+    subject.offer(schedule(5, fixed(5, Cause.OFF)), 3.0)
+    assert not subject.holds_law(3.0)
+    for version in (6, 7):
+        subject.offer(schedule(version, AS_NOW), 4.0)
+        assert (found(subject, 4.0), subject.holds_law(4.0)) == ((Source.FIXED, 5), False)
+    subject.offer(schedule(8), 5.0)
+    assert (subject.table(5.0).source, subject.holds_law(5.0)) == (Source.LAW, False)
 
 
-def test_a_class_that_the_schedule_does_not_name_uses_default() -> None:
-    table = table_of(schedule(default=[(1, 4, 2)], code=[(1, 4, 5)]), 32)
-    assert table.k("code", 4, 3) == 5
-    assert table.k("poetry", 4, 3) == 2
+def test_an_engine_that_was_restarted_has_nothing_to_keep_and_runs_the_static_k() -> None:
+    subject = control()
+    subject.offer(schedule(9, AS_NOW), 0.0)
+    assert (found(subject, 0.0), subject.holds_law(0.0)) == ((Source.FIXED, 3), False)
 
 
-def test_a_row_for_a_band_goes_before_that_of_its_class_and_only_such_classes_are_probed() -> None:
-    rows = {"default": [(1, 4, 2)], "default:7": [(1, 4, 6)], "code": [(1, 4, 3)], "chat:0": [(1, 2, 0), (3, 4, 1)]}
-    table = table_of(schedule(**rows), 32)
-    assert [table.k("default", band, 3) for band in range(BANDS)] == [2] * 7 + [6]
-    assert [table.k("poetry", band, 3) for band in range(BANDS)] == [2] * 7 + [6]
-    assert [table.k("code", band, 3) for band in range(BANDS)] == [3] * 8
-    assert [table.k("chat", band, 3) for band in range(BANDS)] == [1] + [2] * 6 + [6]
-    assert [table.k("chat", 0, running) for running in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 1]
-    assert [table.probe_depth(name) for name in ("default", "poetry", "chat", "code")] == [6, 6, 6, 0]
-
-
-def test_without_a_schedule_the_static_k_holds() -> None:
-    table = control(static_k=3).table(now=0.0)
-    assert (table.source, table.k("code", 4, 9), table.probe_ratio) == (Source.STATIC, 3, 0.0)
-
-
-def test_a_stale_schedule_expires_to_the_static_k_and_a_newer_one_revives_it() -> None:
-    subject = control(static_k=3)
-    subject.offer(replace(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), probe_ratio=0.1), now=100.0)
-    assert (subject.table(110.0).k("default", 4, 1), subject.table(110.0).probe_ratio) == (6, 0.1)
-    assert subject.table(110.1).source is Source.EXPIRED
-    assert (subject.table(110.1).k("default", 4, 1), subject.table(110.1).probe_ratio) == (3, 0.0)
-    subject.offer(schedule(version=2, default=[(1, 1, 5)]), now=111.0)
-    assert subject.table(111.0).k("default", 4, 1) == 5
-
-
-def test_a_schedule_without_renewal_is_held_before_it_expires() -> None:
-    subject = control(static_k=3, hold_s=100.0)
-    subject.offer(schedule(valid_for_s=10.0, default=[(1, 1, 6)]), now=0.0)
-    found = [subject.table(now) for now in (10.0, 10.1, 110.0, 110.1)]
-    assert [table.source for table in found] == [Source.SCHEDULE, Source.HELD, Source.HELD, Source.EXPIRED]
-    assert [table.k("default", 4, 1) for table in found] == [6, 6, 6, 3]
+def test_an_override_with_an_end_ends_by_itself() -> None:
+    subject = control()
+    subject.offer(schedule(1, replace(GUIDANCE, override=Override(2, Cause.FROZEN, 1010.0))), 50.0)
+    assert [subject.table(at).source for at in (60.0, 60.1)] == [Source.FIXED, Source.LAW]
+    assert (subject.override(60.0), subject.override(60.1)) == (Override(2, Cause.FROZEN, 1010.0), None)
 
 
 @pytest.mark.parametrize("version", [0, 4, 5])
-def test_a_version_that_is_not_newer_is_refused_even_after_expiry(version: int) -> None:
+def test_a_version_that_is_not_newer_is_refused(version: int) -> None:
     subject = control()
-    subject.offer(schedule(version=5, valid_for_s=1.0, default=[(1, 1, 6)]), now=0.0)
+    subject.offer(schedule(version=5), now=0.0)
     with pytest.raises(StaleScheduleError, match="version 5 is in force"):
-        subject.offer(schedule(version=version), now=50.0)
+        subject.offer(schedule(version=version), now=1e9)
 
 
 @pytest.mark.parametrize(
     ("offered", "field"),
     [
-        (schedule(version=9, default=[(1, 1, 2)], code=[(1, 4, 8)]), "classes.code"),
-        (Schedule("other", "p", 9, 0.0, 1.0, 0.0, {"default": (KRange(1, 1, 1),)}), "model"),
-        (Schedule("m", "other", 9, 0.0, 1.0, 0.0, {"default": (KRange(1, 1, 1),)}), "pool"),
+        (schedule(9, None), "guidance"),
+        (Schedule("other", "p", 9, 0.0, GUIDANCE), "model"),
+        (Schedule("m", "other", 9, 0.0, GUIDANCE), "pool"),
     ],
 )
 def test_a_refused_schedule_names_its_field_and_leaves_the_running_one(offered: Schedule, field: str) -> None:
     subject = control()
-    subject.offer(schedule(version=1, default=[(1, 1, 6)]), now=0.0)
+    subject.offer(schedule(1, fixed(6)), now=0.0)
     with pytest.raises(ScheduleRefusedError) as caught:
         subject.offer(offered, now=0.0)
     assert caught.value.field == field
-    assert subject.version == 1
-    assert subject.table(0.0).k("default", 4, 1) == 6
+    assert (subject.version, found(subject, 0.0)) == (1, (Source.FIXED, 6))
 
 
 def test_a_static_k_above_k_max_is_refused_at_birth() -> None:
@@ -189,17 +163,17 @@ def test_a_static_k_above_k_max_is_refused_at_birth() -> None:
 
 def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, began, may_go_on = control(), threading.Event(), threading.Event()
+    way_of = subject._way
 
-    def slowly(offered: Schedule, max_running: int) -> apply.KTable:
-        if offered.version == 5:
+    def slowly(guidance: Guidance, *arguments: Any) -> Any:
+        if guidance.override == Override(5):
             began.set()
             assert may_go_on.wait(PATIENCE_S)
-        return table_of(offered, max_running)
+        return way_of(guidance, *arguments)
 
-    monkeypatch.setattr(apply, "table_of", slowly)
+    monkeypatch.setattr(subject, "_way", slowly)
     older, newer = (
-        threading.Thread(target=subject.offer, args=(schedule(version, default=[(1, 32, version)]), 0.0))
-        for version in (5, 6)
+        threading.Thread(target=subject.offer, args=(schedule(version, fixed(version)), 0.0)) for version in (5, 6)
     )
     older.start()
     assert began.wait(PATIENCE_S)
@@ -208,4 +182,4 @@ def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytes
     may_go_on.set()
     for thread in (older, newer):
         thread.join(PATIENCE_S)
-    assert (subject.version, subject.table(0.0).k("default", 4, 1)) == (6, 6)
+    assert (subject.version, found(subject, 0.0)) == (6, (Source.FIXED, 6))

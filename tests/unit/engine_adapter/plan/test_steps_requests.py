@@ -1,9 +1,14 @@
 """A request from its prompt to its end: what is read, where it begins, pre-emption, more input to a session."""
 
 from specpilot.engine_adapter.evidence.meter import StepKind, StepShape
-from tests.support.k_tables import by_load, table
-from tests.support.planning import UP
+from specpilot.engine_adapter.plan.planner import Planner
+from specpilot.engine_adapter.plan.step_room import StepRoom
+from tests.support.k_tables import table
+from tests.support.planning import K_MAX, UP
 from tests.support.stepped_engine import Engine, drafts, named, prefill_steps, steps_by_kind, tokens
+
+ROOM = StepRoom(12, 2048, is_parallel=True)
+"""In which only one running request has room for seven drafts."""
 
 
 def test_a_prompt_with_an_image_is_not_held() -> None:
@@ -151,12 +156,12 @@ def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_n
 
 
 def test_running_decodes_without_a_token_in_the_step_are_counted() -> None:
-    engine = Engine(by_load(7, 7, 2))
+    engine = Engine(table(default=7), planner=Planner(K_MAX, 64, room=ROOM))
     engine.prefill("a", "b", "c")
     engine.end(engine.begin(drafted=dict.fromkeys("abc", 2), a=3, b=3, c=3), a=1, b=1, c=1)
     everyone = [engine.requests[name] for name in "abc"]
     step = engine.begin(drafted={"a": 2}, running=everyone, a=3)
-    assert engine.plan.width == 2
+    assert engine.plan.width == ROOM.largest_k(3) < 7
     engine.end(step, a=1)
     for name in "bc":  # their last tokens are under way
         engine.requests[name].num_output_placeholders = engine.requests[name].max_tokens
@@ -165,7 +170,7 @@ def test_running_decodes_without_a_token_in_the_step_are_counted() -> None:
 
 
 def test_a_running_prompt_without_a_token_in_the_step_is_no_decode() -> None:
-    engine = Engine(by_load(7, 2))
+    engine = Engine(table(default=7), planner=Planner(K_MAX, 64, room=ROOM))
     engine.prefill("a")
     engine.end(engine.begin(a=8, drafted={"a": 7}, b=9, prefilling=["b"]), a=1)
     engine.begin(a=8, drafted={"a": 7}, running=[engine.requests["a"], engine.requests["b"]])

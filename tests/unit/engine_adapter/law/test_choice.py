@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from specpilot.policy.choice import Chooser, Group, step_of, worth_of
+from specpilot.engine_adapter.law.choice import Chooser, Group, step_of, worth_of
+from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.policy.graphs import Graphs
-from specpilot.policy.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.policy.schedule import Objective
 from tests.simulation.h200_plant import FULL, graphs
 
@@ -93,7 +93,7 @@ def test_a_chooser_that_is_kept_chooses_as_a_new_one(objective: Objective) -> No
 
 @pytest.mark.parametrize("positions", [1, 20, 1000])
 def test_a_choice_of_some_widths_at_a_time_is_the_same(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specpilot.policy.choice.POSITIONS_AT_ONCE", positions)
+    monkeypatch.setattr("specpilot.engine_adapter.law.choice.POSITIONS_AT_ONCE", positions)
     draw = random.Random(5)
     for _ in range(100):
         groups, al, priced = drawn(draw, draw.choice((None, graphs(FULL))))

@@ -3,7 +3,7 @@
     rate = V / T,    V = sum_g w_g n_g AL_g(K_g) / sum_g w_g n_g
 
 g: groups; w: weight; n: decodes; AL(K): acceptance length, the mean tokens per decode and step with K drafted tokens;
-T: seconds of the step (`policy.prices`).
+T: seconds of the step (`law.prices`).
 
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
 this list wins. A position costs one token to verify for each decode of its group. The first position of a draft also
@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.policy.prices import Prices
+from specpilot.engine_adapter.law.prices import Prices
 from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
@@ -223,13 +223,25 @@ class Worth(NamedTuple):
     cost_tokens: float
 
 
-def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> list[list[Worth]]:
+def keeps_slos(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> bool:
+    """Return whether a step of these K by group keeps the latency bound of every group with decodes."""
+    outcome = _outcome_of(groups, lengths, prices, ks)
+    return outcome.seconds <= outcome.limit_s
+
+
+def worth_of(
+    groups: Sequence[Group],
+    lengths: Vector,
+    prices: Prices,
+    ks: Sequence[int],
+    between: Callable[[], None] = lambda: None,
+) -> list[list[Worth]]:
     """Return, for each group, the last draft position that `ks` takes and the next one. They explain K.
 
     Position k is worth w S_k tokens. Its cost in tokens is the time that it adds to the step, times the batch's tokens
     per second under `ks`, divided by the decodes of the group. Without bounds, and for throughput, a position is taken
     if and only if it is worth more than it costs, with few exceptions. The list is empty for a group without decodes.
-    At K = 0 there is no last position, at K_max no next one.
+    At K = 0 there is no last position, at K_max no next one. `between` is called after each group.
     """
     k_max = lengths.shape[1] - 1
     present = _outcome_of(groups, lengths, prices, ks)
@@ -249,6 +261,7 @@ def worth_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Seque
             )
             for position in positions
         ])  # fmt: skip
+        between()
     return worths
 
 

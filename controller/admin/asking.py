@@ -1,0 +1,165 @@
+"""Asks engines about K: what they run and why, what they would choose, what a policy would do (`policy.questions`).
+
+A few engines stand for a large pool. An engine that has not answered within `WAIT_S` is named as silent. Numbers of a
+pool are sums or means over the engines that answered.
+"""
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specpilot.controller.law.context import PoolContext
+from specpilot.controller.pools import pool_contexts
+from specpilot.policy.clock import Clock
+from specpilot.policy.freeze import freeze_of
+from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.names import PoolKey
+from specpilot.policy.questions import Answer, Kind, Prediction, Question
+from specpilot.policy.schedule import Guidance, KRange
+from specpilot.policy.store import Store
+
+SAMPLE = 8
+"""Largest number of engines of a pool that are asked."""
+
+WAIT_S = 1.0
+"""Seconds in which engines must answer. An engine reads questions at least every half second."""
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The answers to one question to a pool. `silent`: by engine, why there is no answer of it.
+
+    `in_force`, `chosen` and `static` are means over the answers that predict, `gain_ratio` is the throughput of
+    `chosen` over that in force, minus 1, and `k_by_load` has the mean K. `unknown`: why nothing is predicted.
+    """
+
+    model: str
+    pool: str
+    engines: int
+    answers: tuple[Answer, ...] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+    in_force: Prediction | None = None
+    chosen: Prediction | None = None
+    static: Prediction | None = None
+    gain_ratio: float | None = None
+    k_by_load: Mapping[str, tuple[KRange, ...]] = field(default_factory=dict)
+    unknown: str = ""
+
+
+class Asker:
+    """Asks engines through `store`; one question to a pool at a time."""
+
+    def __init__(self, store: Store, clock: Clock, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._store = store
+        self._clock = clock
+        self._sleep = sleep
+        self._asking: defaultdict[PoolKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def ask(self, model: str, pool: str, kind: Kind, guidance: Guidance | None = None) -> Asked:
+        """Ask the engines of a pool; raises `StoreUnavailableError`."""
+        engines = await asyncio.to_thread(self._store.engines)
+        able = [item.engine_id for item in engines if (item.model, item.pool) == (model, pool) and item.k_max > 0]
+        question = Question(secrets.token_hex(8), kind.value, sample(able), guidance)
+        if not able:
+            return combined(model, pool, question, {}, 0)
+        async with self._asking[model, pool]:
+            await asyncio.to_thread(self._store.put_question, model, pool, question)
+            until = self._clock.monotonic() + WAIT_S
+            while True:
+                answers = await asyncio.to_thread(self._store.answers, question)
+                if len(answers) == len(question.engines) or self._clock.monotonic() >= until:
+                    break
+                await self._sleep(_LOOK_S)
+            await asyncio.to_thread(self._store.remove_question, model, pool, question.question_id)
+        return combined(model, pool, question, answers, len(able))
+
+    async def forecast(self, model: str, policy: Policy | None, default_mode: Mode) -> list[Asked]:
+        """Ask every pool of a model what `policy` would do (`None`: the defaults); K of a frozen model stays."""
+        tried = policy or Policy(model, mode=default_mode)
+        engines, freezes = await asyncio.to_thread(lambda: (self._store.engines(), self._store.freezes()))
+        freeze = freeze_of(freezes, model, self._clock.now())
+        contexts = pool_contexts((item for item in engines if item.model == model), {model: tried}, (), default_mode)
+        return await asyncio.gather(
+            *(self.ask(model, item.pool, Kind.EXPLAIN, _guidance(replace(item, freeze=freeze))) for item in contexts)
+        )
+
+
+def sample(engines: Sequence[str]) -> tuple[str, ...]:
+    """Return at most `SAMPLE` of the engines, spread over their order."""
+    names, count = sorted(engines), min(len(engines), SAMPLE)
+    return tuple(names[at * len(names) // count] for at in range(count))
+
+
+def combined(
+    model: str, pool: str, question: Question, answers: Mapping[str, Answer | Exception], engines: int
+) -> Asked:
+    """Return what the answers say together; `engines` is the number of engines of the pool that can speculate."""
+    readable = tuple(item for name in question.engines if isinstance(item := answers.get(name), Answer))
+    silent = {
+        name: "its answer cannot be read" if name in answers else f"no answer within {WAIT_S:g} s"
+        for name in question.engines
+        if not isinstance(answers.get(name), Answer)
+    }
+    predicting = [item for item in readable if item.chosen is not None]
+    in_force, chosen, static = (
+        _mean([each for item in predicting if (each := getattr(item, way)) is not None])
+        for way in ("in_force", "chosen", "static")
+    )
+    rows = [item.k_by_load for item in readable if item.k_by_load]
+    reasons = [item.unknown for item in readable if item.unknown]
+    unknown = ""
+    if chosen is None and not rows:
+        unknown = reasons[0] if reasons else "no engine answers" if engines else "no engine of the pool can speculate"
+    return Asked(
+        model, pool, engines, readable, silent, in_force, chosen, static,
+        gain_ratio=chosen.throughput / in_force.throughput - 1 if chosen and in_force else None,
+        k_by_load={name: _mean_row([item[name] for item in rows if name in item]) for name in _names(rows)},
+        unknown=unknown,
+    )  # fmt: skip
+
+
+def _guidance(context: PoolContext) -> Guidance:
+    return context.guidance() if context.freeze is None else context.frozen_guidance(context.freeze)
+
+
+def _names(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    return sorted({name for item in rows for name in item})
+
+
+def _mean(predictions: Sequence[Prediction]) -> Prediction | None:
+    if not predictions:
+        return None
+
+    def by_class(field_name: str) -> dict[str, float]:
+        values: defaultdict[str, list[float]] = defaultdict(list)
+        for item in predictions:
+            for name, value in getattr(item, field_name).items():
+                values[name].append(value)
+        return {name: sum(each) / len(each) for name, each in sorted(values.items())}
+
+    count = len(predictions)
+    return Prediction(
+        by_class("k"),
+        sum(item.throughput for item in predictions) / count,
+        sum(item.step_s for item in predictions) / count,
+        by_class("itl_ms"),
+    )
+
+
+def _mean_row(rows: Sequence[Sequence[KRange]]) -> tuple[KRange, ...]:
+    """Return the rounded mean K of several engines; above its last range the last K of a row applies."""
+    mean: list[KRange] = []
+    low = 1
+    for high in sorted({item.hi for row in rows for item in row}):
+        ks = [next((item.k for item in row if low <= item.hi), row[-1].k) for row in rows]
+        k = int(sum(ks) / len(ks) + 0.5)
+        if mean and mean[-1].k == k:
+            mean[-1] = mean[-1]._replace(hi=high)
+        else:
+            mean.append(KRange(low, high, k))
+        low = high + 1
+    return tuple(mean)

@@ -1,0 +1,177 @@
+"""Predicts the step of a batch under a choice of K, and the choice itself, from an engine's own estimates. Pure.
+
+It answers questions (`agent.answers`), on a thread beside that of the engine's steps: `between` is called between two
+parts of a computation. The estimates are shared with the law, but not the choosers that they cache.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from specpilot.engine_adapter.law.batch_choice import (
+    BAND,
+    REQUIREMENT_AT,
+    Choice,
+    Estimates,
+    Requirements,
+    chosen,
+    group_of,
+    k_of_batch,
+)
+from specpilot.engine_adapter.law.choice import keeps_slos, step_of
+from specpilot.policy.graphs import Graphs
+from specpilot.policy.names import DEFAULT_CLASS
+from specpilot.policy.questions import ALL_CLASSES, Prediction
+from specpilot.policy.schedule import KRange
+
+_EACH_UP_TO = 8
+_STEP = 1.25
+"""K by load is computed for each number of decodes up to the first value, then in steps by this factor."""
+_MS = 1000.0
+
+
+class Decodes(NamedTuple):
+    """Decodes alike: their class, the code of their band (`evidence.request_acceptance`), and their K in force."""
+
+    traffic_class: str
+    code: int
+    k: int
+
+
+Batch = Mapping[Decodes, int]
+Pause = Callable[[], None]
+
+
+def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> dict[Decodes, int]:
+    """Return K of each group of the batch by the law, with these requirements."""
+    apart = replace(estimates, choosers={})
+    k_of = chosen(apart, requirements, _counts(requirements, batch), None, between).k_of
+    return {group: k_of[_code(requirements, group)] for group in batch}
+
+
+def fixed_k(k_of: Mapping[str, int], batch: Batch) -> dict[Decodes, int]:
+    """Return K of each group of the batch from K by class."""
+    return {group: k_of.get(group.traffic_class, k_of[DEFAULT_CLASS]) for group in batch}
+
+
+def predicted(
+    estimates: Estimates, requirements: Requirements, batch: Batch, k_of: Mapping[Decodes, int]
+) -> Prediction:
+    """Return the prediction for these K of the groups of a batch, weighted by `requirements`."""
+    groups = [group_of(requirements, estimates, _code(requirements, each), count) for each, count in batch.items()]
+    ks = [k_of[each] for each in batch]
+    tokens, seconds = step_of(groups, estimates.lengths, estimates.prices, ks)
+    step_s = seconds * estimates.slowdown
+    decodes: Counter[str] = Counter()
+    drafted: Counter[str] = Counter()
+    lengths: dict[str, float] = {}
+    for (each, count), k in zip(batch.items(), ks, strict=True):
+        name = each.traffic_class
+        decodes[name] += count
+        drafted[name] += count * k
+        lengths[name] = lengths.get(name, 0.0) + count * float(estimates.lengths[each.code & BAND, k])
+    return Prediction(
+        k={name: drafted[name] / count for name, count in decodes.items()},
+        throughput=float(tokens / step_s),
+        step_s=float(step_s),
+        itl_ms={name: float(_MS * step_s * count / lengths[name]) for name, count in decodes.items()},
+    )
+
+
+def breaks_slo(choice: Choice, static_k: int) -> bool | None:
+    """Return whether the static K breaks an SLO that `choice` keeps, for its own batch; `None`: no class has an SLO."""
+    estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
+    if estimates is None or not any(item.itl_slo_ms for item in requirements.distinct):
+        return None
+    groups = [group_of(requirements, estimates, code, count) for code, count in counts.items()]
+    static = [min(max(static_k, group.low), group.high) for group in groups]
+    is_kept, is_kept_by_static = (
+        keeps_slos(groups, estimates.lengths, estimates.prices, ks)
+        for ks in ([choice.k_of[code] for code in counts], static)
+    )
+    return bool(is_kept and not is_kept_by_static)
+
+
+def k_by_load(
+    estimates: Estimates, requirements: Requirements, batch: Batch, numbers: Sequence[int], between: Pause
+) -> dict[str, tuple[KRange, ...]]:
+    """Return K by number of running decodes for requests like those of `batch`, which must not be empty.
+
+    K is the rounded mean by class, and under `ALL_CLASSES` over all requests. Requests without a verified draft count
+    for the band in which they start.
+    """
+    shares: Counter[tuple[str, int]] = Counter()  # by class and code without the mark of an unprobed request
+    for group, count in batch.items():
+        shares[group.traffic_class, group.code & BAND] += count
+    apart = replace(estimates, choosers={})
+    rows: dict[str, list[int]] = {}
+    for number in numbers:
+        counts = _scaled(shares, number)
+        by_group: Counter[int] = Counter()
+        for (name, band), count in counts.items():
+            by_group[_code(requirements, Decodes(name, band, 0))] += count
+        k_of = k_of_batch(apart, requirements, by_group, None, between)
+        sums: dict[str, list[float]] = {}
+        for (name, band), share in shares.items():
+            k = k_of[_code(requirements, Decodes(name, band, 0))]
+            for row in (name, ALL_CLASSES):
+                whole, weighted = sums.setdefault(row, [0.0, 0.0])
+                sums[row] = [whole + share, weighted + share * k]
+        for row, (whole, weighted) in sums.items():
+            rows.setdefault(row, []).append(int(weighted / whole + 0.5))
+        between()
+    return {row: ranges(numbers, ks) for row, ks in rows.items()}
+
+
+def loads(most: int, k_max: int, graphs: Graphs | None) -> list[int]:
+    """Return the numbers of running decodes, up to `most`, at which K by load is computed.
+
+    They include each number from which on a step with one K for all exceeds the largest CUDA graph.
+    """
+    points = list(range(1, min(most, _EACH_UP_TO) + 1))
+    while points[-1] < most:
+        points.append(min(most, int(points[-1] * _STEP) + 1))
+    cliffs: set[int] = set()
+    for k in range(k_max + 1) if graphs is not None else ():
+        assert graphs is not None
+        kinds = (graphs.mixed, graphs.varlen, graphs.uniform.get(1 + k, ()))
+        cliffs |= {max(sizes) // (1 + k) + 1 for sizes in kinds if sizes}
+        if k and graphs.drafter:
+            cliffs.add(max(graphs.drafter) // (2 * k) + 1)
+    return sorted({*points, *(number for number in cliffs if number <= most)})
+
+
+def ranges(numbers: Sequence[int], ks: Sequence[int]) -> tuple[KRange, ...]:
+    """Return K as ranges: `ks[i]` from `numbers[i]` to the next number; neighbours with the same K are merged."""
+    merged: list[KRange] = []
+    ends = [*(following - 1 for following in numbers[1:]), numbers[-1]]
+    for low, high, k in zip(numbers, ends, ks, strict=True):
+        if merged and merged[-1].k == k:
+            merged[-1] = KRange(merged[-1].lo, high, k)
+        else:
+            merged.append(KRange(low, high, k))
+    return tuple(merged)
+
+
+def _code(requirements: Requirements, group: Decodes) -> int:
+    index_of = requirements.index_of
+    return index_of.get(group.traffic_class, index_of[DEFAULT_CLASS]) << REQUIREMENT_AT | group.code
+
+
+def _counts(requirements: Requirements, batch: Batch) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for group, count in batch.items():
+        counts[_code(requirements, group)] += count
+    return counts
+
+
+def _scaled(shares: Mapping[tuple[str, int], int], number: int) -> dict[tuple[str, int], int]:
+    """Return `number` decodes, distributed by `shares` as whole numbers."""
+    whole = sum(shares.values())
+    exact = {key: share * number / whole for key, share in shares.items()}
+    counts = {key: math.floor(value) for key, value in exact.items()}
+    for key in sorted(exact, key=lambda key: counts[key] - exact[key])[: number - sum(counts.values())]:
+        counts[key] += 1
+    return counts
