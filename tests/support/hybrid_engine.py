@@ -10,8 +10,8 @@ itself, and until then the vectors of earlier tokens make t likelier. All other 
 the last token again and again, so drafts of every length are accepted: a step without drafts after one of these is what
 shows a stale state.
 
-On a CPU these layers run in bfloat16, so where two tokens are nearly as likely the order of additions decides. And their
-convolution keeps its input for a constant number of drafts: if a step verifies fewer tokens than the one before
+On a CPU these layers run in bfloat16, so where two tokens are nearly as likely the order of additions decides. And
+their convolution keeps its input for a constant number of drafts: if a step verifies fewer tokens than the one before
 accepted, it ends the engine. Here it reads the present token alone, so what it keeps does not matter, and it gets a
 number that it takes. It is called so for steps of one length only; so one request runs at a time.
 """
