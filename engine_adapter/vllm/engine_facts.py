@@ -5,6 +5,7 @@ from copy import copy
 from pkgutil import resolve_name
 from typing import Any
 
+from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
 
@@ -143,6 +144,8 @@ def is_steered(vllm_config: Any) -> bool:
 def plans_drafts(vllm_config: Any) -> bool:
     """Whether the scheduler is the adapter's, or plans drafts like it."""
     kind = vllm_config.scheduler_config.scheduler_cls
+    if kind is None:  # when the configuration is complete it gets the adapter's (`engine_args`)
+        return vllm_config.speculative_config is not None and plugin_names.is_switched_on()
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
 
 

@@ -1,6 +1,7 @@
 """The adapter beside vLLM's other features, in real engines: the text of no speculation, or a clear refusal."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -128,6 +129,12 @@ def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool)
         "print(hasattr(EngineCore, plugin.core_methods.STATE_METHOD), is_wrapped)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"VLLM_PLUGINS": "specpilot"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
     )
     assert done.stdout.splitlines()[-1:] == [f"True {wrapped}"], done.stderr

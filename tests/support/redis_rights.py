@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from specpilot.bench.fleet.redis_servers import Node, is_answering
-
 from specpilot.policy.store import Store
 from tests.support.redis_server import SYSTEM
+from tests.support.redis_topologies import Node, is_answering
 from tests.support.stack import until
 
 NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
