@@ -9,7 +9,7 @@ from specpilot.controller.law.control_group import ControlGroup
 from specpilot.engine_adapter.evidence import request_acceptance
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.law import batch_choice, price_fit
-from specpilot.policy.prices import Prices
+from specpilot.engine_adapter.law.prices import Prices
 from tests.simulation import ablate
 from tests.simulation.ablations import IDEAS, without
 
