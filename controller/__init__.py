@@ -4,6 +4,6 @@ It does not choose K in normal operation; the engines do (`specpilot.engine_adap
 
 - the loop: `loop`; what a tick decides for one pool: `law.tick`;
 - the measured gain and the fall back to the static K: `law.control_group`; canaries: `experiments`;
-- estimates of the engines' choice, for `explain`, forecasts and freezes: `law.estimate`;
+- questions to engines, for `explain` and forecasts: `admin.asking`;
 - what operators may do: `admin`, and the commands: `cli`.
 """
