@@ -77,7 +77,7 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     yield ("bench", "sweep", "--endpoints", "none=http://127.0.0.1:9"), "--control-token", SECRETS
-    yield ("bench", "sweep"), "--endpoints", tuple(f"none={url}" for url in LOGINS)
+    yield ("bench", "sweep"), "--endpoints", tuple(f"none={url}" for url in (*LOGINS, *QUERIES))
 
 
 @pytest.fixture(autouse=True)
