@@ -189,6 +189,15 @@ def test_an_event_too_long_to_keep_is_charged_by_its_own_usage_not_by_one_that_w
     assert (usage.input_tokens, usage.output_tokens) == (500, 70)
 
 
+def test_tokens_are_counted_alike_however_the_events_are_read() -> None:
+    events = [event(""), *[event("abcdefgh")] * 100]
+    one_by_one, together, mixed = SseTap(), SseTap(), SseTap()
+    read(one_by_one, *events)
+    read(together, b"".join(events))
+    read(mixed, b"".join(events[:2]), *events[2:])
+    assert one_by_one.tokens == together.tokens == mixed.tokens == 200
+
+
 def test_tokens_are_counted_by_events_or_by_their_text_where_that_is_more() -> None:
     plain, merged = SseTap(), SseTap()
     read(plain, event(""), *[event("abcd")] * 100)
