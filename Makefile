@@ -62,7 +62,7 @@ structure: setup  ## Draw the import graph by folder into docs/architecture/stru
 PYTEST = $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 LONGEST_FIRST = tests/e2e tests/closed_loop tests/integration tests/contract tests/unit tests/fuzz
 
-test: lint  ## Lint, and the tests that find nearly all faults: 15 minutes on two cores
+test: lint  ## Lint, and the tests that find nearly all faults: about 15 minutes on two cores
 	$(PYTEST) --extended drawn $(LONGEST_FIRST) $(ARGS)
 
 test-all: lint test-compiled  ## Every test, every variant, the compiled gateway's too: before an issue is closed, before a release

@@ -41,15 +41,16 @@ def with_adapter(named: str | None, installed: Callable[[str], Iterable[str]] = 
 
 
 def is_switched_on() -> bool:
-    """Whether `VLLM_PLUGINS` names the adapter."""
-    return ADAPTER in [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    """Whether `VLLM_PLUGINS` names the adapter, read as vLLM reads it: a name with a blank is another one."""
+    return ADAPTER in os.environ.get(VARIABLE, "").split(",")
 
 
 def check_switched_on() -> None:
     """Raise `UnsupportedEngineError` if the adapter's scheduler is used without its plugin."""
     if not is_switched_on():
         raise UnsupportedEngineError(
-            f"the adapter's plugin is not loaded: set {VARIABLE}={ADAPTER}, and leave out --scheduler-cls"
+            f"the adapter's plugin is not loaded: set {VARIABLE}={ADAPTER} (names by commas, without blanks), and "
+            "leave out --scheduler-cls"
         )
 
 

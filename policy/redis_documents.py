@@ -29,6 +29,9 @@ class Place(NamedTuple):
 
 _FENCE = Place(redis_keys.FENCE)
 
+WRITE_TRIES = 100
+"""Times that a write decides anew because another one was faster. Only the faster ones can use them up."""
+
 
 class Documents:
     """Reads and writes documents over a connection to Redis."""
@@ -64,10 +67,11 @@ class Documents:
         """Write what `decide` makes of the texts at `places`, in its order; an empty text removes a field.
 
         `decide` gets `None` for a place without a text. Returns whether it returned anything to write. With `lease`,
-        raises `FencedError`, and nothing is written, if another controller has led since.
+        raises `FencedError`, and nothing is written, if another controller has led since. Raises
+        `StoreUnavailableError` if others were faster `WRITE_TRIES` times.
         """
         fence = [] if lease is None else [(_FENCE, str(lease.fence))]
-        while True:
+        for _ in range(WRITE_TRIES):
             texts = self._texts(places)
             writes = decide(*texts)
             if not writes:
@@ -82,6 +86,7 @@ class Documents:
                 return True
             if lease is not None and differing == 1:
                 raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
+        raise StoreUnavailableError(f"{places[0].key} was changed by others {WRITE_TRIES} times meanwhile; try again")
 
     def _texts(self, places: Sequence[Place]) -> Sequence[bytes | None]:
         if len(places) == 1:

@@ -111,7 +111,7 @@ class _Exporter:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._agent = scheduler._agent  # noqa: SLF001 - its thread is replaced
-        self._agent.stop()
+        self._agent._stopped.set()  # noqa: SLF001
         self._began_at = time.monotonic()
         self._agent._clock = self  # noqa: SLF001
         self._due = threading.Semaphore(0)

@@ -19,6 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import Request
 
 from specpilot.policy.http_client import open_url
+from specpilot.policy.settings import without_secrets
 
 CALIBRATED_WITHIN_S = 180.0
 """Seconds in which a starting engine has measured its own steps, or stopped trying."""
@@ -41,19 +42,19 @@ def model_of(url: str) -> str:
 
     The bearer token is `OPENAI_API_KEY`, as in `vllm bench serve`.
     """
-    address = f"{url}/v1/models"
-    request = Request(address)  # noqa: S310 - the address that the user gave
+    request = Request(f"{url}/v1/models")  # noqa: S310 - the address that the user gave
+    shown = without_secrets(request.full_url)
     if key := os.environ.get("OPENAI_API_KEY"):
         request.add_header("Authorization", f"Bearer {key}")
     try:
         with open_url(request, timeout=TIMEOUT_S) as reply:
             return str(json.loads(reply.read())["data"][0]["id"])
     except HTTPError as error:
-        raise EndpointError(f"{address} answers {error.code}; check the URL, without /v1") from error
+        raise EndpointError(f"{shown} answers {error.code}; check the URL, without /v1") from error
     except (OSError, HTTPException) as error:
-        raise EndpointError(f"{address} does not answer: {getattr(error, 'reason', error)}") from error
+        raise EndpointError(f"{shown} does not answer: {getattr(error, 'reason', error)}") from error
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise EndpointError(f"{address} does not list models as OpenAI's API does; check the URL") from error
+        raise EndpointError(f"{shown} does not list models as OpenAI's API does; check the URL") from error
 
 
 class Steering:
@@ -61,6 +62,7 @@ class Steering:
 
     def __init__(self, url: str, control_token: str | None = None) -> None:
         self._url = url
+        self._shown = without_secrets(url)
         self._token = control_token
         self._before: dict[str, Any] | None = None
         self._version: int | None = None
@@ -79,7 +81,7 @@ class Steering:
         """Raise `EndpointError` unless the schedule by which K was set to `k` is the one in force."""
         fault = None if k is None else fault_of(self.state(), self._version)
         if fault is not None:
-            raise EndpointError(f"{self._url} no longer has the K = {k} of this arm: {fault}")
+            raise EndpointError(f"{self._shown} no longer has the K = {k} of this arm: {fault}")
 
     def give_back(self) -> None:
         """Restore the schedule from before the first `set_k`; raises `EndpointError`."""
@@ -120,16 +122,16 @@ class Steering:
             with error:
                 text = error.read().decode(errors="replace")[:300]
             if (refusal := _refusal(text, has_token=bool(self._token))) is not None:
-                raise RefusedError(f"{self._url} {refusal}") from error
+                raise RefusedError(f"{self._shown} {refusal}") from error
             if error.code == _NOT_FOUND:
-                raise EndpointError(f"{self._url} has no /speculation, so it is no engine of SpecPilot's") from error
-            raise EndpointError(f"{self._url} refuses {action}: {error.code} {text}") from error
+                raise EndpointError(f"{self._shown} has no /speculation, so it is no engine of SpecPilot's") from error
+            raise EndpointError(f"{self._shown} refuses {action}: {error.code} {text}") from error
         except (OSError, HTTPException) as error:
-            raise EndpointError(f"{self._url} does not answer: {getattr(error, 'reason', error)}") from error
+            raise EndpointError(f"{self._shown} does not answer: {getattr(error, 'reason', error)}") from error
         except ValueError:
             state = None
         if not isinstance(state, dict) or not state.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
-            raise EndpointError(f"{self._url} does not report the K in force, so it is no engine of SpecPilot's")
+            raise EndpointError(f"{self._shown} does not report the K in force, so it is no engine of SpecPilot's")
         return state
 
 

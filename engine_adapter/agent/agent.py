@@ -70,8 +70,9 @@ class Agent:
             self._link.begin_drain()
 
     def stop(self) -> None:
-        """Stop both threads and deregister."""
+        """Stop both threads, deregister, and remove the page of metrics."""
         self._stopped.set()
+        self._exporter.remove()
         if self._link is not None:
             self._link.stop()
 

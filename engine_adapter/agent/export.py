@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
@@ -111,9 +112,9 @@ class MetricsExporter:
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""
-        if self._file is None:
-            return
         with self._lock:
+            if self._file is None:
+                return
             text = "".join(family.text() for family in self._families if family is not self._age)
             if text == self._written and self._skipped < UNCHANGED_EXPORTS:
                 self._skipped += 1
@@ -128,6 +129,18 @@ class MetricsExporter:
                 self._is_failing = True
                 return
             self._written, self._skipped, self._is_failing = text, 0, False
+
+    def remove(self) -> None:
+        """Remove the page for good, and the folder if no other engine core has a page in it.
+
+        The server's process, which made the folder, may be ended by a signal before it can remove it.
+        """
+        with self._lock:
+            if self._file is not None:
+                with suppress(OSError):
+                    self._file.unlink(missing_ok=True)
+                    self._file.parent.rmdir()
+                self._file = None
 
     def text(self) -> str:
         """Return the page."""

@@ -50,7 +50,8 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
         *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
     ]
     faults += filter(None, [head_fault(speculative), mtp_fault(vllm_config), full_graph_fault(vllm_config)])
-    faults += recurrent_faults(vllm_version(), vllm_config.model_config)
+    device = getattr(getattr(vllm_config, "device_config", None), "device_type", None)
+    faults += recurrent_faults(vllm_version(), vllm_config.model_config, device)
     deepest = max(AdapterSettings().graph_k or (), default=0)
     if deepest and deepest > vllm_config.num_speculative_tokens:
         faults.append(
@@ -125,14 +126,21 @@ def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[st
     return faults
 
 
-def recurrent_faults(version: str, model: Any) -> list[str]:
+def recurrent_faults(version: str, model: Any, device: str | None = None) -> list[str]:
     """Return why K = 0 would change the text of a model with recurrent layers (GDN, Mamba) on vLLM `version`.
 
     A verifying step leaves such a layer's state in the slot of the last accepted token. Before 0.32 the next step reads
     the first slot if it verifies no drafts (`zero_draft_decode_mask` in vLLM 0.32's `gpu_model_runner`), which is stale
-    if drafts were accepted. vLLM alone verifies drafts in every step; the adapter does not.
+    if drafts were accepted. vLLM alone verifies drafts in every step; the adapter does not. On a CPU the convolution of
+    such a layer takes a constant number of drafts, and ends an engine that verifies fewer than it accepted before.
     """
     is_recurrent = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
+    if is_recurrent and device == "cpu":
+        fault = (
+            "vLLM's recurrent layers (GDN, Mamba) take one number of drafts on a CPU, and another K would end the "
+            "engine: start without speculation or without the adapter"
+        )
+        return [fault]
     if not is_recurrent or not is_tested(version, _LOSES_RECURRENT_STATE):
         return []
     fault = (

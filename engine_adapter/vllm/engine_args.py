@@ -15,10 +15,14 @@ from typing import Any
 
 from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
+from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm import versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
+
+_SHORT_FLAGS = {"method": "method", "model": "model", "tokens": "num_speculative_tokens"}
+"""The part of vLLM's flag and argument behind `spec`, and its field of the speculative configuration."""
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner."""
@@ -46,14 +50,15 @@ def complete(args: Any) -> None:
     if args.dtype == number_format.AUTO and args.quantization is None:
         args.dtype = number_format.fitting(args.model)
     _share_metrics()
-    if not args.speculative_config:
+    speculative = _speculation(args)
+    if not speculative:
         return
     if args.per_request_spec_decode_metrics == "none":
         args.per_request_spec_decode_metrics = "summary"
     if not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2):
         os.environ.setdefault(RUNNER, "0")
     if _has_cuda() and not _has_graph_sizes(args):
-        k_max = args.speculative_config.get("num_speculative_tokens")
+        k_max = speculative.get("num_speculative_tokens")
         args.max_cudagraph_capture_size = graph_size.capture_size(args.max_num_seqs, k_max)
 
 
@@ -64,11 +69,23 @@ def set_scheduler(vllm_config: Any) -> None:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
 
 
+def _speculation(args: Any) -> dict[str, Any]:
+    """Return what the arguments state of speculation: as JSON, or by vLLM's short flags (`--spec-model` and so on)."""
+    short = {name: getattr(args, f"spec_{flag}", None) for flag, name in _SHORT_FLAGS.items()}
+    return {name: value for name, value in short.items() if value is not None} | dict(args.speculative_config or {})
+
+
 def _share_metrics() -> None:
     """Make the folder in which the engine's processes leave their pages of metrics for the server."""
-    if not os.environ.get(FOLDER):
+    if os.environ.get(FOLDER):
+        return
+    try:
         folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="specpilot-metrics-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    except OSError as error:
+        raise UnsupportedEngineError(
+            f"no folder for metrics can be made ({error.strerror}): set TMPDIR to a folder that can be written"
+        ) from error
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _has_graph_sizes(args: Any) -> bool:

@@ -44,6 +44,9 @@ RETRY_S: Final = 0.5
 SETTLE_S: Final = 15.0
 """Seconds after Redis has lost documents in which they are kept: time for their writers to write them again."""
 
+LOST_KEYS: Final = 10_000
+"""Keys that are remembered after Redis lost them, the latest ones, so that one that comes back is noticed (2 MB)."""
+
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -79,7 +82,7 @@ class Watcher:
         self._stopped = threading.Event()
         self._settled_at = 0.0
         self._unseen = Snapshot()
-        self._lost_hashes: set[str] = set()
+        self._lost_hashes: dict[str, None] = {}  # the oldest first
         self._run_id: str | None = None
         self._is_lost = False
         self._key_faults: dict[str, str] = {}
@@ -113,8 +116,10 @@ class Watcher:
 
     def _with_returned(self, last: Snapshot, current: Snapshot) -> Snapshot:
         """Return `current` with the keys that were gone before. Log those that `last` did not name."""
-        self._lost_hashes |= last.keys.keys() - current.keys.keys()
-        returned = frozenset(current.keys[digest].key_id for digest in self._lost_hashes & current.keys.keys())
+        self._lost_hashes |= dict.fromkeys(last.keys.keys() - current.keys.keys())
+        for digest in [*self._lost_hashes][:-LOST_KEYS]:
+            del self._lost_hashes[digest]
+        returned = frozenset(current.keys[digest].key_id for digest in self._lost_hashes.keys() & current.keys.keys())
         if returned - last.returned_keys:
             names = ", ".join(sorted(returned))
             _log.error("Redis has older data than before; revoke these API keys again if they were revoked: %s", names)

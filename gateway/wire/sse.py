@@ -33,6 +33,7 @@ USAGE_BYTES: Final = 4_096
 FRAME_BYTES: Final = 65_536
 """Bytes of one event that are searched whole. Of a longer one only the end is kept."""
 
+_END_BYTES: Final = 2
 _USUAL_DATA: Final = b'data: {"id"'
 _FAILED_NAMES: Final = rb"(error|response\.failed)"
 _OPENING_NAMES: Final = rb"response\.(?:created|queued|in_progress)|message_start"
@@ -120,7 +121,7 @@ class SseTap:
             self._rest = b""
             self.is_plain = False
         if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
-            self._frame(data)
+            self._frame(data, _END_BYTES)
             return self.deltas - before
         *frames, rest = data.split(b"\n\n")
         for frame in frames:
@@ -137,7 +138,8 @@ class SseTap:
         self._ends_in_return = data.endswith(b"\r")
         return with_line_feeds(data)
 
-    def _frame(self, frame: bytes) -> None:  # noqa: C901, PLR0912 - one branch a kind of frame
+    def _frame(self, frame: bytes, end_bytes: int = 0) -> None:  # noqa: C901, PLR0912 - one branch a kind of frame
+        """Read one frame; `end_bytes` of it are the blank line behind it."""
         is_failed, is_text = False, True
         if not frame.startswith(_USUAL_DATA):  # no event of an API with names begins like this
             at = 0
@@ -165,7 +167,7 @@ class SseTap:
             is_failed = is_failed or is_error(frame.partition(b"\n")[0])
         self.deltas += 1
         if is_text:
-            size = len(frame)
+            size = len(frame) - end_bytes
             if size < self._shortest_bytes:
                 self._shortest_bytes = size
             else:

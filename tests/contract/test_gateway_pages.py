@@ -167,7 +167,7 @@ async def test_admin_config_needs_its_token_and_shows_no_secret(
     assert answer.status == 200
     assert answer.json["engines"][0]["models"] == ["tiny"]
     assert answer.json["settings"]["max_body_bytes"] == 16 * 1024 * 1024
-    assert answer.json["settings"]["redis_url"] == "redis://***@127.0.0.1:1/0"
+    assert answer.json["settings"]["redis_url"] == "redis://***@127.0.0.1:1/0?***"
     assert set(answer.json["settings"]) == set(GatewaySettings.model_fields)
     documented = PAGE.split("\n`GET /admin/config`, with")[1].split("\n## ")[0]
     assert set(answer.json) == set(re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE))

@@ -76,11 +76,8 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ENGINE, "--gateway-key", MALFORMED
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
-    for command in ("sweep", "rate"):
-        endpoint = ("bench", command, "--endpoints", "none=http://127.0.0.1:9")
-        yield endpoint, "--api-key", SECRETS
-        yield endpoint, "--control-token", SECRETS
-        yield ("bench", command), "--endpoints", tuple(f"none={url}" for url in LOGINS)
+    yield ("bench", "sweep", "--endpoints", "none=http://127.0.0.1:9"), "--control-token", SECRETS
+    yield ("bench", "sweep"), "--endpoints", tuple(f"none={url}" for url in (*LOGINS, *QUERIES))
 
 
 @pytest.fixture(autouse=True)

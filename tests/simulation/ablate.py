@@ -2,8 +2,8 @@
 
 The real law steers simulated engines in virtual time (`traces`): as it is, and with one idea switched off
 (`ablations`), over the same traces with the same seeds; and without a controller (`GUIDANCE`). The first row of the
-table are the rates of the whole law, to be compared between commits. The others are what is left of them without an
-idea: below 1 it pays. An idea that is worth nothing on any trace has no place in the law.
+table are the rates of the whole law, to be compared between commits. The others are these rates without an
+idea, over those with all of them: below 1 it pays. An idea that is worth nothing on any trace has no place in the law.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def log_rate(play: Play) -> float:
 
 
 def ratios(rates: Mapping[Play, float], trace: str, idea: str, seeds: Sequence[int]) -> Interval:
-    """Return the logarithm of what is left on `trace` without `idea`; both laws play the same requests."""
+    """Return the logarithm of the rate on `trace` without `idea` over that with all; both play the same requests."""
     return interval([rates[Play(trace, idea, seed)] - rates[Play(trace, WHOLE, seed)] for seed in seeds], _TAIL)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from specpilot.policy import redis_keys
 from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
-from tests.support.stack import free_port, until
+from tests.support.stack import LAST_PORT, free_port, is_free, until
 
 SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
 """The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
@@ -109,7 +109,9 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         ports: set[int] = set()
         while len(ports) < 6:
-            ports.add(free_port() % BUS + 2 * BUS)
+            port = free_port()
+            if port + BUS < LAST_PORT and is_free(port + BUS):
+                ports.add(port)
         flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
         self.nodes = [Node(folder, *flags, port=port) for port in sorted(ports)]
         for node in self.nodes:

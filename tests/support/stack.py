@@ -24,16 +24,26 @@ DEMO_MODEL = ROOT / "deploy" / "demo_model"
 CLASSES = ("chat", "code", "json")
 
 
+FIRST_PORT, LAST_PORT = 10_000, 32_000
+
+
 def free_port() -> int:
     """Return a port that is free now, for a program that listens on it later.
 
     It lies below the ports that Linux gives to connections and to who asks for any: none of these takes it meanwhile.
     """
     while True:
-        port = 10_000 + secrets.randbelow(22_000)
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
+        if is_free(port):
             return port
+
+
+def is_free(port: int) -> bool:
+    """Whether a program can listen on a port of the loopback."""
+    with closing(socket.socket()) as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def prompts(count: int) -> list[tuple[str, dict[str, Any]]]:

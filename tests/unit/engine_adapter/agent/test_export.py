@@ -109,6 +109,25 @@ def test_a_full_disk_is_logged_once_and_the_page_is_written_when_there_is_room(
     assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 3.0}
 
 
+def test_a_page_is_removed_for_good_and_the_last_one_takes_the_folder_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    monkeypatch.setenv(FOLDER, str(folder))
+    exporter, other = MetricsExporter("m"), folder / f"1{export.ENDING}"
+    exporter.write()
+    other.write_text("")
+    exporter.remove()
+    exporter.write()
+    assert [*folder.iterdir()] == [other]
+    other.unlink()
+    again = MetricsExporter("m")
+    again.write()
+    again.remove()
+    assert not folder.exists()
+
+
 def test_threads_may_add_and_write_at_once(exporter: MetricsExporter, tmp_path: Path) -> None:
     """The calibration's thread ends while the exporter's begins."""
     failed: list[BaseException] = []

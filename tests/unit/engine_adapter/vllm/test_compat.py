@@ -18,6 +18,16 @@ from specpilot.engine_adapter.vllm import compat, engine_facts
 from tests.support.vllm_config import config
 
 
+def assert_rejected(own: SimpleNamespace, words: tuple[str, ...] | None) -> None:
+    """Check that the configuration is rejected with a sentence that has these words; `None`: it is accepted."""
+    if words is None:
+        compat.check_config(own, is_async_scheduler=False)
+        return
+    with pytest.raises(UnsupportedEngineError) as rejected:
+        compat.check_config(own, is_async_scheduler=False)
+    assert [word for word in words if word not in str(rejected.value)] == []
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_eagle_heads_are_steered(method: str, is_async: bool) -> None:
@@ -39,12 +49,7 @@ def test_one_graph_for_prompts_and_decodes_is_rejected_where_attention_reads_a_p
     own = config("eagle3")
     own.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
     vars(own.model_config).update(model)
-    if words is None:
-        compat.check_config(own, is_async_scheduler=False)
-        return
-    with pytest.raises(UnsupportedEngineError) as rejected:
-        compat.check_config(own, is_async_scheduler=False)
-    assert [word for word in words if word not in str(rejected.value)] == []
+    assert_rejected(own, words)
 
 
 @pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
@@ -62,6 +67,9 @@ def test_recurrent_layers_are_rejected_where_a_step_without_drafts_would_read_a_
     monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
     vars(own.model_config)[kind] = True
     compat.check_config(own, is_async_scheduler=False)
+    own.device_config = SimpleNamespace(device_type="cpu")
+    with pytest.raises(UnsupportedEngineError, match="one number of drafts on a CPU"):
+        compat.check_config(own, is_async_scheduler=False)
 
 
 def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
@@ -149,12 +157,7 @@ def test_an_mtp_head_of_one_module_is_steered(
     own.num_speculative_tokens = k_max
     own.speculative_config.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, **head))
     vars(own.model_config).update(model)
-    if words is None:
-        compat.check_config(own, is_async_scheduler=False)
-        return
-    with pytest.raises(UnsupportedEngineError) as rejected:
-        compat.check_config(own, is_async_scheduler=False)
-    assert [word for word in words if word not in str(rejected.value)] == []
+    assert_rejected(own, words)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """One switch: with the adapter in `VLLM_PLUGINS`, an engine that speculates needs no further flag."""
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,23 @@ def test_what_the_user_left_out_is_filled(monkeypatch: pytest.MonkeyPatch) -> No
     assert Path(os.environ[FOLDER]).is_dir()
 
 
+def test_vllms_short_flags_are_speculation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
+    args = EngineArgs(
+        model=str(DEMO_MODEL / "target"), spec_model=SPECULATION["model"], spec_tokens=3, max_num_seqs=200
+    )
+    engine_args.complete(args)
+    assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 800)
+
+
+def test_without_a_folder_that_can_be_written_the_start_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UnsupportedEngineError, match="set TMPDIR"):
+        engine_args.complete(arguments())
+
+
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
     monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
@@ -97,7 +115,7 @@ def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.M
     assert engine_args.RUNNER not in os.environ
 
 
-@pytest.mark.parametrize("named", [None, "", "other", "specpilot2"])
+@pytest.mark.parametrize("named", [None, "", "other", "specpilot2", "other, specpilot"])
 def test_without_the_switch_the_plugin_changes_nothing(named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if named is not None:
         os.environ[plugin_names.VARIABLE] = named
@@ -109,7 +127,7 @@ def test_without_the_switch_the_plugin_changes_nothing(named: str | None, monkey
         plugin_names.check_switched_on()
 
 
-@pytest.mark.parametrize("named", ["specpilot", "other, specpilot"])
+@pytest.mark.parametrize("named", ["specpilot", "other,specpilot"])
 def test_the_switch_is_the_name_in_vllms_list(named: str) -> None:
     os.environ[plugin_names.VARIABLE] = named
     plugin_names.check_switched_on()

@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -7,21 +6,8 @@ from hypothesis import strategies as st
 
 from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, USAGE_BYTES, JsonTap, SseTap
 from specpilot.gateway.wire.usage import Usage
+from tests.support.read_stream import pieces, read
 from tests.support.scripted_engine import DONE, completion, event, speculation, usage_event
-
-
-def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in pairwise(at)]
-
-
-def read(tap: SseTap | JsonTap, *parts: bytes) -> Usage:
-    for part in parts:
-        tap.feed(part)
-    usage = Usage()
-    tap.finish(usage)
-    return usage
-
 
 frames = st.lists(
     st.one_of(
@@ -203,22 +189,13 @@ def test_an_event_too_long_to_keep_is_charged_by_its_own_usage_not_by_one_that_w
     assert (usage.input_tokens, usage.output_tokens) == (500, 70)
 
 
-OPENINGS = [
-    b'event: response.created\ndata: {"response":{}}\n\n',
-    b'event:response.in_progress\r\ndata: {"response":{}}\r\n\r\n',
-    b"event: ping\ndata: {}\n\n",
-    b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3}}}\n\n',
-]
-
-
-def test_what_opens_a_stream_is_no_content() -> None:
-    tap = SseTap()
-    for at, frame in enumerate([b": comment\n\n", *OPENINGS, b"\n\n"]):
-        tap.feed(frame)
-        assert tap.deltas == tap.openings == min(at, len(OPENINGS))
-    tap.feed(event("a"))
-    tap.feed(OPENINGS[2])  # Anthropic's ping may come at any time
-    assert (tap.deltas, tap.openings) == (6, 4)
+def test_tokens_are_counted_alike_however_the_events_are_read() -> None:
+    events = [event(""), *[event("abcdefgh")] * 100]
+    one_by_one, together, mixed = SseTap(), SseTap(), SseTap()
+    read(one_by_one, *events)
+    read(together, b"".join(events))
+    read(mixed, b"".join(events[:2]), *events[2:])
+    assert one_by_one.tokens == together.tokens == mixed.tokens == 200
 
 
 def test_tokens_are_counted_by_events_or_by_their_text_where_that_is_more() -> None:
@@ -227,91 +204,6 @@ def test_tokens_are_counted_by_events_or_by_their_text_where_that_is_more() -> N
     read(merged, event(""), *[event("abcd" * 8)] * 100)
     assert plain.tokens == 101
     assert merged.tokens == 800
-
-
-def test_what_repeats_text_and_what_opens_a_stream_is_no_text() -> None:
-    tap = SseTap()
-    delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"%b"}\n\n'
-    long = b'event: %b\ndata: {"text":"' + b"x" * 40_000 + b'"}\n\n'
-    read(tap, long % b"response.created", delta % b"ab", b"event: ping\ndata: {}\n\n", delta % b"abcdabcdab")
-    read(tap, long % b"response.output_text.done")
-    assert tap.tokens == tap.deltas == 5
-    read(tap, *[delta % (b"abcd" * 8)] * 10)
-    assert tap.tokens == (8 + 10 * 30) // 4
-
-
-def test_an_error_behind_what_opens_a_stream_is_its_first_content() -> None:
-    error = b'event: error\ndata: {"error":{"message":"x"}}\n\n'
-    opened, begun = SseTap(), SseTap()
-    read(opened, *OPENINGS, error)
-    read(begun, *OPENINGS, event("a"), error)
-    assert (opened.has_failed_first, begun.has_failed_first) == (True, False)
-    assert opened.has_failed
-    assert begun.has_failed
-
-
-@pytest.mark.parametrize("name", ["message_stop", "response.completed", "response.incomplete"])
-def test_streams_without_a_marker_end_by_an_event(name: str) -> None:
-    tap = SseTap()
-    tap.feed(event("a"))
-    assert not tap.is_done
-    data = b"x" * 2 * FRAME_BYTES
-    for part in pieces(b"event: %s\ndata: {%s}\n\n" % (name.encode(), data), list(range(0, len(data), 9000))):
-        tap.feed(part)
-    assert tap.is_done
-    assert tap.deltas == 2
-
-
-LASTS = {
-    b"response.completed": False,
-    b"response.incomplete": False,
-    b"message_stop": False,
-    b"response.failed": True,
-    b"error": True,
-}
-
-
-@pytest.mark.parametrize("name", LASTS)
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b'event: %s\ndata: {"type":"%s","x":{}}\n\n',
-        b'data: {"x":{}}\nevent: %s\n: %s\n\n',
-        b'id: 1\ndata: {"id":1}\nretry: 1\nevent: %s\n: %s\n\n',
-        b'id: 1\ndata: {"type":"%s","x":"%s"}\n\n',
-        b'data:{ "type" : "%s","x":"%s"}\nid: 1\n\n',
-    ],
-)
-def test_the_last_event_of_any_api_is_known_by_its_name_or_type(frame: bytes, name: bytes) -> None:
-    for end in (b"\n", b"\r\n", b"\r"):
-        tap = SseTap()
-        tap.feed((event("a") + frame % (name, name)).replace(b"\n", end))
-        assert (tap.is_done or tap.has_error, tap.has_error) == (True, LASTS[name])
-        assert tap.deltas == 2
-
-
-def test_a_long_last_event_without_a_name_is_known_by_its_type() -> None:
-    frame = b'data: {"type":"response.completed","response":{"output":"%s"}}\n\n' % (b"x" * 3 * FRAME_BYTES)
-    tap = SseTap()
-    read(tap, event("a"), *pieces(frame, list(range(0, 3 * FRAME_BYTES, 16_000))))
-    assert tap.is_done
-
-
-def test_text_in_data_names_no_event() -> None:
-    tap = SseTap()
-    for frame in (
-        b'data: {"x":"event: error"}\n\n',
-        b'data: {"x":{"type":"error"}}\n\n',
-        b": event: error\ndata: {}\n\n",
-    ):
-        tap.feed(frame)
-    assert (tap.has_error, tap.is_done, tap.deltas) == (False, False, 3)
-
-
-def test_what_opens_a_stream_is_known_by_its_type_too() -> None:
-    tap = SseTap()
-    tap.feed(b'data: {"type":"response.created","response":{}}\n\ndata: {}\nevent: message_start\n\n')
-    assert tap.deltas == tap.openings == 2
 
 
 json_values = st.recursive(
