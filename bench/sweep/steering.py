@@ -159,8 +159,7 @@ def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
         return "it was restarted meanwhile"
     return (
         f"version {current} (source {source}) is in force there, not version {version}, so a controller steers this "
-        "engine. Stop the controller, or or "
-        "measure an engine that was started without --redis-url"
+        "engine. Stop the controller, or measure an engine that was started without --redis-url"
     )
 
 

@@ -99,13 +99,6 @@ class Endpoint(ScriptedEngine):
         self.asked.append(seen.json)
         if len(self.asked) == self.under_way_at:
             self.under_way.set()
-        if len(self.asked) == self.controller_after:
-            self.apply({"guidance": {"override": {"k": 2}}})
-        if self.dies_after is not None and len(self.asked) > self.dies_after:
-            assert self._server is not None
-            self._server.close()
-            for connection in [*self.open]:
-                connection.end()
         is_slow = self.slow_after is None or len(self.asked) > self.slow_after
         return [self.slow_s if is_slow else 0.0, *ANSWER]
 

@@ -23,7 +23,7 @@ PLANTS = {
         "controller/estimation/window_sums.py",
         "specpilot.controller.law.tick",
     ),
-    "The commands start no server and speak to no Redis": ("controller/cli/text.py", "specpilot.policy.redis_store"),
+    "The commands start no server and speak to no Redis": ("controller/cli/text.py", "specpilot.policy.store"),
     "The law knows nothing but documents, estimates and its constants": ("controller/law/context.py", "aiohttp"),
     "The engine adapter's folders import downwards": (
         "engine_adapter/plan/missing_rows.py",

@@ -30,7 +30,7 @@ async def test_a_k_that_a_controller_replaced_is_said_with_the_remedy_and_stays(
     steering = Steering(endpoint.url)
     await done(steering.set_k, 3)
     await done(steering.check, 3)
-    endpoint.apply({"classes": {"default": [[1, 64, 2]]}, "valid_for_s": 60.0})
+    endpoint.apply({"guidance": {"override": {"k": 2}}})
     with pytest.raises(EndpointError, match=r"no longer has the K = 3 .* Stop the controller"):
         await done(steering.check, 3)
     await done(steering.give_back)
@@ -46,7 +46,7 @@ async def test_an_engine_that_was_restarted_has_not_the_k_that_was_set(endpoint:
 
 
 async def test_an_endpoint_gets_its_k_back_once_and_for_an_arm_without_one(endpoint: Endpoint) -> None:
-    before = {"classes": {"default": [[1, 8, 6], [9, 64, 2]]}, "probe_ratio": 0.1, "valid_for_s": 100.0}
+    before = {"probe_ratio": 0.1, "classes": {"default": {"k_max": 6}}}
     steering = Steering(endpoint.url)
     await done(steering.set_k, None)
     assert endpoint.ks == []
@@ -54,14 +54,13 @@ async def test_an_endpoint_gets_its_k_back_once_and_for_an_arm_without_one(endpo
     await done(steering.set_k, None)
     await done(steering.check, None)
     await done(steering.give_back)
-    assert endpoint.ks == [3, 5]  # its static K
+    assert endpoint.ks == [3, None]
     assert endpoint.schedule is not None
-    assert endpoint.schedule["valid_for_s"] <= 5
-    endpoint.apply(before)
+    assert endpoint.schedule["guidance"] == {}  # its law chooses K, as before
+    endpoint.apply({"guidance": before})
     await done(steering.set_k, 7)
     await done(steering.give_back)
-    assert endpoint.schedule["classes"] == before["classes"]
-    assert (endpoint.schedule["probe_ratio"], endpoint.schedule["valid_for_s"]) == (0.1, 90.0)
+    assert endpoint.schedule["guidance"] == before
 
 
 async def test_an_engine_that_measures_its_own_steps_is_waited_for(endpoint: Endpoint) -> None:
