@@ -29,12 +29,12 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from specpilot.bench.gpu_engine.engine import chat_text, offer
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.policy.bands import BANDS
 from specpilot.policy.graphs import Graphs
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
-from tests.support.engine_program import finish, head, start
+from tests.support.engine_program import finish, head, offer, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, prompts
 
