@@ -6,7 +6,7 @@ server by the loopback address:
 - calls of a web page in a local browser. They have a Host that is no local name, or an Origin, Referer or
   Sec-Fetch-Site of another site;
 - calls through a local proxy. Proxies add headers, or use HTTP/1.0 to their servers. A proxy that does neither cannot
-  be recognised.
+  be recognised (nginx with its defaults adds no header), so this trust is a setting and never the default.
 """
 
 import ipaddress

@@ -1,6 +1,7 @@
 """Draining at SIGTERM: gateways stop sending, running requests end, then vLLM shuts down.
 
-Runs in the API server's process and replaces vLLM's own handler of SIGTERM once the server has started.
+Runs in the API server's process and replaces vLLM's own handler of SIGTERM once the server has started. vLLM's
+`--shutdown-timeout` would reject new requests at once, and a `preStop` hook serves Kubernetes alone.
 
 | state    | begins with                                     | meanwhile                                               |
 |----------|-------------------------------------------------|---------------------------------------------------------|

@@ -1,8 +1,8 @@
 """A page of Prometheus' text format that is kept line by line, so that only changed lines are formatted again.
 
 By class, band and K a page has up to some thousand series. With prometheus-client's multiprocess files a scrape would
-occupy the API server's event loop for 60 ms, to read them and to format the page, while every stream waits. This page
-only joins its lines.
+occupy the API server's event loop for 60 ms, to read them and to format the page, while every stream waits. A custom
+collector would still format each line, in some 25 ms. This page only joins its lines.
 """
 
 from collections.abc import Collection, Iterable, Sequence

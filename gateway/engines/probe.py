@@ -1,7 +1,8 @@
 """Probes each engine by `GET /v1/models`.
 
 Probes have three purposes: they read the models of an engine that did not register in Redis, they return an ejected
-engine to service, and they eject an engine that hangs or has stopped before a client's request fails there.
+engine to service, and they eject an engine that hangs or has stopped before a client's request fails there. A short
+bound on the first byte would not do: behind a queue a first token takes minutes, and a retry doubles the work.
 
 | outcome of a probe | effect |
 |---|---|

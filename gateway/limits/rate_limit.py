@@ -1,5 +1,7 @@
 """The limits of one API key, and this replica's share of them. Pure: `now` is monotonic seconds. For one thread.
 
+Limits are divided among replicas and not counted in Redis, because a count would put Redis on the path of each request.
+
 Bucket. A limit of L per minute is a bucket that holds C = s * L and fills with C per minute, where s (0..1] is the
 share of this replica. A request of cost c passes when the bucket holds at least min(c, C), and c is subtracted, below
 zero if necessary. So a request with a cost above C passes too, once per c / C minutes. Tokens are charged by estimate;

@@ -2,8 +2,9 @@
 
 A body of some kilobytes may decode to gigabytes, to members without content, or to another bomb. So each step decodes
 at most `PIECE_BYTES` and yields, with or without content. The caller can stop at any step, count the bytes and serve
-other requests in between. No stage decodes more than the limit, a body has at most `CODED_MEMBERS_MAX` members or
-frames and `CODINGS_MAX` codings, and the zstd window is the one that RFC 9659 allows for this use.
+other requests in between, on the event loop: a thread would need the same steps and hand-over besides. No stage decodes
+more than the limit, a body has at most `CODED_MEMBERS_MAX` members or frames and `CODINGS_MAX` codings, and the zstd
+window is the one that RFC 9659 allows for this use.
 """
 
 import zlib
