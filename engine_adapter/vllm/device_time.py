@@ -2,7 +2,9 @@
 
 The loop launches step i + 1, then processes the outcome of step i. So the time between two updates contains the launch
 of the next step: the launch of a prompt, which may take twice as long as any other, is counted for the step before it.
-On the device a step that is launched late ends late.
+On the device a step that is launched late ends late. With times between updates the fit misses a step by 14.9 % in the
+median, with the device's by 7.5 % (demo pair, CPU, 2,593 steps). The interval shifted by one launch would be wrong
+where the device is slower, and with max(device, host) the times of steps would not add up.
 
 The runner's output (`AsyncGPUModelRunnerOutput` on V1) is created when a step is fully launched; a timing event is
 recorded there. `get_output` returns when the step's tokens are on the host. By then this event and that of the previous

@@ -2,7 +2,9 @@
 
 vLLM passes its drafter the whole batch of a step. `chosen` reduces the arguments of `SpecDecodeBaseProposer.propose` to
 the requests at some places of the batch, and `spread` puts their drafts back to these places. So the code after the
-drafter has drafts of the whole batch; the other requests have zeros, which are cut off (K = 0).
+drafter has drafts of the whole batch; the other requests have zeros, which are cut off (K = 0). With 8 JSON requests at
+K = 7 and 8 code requests at K = 0 this gives 1.13 times the tokens of drafting for all (demo pair, P-EAGLE). A number
+of slots of its own for each request would need a layout of our own, for at most some 6 % of a step.
 
 The host knows the rows of these requests (`query_start_loc_cpu`), so nothing waits for the accelerator. All indices are
 computed on the host, by numpy, and copied in one piece: each avoided torch operation saves 5 to 10 microseconds of the
