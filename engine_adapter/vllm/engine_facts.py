@@ -33,21 +33,31 @@ def backlog_rows(vllm_config: Any) -> int:
 
 
 def why_in_every_step(speculative: Any) -> str | None:
-    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out.
+    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out."""
+    head = speculative.draft_model_config
+    if speculative.method not in STEERABLE_METHODS:
+        return why_head_in_every_step(speculative.method)
+    kind = getattr(head.hf_config, "model_type", None) if speculative.method == "mtp" else None
+    return why_head_in_every_step(speculative.method, kind, has_mla=uses_mla(head), has_window=is_windowed(head))
+
+
+def why_head_in_every_step(
+    method: str, kind: str | None = None, *, has_mla: bool = False, has_window: bool = False
+) -> str | None:
+    """Return the same of a head of this `kind` (vLLM's `model_type`) whose attention has MLA, or a sliding window.
 
     With sliding-window attention, vLLM gives the blocks outside of the window to other requests, and late writes would
     go into these blocks. With MLA, rows that are read late count as a prompt, whose exact length the host needs; after
     rejected drafts the host has only a bound.
     """
-    method, head = speculative.method, speculative.draft_model_config
     if method not in STEERABLE_METHODS:
         return f"method {method!r} reads each token when it is there"
-    if uses_mla(head):
+    if has_mla:
         return "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"
-    if is_windowed(head):
+    if has_window:
         return "the drafter's attention has a sliding window, outside of which blocks are given away"
-    if method == "mtp" and head.hf_config.model_type not in PLAIN_MTP:
-        return f"catching up was not examined for MTP heads of the kind {head.hf_config.model_type!r}"
+    if method == "mtp" and kind not in PLAIN_MTP:
+        return f"catching up was not examined for MTP heads of the kind {kind!r}"
     return None
 
 

@@ -10,6 +10,9 @@ from tests.support.vllm_config import config
 
 
 class ModelConfig:
+    is_multimodal_model = enable_prompt_embeds = False
+    max_model_len = 4096
+
     def __init__(self, window: int | None = None, head: dict[str, object] | None = None, **text: object) -> None:
         self.window = window
         self.hf_config = SimpleNamespace(**(head or {}))
@@ -57,7 +60,6 @@ def test_limits_of_speculation_are_logged_at_start(
     found.speculative_config.draft_model_config = ModelConfig(window)
     found.speculative_config.draft_model_config.max_model_len = drafter_length
     found.model_config = ModelConfig()
-    found.model_config.max_model_len = 4096
     notes = start_notes.notes(found)
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
