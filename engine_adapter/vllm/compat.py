@@ -1,9 +1,8 @@
 """The configurations of engines that the adapter accepts.
 
 A configuration that the adapter cannot steer is rejected before the engine serves, with all reasons at once, each with
-its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors, a
-synchronous scheduler in the asynchronous loop or the reverse. An engine without speculation may carry the adapter in
-any configuration.
+its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism, a synchronous scheduler
+in the asynchronous loop or the reverse. An engine without speculation may carry the adapter in any configuration.
 """
 
 import logging
@@ -47,7 +46,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
             parallel.pipeline_parallel_size,
             max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
         ),
-        *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
+        *transfer_faults(vllm_config.model_config, has_connector=vllm_config.kv_transfer_config is not None),
     ]
     faults += filter(None, [head_fault(speculative), mtp_fault(vllm_config), full_graph_fault(vllm_config)])
     device = getattr(getattr(vllm_config, "device_config", None), "device_type", None)
@@ -246,12 +245,16 @@ def _reads_any_lengths(builder: Any) -> bool:
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
 
 
-def transfer_faults(*, has_connector: bool) -> list[str]:
-    """Return a fault for a KV connector: it stores blocks before the drafter has read all of their positions."""
-    faults = []
-    if has_connector:
-        faults.append(
-            "a KV connector would bring back blocks of which the drafter has not seen every position: "
-            "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
-        )
-    return faults
+def transfer_faults(model: Any, *, has_connector: bool) -> list[str]:
+    """Return a fault for a KV connector beside recurrent layers.
+
+    vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a connector stores while K
+    changes was not examined.
+    """
+    if not has_connector or not (getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)):
+        return []
+    fault = (
+        "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
+        "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+    )
+    return [fault]

@@ -26,22 +26,26 @@ _STATES = 3
 def backlog_rows(vllm_config: Any) -> int:
     """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step."""
     speculative = vllm_config.speculative_config
-    if speculative is None or why_in_every_step(speculative) is not None:
+    if speculative is None or why_in_every_step(vllm_config) is not None:
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
 
 
-def why_in_every_step(speculative: Any) -> str | None:
+def why_in_every_step(vllm_config: Any) -> str | None:
     """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out.
 
-    With sliding-window attention, vLLM gives the blocks outside of the window to other requests, and late writes would
-    go into these blocks. With MLA, rows that are read late count as a prompt, whose exact length the host needs; after
-    rejected drafts the host has only a bound.
+    A KV connector stores and sends blocks at the end of the step that fills them, after the drafter has run. Positions
+    that the drafter reads later would be missing in what it stored. With sliding-window attention, vLLM gives the
+    blocks outside of the window to other requests, and late writes would go into these blocks. With MLA, rows that are
+    read late count as a prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
     """
+    speculative = vllm_config.speculative_config
     method, head = speculative.method, speculative.draft_model_config
     if method not in STEERABLE_METHODS:
         return f"method {method!r} reads each token when it is there"
+    if vllm_config.kv_transfer_config is not None:
+        return "a KV connector stores blocks as soon as they are full"
     if uses_mla(head):
         return "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"
     if is_windowed(head):

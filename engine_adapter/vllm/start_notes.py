@@ -64,7 +64,7 @@ def notes(vllm_config: Any) -> list[str]:
     if speculative is None:
         return []
     limits = []
-    reason = why_in_every_step(speculative)
+    reason = why_in_every_step(vllm_config)
     if reason is not None:
         limits.append(
             f"{reason}, so the drafter cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than "
