@@ -206,14 +206,8 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str]) 
         context_parallel=max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size),
     )
     faults = compat.drafter_faults(facts) + compat.parallel_faults(facts)
-    faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in vllm_flags))
     if faults:
         fail(PROGRAM, "; ".join(faults))
-
-
-def _names_connector(argument: str) -> bool:
-    """Whether a flag gives vLLM a KV connector, also as `--kv-transfer-config.kv_connector=...`."""
-    return argument.replace("_", "-").startswith(("--kv-transfer-config", "--kv-offloading-size"))
 
 
 def _check_model(flag: str, name: str) -> None:

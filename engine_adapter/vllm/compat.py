@@ -1,9 +1,10 @@
 """The configurations of engines that the adapter accepts.
 
 A configuration that the adapter cannot steer is rejected with all reasons at once, each with its remedy: unsupported
-drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors, a synchronous scheduler in the
-asynchronous loop or the reverse. `check_config` rejects it before the engine serves; `specpilot check` applies the same
-rules (`faults_of`) before a start. An engine without speculation may carry the adapter in any configuration.
+drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors beside recurrent layers, a
+synchronous scheduler in the asynchronous loop or the reverse. `check_config` rejects it before the engine serves;
+`specpilot check` applies the same rules (`faults_of`) before a start. An engine without speculation may carry the
+adapter in any configuration.
 """
 
 from collections.abc import Iterable
@@ -55,7 +56,7 @@ def faults_of(facts: ConfigFacts) -> list[str]:
     faults = [
         *drafter_faults(facts),
         *parallel_faults(facts),
-        *transfer_faults(has_connector=facts.has_connector),
+        *transfer_faults(facts),
         *filter(None, [head_fault(facts), mtp_fault(facts), full_graph_fault(facts)]),
         *recurrent_faults(facts),
         *v2_faults(facts),
@@ -246,12 +247,16 @@ def _reads_any_lengths(builder: Any) -> bool:
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
 
 
-def transfer_faults(*, has_connector: bool) -> list[str]:
-    """Return a fault for a KV connector: it stores blocks before the drafter has read all of their positions."""
-    faults = []
-    if has_connector:
-        faults.append(
-            "a KV connector would bring back blocks of which the drafter has not seen every position: "
-            "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
-        )
-    return faults
+def transfer_faults(facts: ConfigFacts) -> list[str]:
+    """Return a fault for a KV connector beside recurrent layers.
+
+    vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a connector stores while K
+    changes was not examined.
+    """
+    if not facts.has_connector or not facts.is_recurrent:
+        return []
+    fault = (
+        "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
+        "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+    )
+    return [fault]

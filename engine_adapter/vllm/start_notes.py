@@ -72,7 +72,11 @@ def limits_of(facts: ConfigFacts) -> list[str]:
     """Return what an engine with these facts does less of than others, in words; `specpilot check` says it too."""
     limits = []
     reason = why_head_in_every_step(
-        facts.method, facts.head_kind, has_mla=facts.head_uses_mla, has_window=facts.head_is_windowed
+        facts.method,
+        facts.head_kind,
+        has_connector=facts.has_connector,
+        has_mla=facts.head_uses_mla,
+        has_window=facts.head_is_windowed,
     )
     if reason is not None:
         limits.append(

@@ -93,7 +93,6 @@ METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dflash", "dspark"
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
         (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
         (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
-        (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(embeds=1), ("prompt of embeddings", "--enable-prompt-embeds")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
@@ -193,7 +192,17 @@ def test_every_reason_is_reported_at_once() -> None:
     )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
-    assert str(refused.value).count(";") == 7
+    assert str(refused.value).count(";") == 6
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
+def test_a_kv_connector_is_refused_beside_recurrent_layers_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_facts, "vllm_version", lambda: "0.32.0")
+    own = config(connector="OffloadingConnector")
+    compat.check_config(own, is_async_scheduler=False)
+    vars(own.model_config)[kind] = True
+    with pytest.raises(UnsupportedEngineError, match=r"KV connector .* --kv-transfer-config and --kv-offloading-size"):
+        compat.check_config(own, is_async_scheduler=False)
 
 
 class PlansDrafts:

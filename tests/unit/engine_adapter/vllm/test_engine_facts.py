@@ -152,6 +152,24 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_v2", "is_parallel", "reads"),
+    [(False, False, False), (False, True, False), (True, False, True), (True, True, False)],
+)
+def test_beside_a_kv_connector_a_drafter_never_falls_behind_and_that_is_said(
+    is_v2: bool, is_parallel: bool, reads: bool
+) -> None:
+    found = config(connector="OffloadingConnector", runner_v2=is_v2)
+    found.num_speculative_tokens = 7
+    found.speculative_config.parallel_drafting = is_parallel
+    found.speculative_config.draft_model_config, found.model_config = ModelConfig(), ModelConfig()
+    assert engine_facts.backlog_rows(found) == 0
+    assert engine_facts.reads_every_step(found) is reads
+    [note] = start_notes.notes(found)
+    assert "KV connector" in note
+    assert "runs in every step, also at K = 0" in note
+
+
+@pytest.mark.parametrize(
     ("method", "kind", "is_v2", "reads"),
     [
         ("mtp", "mimo_mtp", True, False),

@@ -160,7 +160,7 @@ CONNECTOR = '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'
         ("target", {"method": "draft_model", "model": str(DEMO_MODEL / "target")}, (), check.REFUSED),
         ("mtp", {"method": "mtp"}, (), check.RUNS),
         ("mtp", {"method": "mimo_mtp"}, (), check.RUNS),
-        ("mtp", {"method": "mtp"}, ("--kv-transfer-config", CONNECTOR), check.REFUSED),
+        ("mtp", {"method": "mtp"}, ("--kv-transfer-config", CONNECTOR), check.RUNS_WITH_LESS),
     ],
 )
 def test_the_check_before_a_start_agrees_with_the_check_at_start(
