@@ -125,7 +125,7 @@ def v2_faults(facts: ConfigFacts) -> list[str]:
             f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{facts.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
-    if facts.is_multimodal and facts.is_parallel:
+    if facts.is_multimodal and facts.is_parallel and facts.method in STEERABLE_METHODS:
         faults.append(
             "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
         )

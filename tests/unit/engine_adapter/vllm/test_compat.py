@@ -116,6 +116,7 @@ V2 = ConfigFacts("eagle3", version="0.32.0", is_v2=True)
             ("adaptive verification", "'ngram'", "remove enable_adaptive"),
         ),
         ({"is_parallel": True, "is_multimodal": True}, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"is_parallel": True, "is_multimodal": True, "method": "dflash"}, None),  # its method is the fault
         ({"is_parallel": True}, None),
         ({"is_adaptive": True}, None),
         ({"is_multimodal": True}, None),
