@@ -15,10 +15,14 @@ adaptive conformal inference too (Gibbs and Candès, 2021). For a goal on the me
 
     log m <- log m + log(g / t) / 2,    limited in the same way.                                        (3)
 
+K is a whole number, so the share of misses may jump where m crosses a value, and no m gives 1 - q exactly. Therefore a
+step is halved after each change of direction, down to `LEAST_SHARE`, and grows again by half in one direction (Kesten,
+"Accelerated stochastic approximation", 1958).
+
 A step is taken only from enough evidence: M differs from (1 - q) n by more than `DEVIATIONS` standard deviations of a
 binomial plus one request; the mean differs from g by more than `MEAN_BAND`. Otherwise requests are added up, with a
-memory of `MEMORY / (1 - q)`. After a step, requests that ran before it do not count: the next ones to end, twice as
-many as were running.
+memory of `MEMORY / (1 - q)`. After a step, requests that ran before it do not count: the next ones to end, half as
+many again as were running.
 
 | where K cannot help                                            | then                                               |
 |----------------------------------------------------------------|----------------------------------------------------|
@@ -40,13 +44,16 @@ from specpilot.policy.schedule import Guidance
 
 LEAST_MARGIN, MOST_MARGIN = 0.3, 3.0
 
-GAIN = 0.05
-"""c: near the goal a Newton step for a p95 to p99 whose latencies vary by 10 % from request to request."""
+GAIN = 0.08
+"""c: about a Newton step for a p95 to p99 whose latencies vary by 10 to 15 % from request to request."""
 
-TIGHTEST_STEP, EASIEST_STEP = 0.10, 0.04
+TIGHTEST_STEP, EASIEST_STEP = 0.10, 0.05
 """Largest step of log m: a goal that is missed is worth more haste than throughput."""
 
-DEVIATIONS = 2.0
+LEAST_SHARE = 0.2
+"""Smallest share of a step. A larger value follows a change sooner, a smaller one keeps K quieter."""
+
+DEVIATIONS = 1.5
 MEAN_BAND = 0.015
 MEMORY = 40.0
 LEAST_OF_A_MEAN = 30
@@ -59,7 +66,7 @@ far below."""
 BROKEN = 1.02
 """The bound is broken if the slowest group is predicted beyond this multiple of it."""
 
-PASSED_BY = 2.0
+PASSED_BY = 1.5
 """Requests that are passed by after a step, over those that were running. Replies differ in length."""
 
 _DIGITS = 3
@@ -101,6 +108,8 @@ class Margin:
     missed: float = 0.0
     tpot_s: float = 0.0
     passed_by: float = 0.0  # requests still to end that do not count
+    share: float = 1.0  # of a step
+    is_easing: bool = False  # the last step
 
     def step(self, margin: float, ended: Ended, running: float, predicted_s: Sequence[float]) -> float:
         """Add requests that ended while others were `running`, and return the margin from now on.
@@ -122,7 +131,9 @@ class Margin:
         if (change < 0 and is_broken) or (change > 0 and max(predicted_s, default=0.0) * SLACK < bound_s):
             return margin
         self.passed_by = PASSED_BY * running
-        return round(min(max(margin * math.exp(change), LEAST_MARGIN), MOST_MARGIN), _DIGITS)
+        is_turn = self.is_easing != (change > 0)
+        self.share, self.is_easing = min(max(self.share * (0.5 if is_turn else 1.5), LEAST_SHARE), 1.0), change > 0
+        return round(min(max(margin * math.exp(change * self.share), LEAST_MARGIN), MOST_MARGIN), _DIGITS)
 
     def _change(self) -> float:
         """Return the step of log m that the evidence calls for; 0 while it is within noise."""
