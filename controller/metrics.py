@@ -74,6 +74,15 @@ class ControllerMetrics:
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
         )  # fmt: skip
+        of_goal = (*_POOL, "traffic_class", "measure")
+        self._slo = {
+            "goal_ms": gauge("slo_goal_milliseconds", "The latency goal of a class", of_goal),
+            "target_ratio": gauge("slo_target_ratio", "Share of requests that must meet a percentile", of_goal),
+            "budget_left_ratio": gauge("slo_budget_left_ratio", "Error budget left of one day", of_goal),
+            "margin": gauge("slo_margin_ratio", "Bound on the predicted mean over the goal", of_goal),
+            "is_unreachable": gauge("slo_unreachable", "1 while no K keeps the goal", of_goal),
+        }
+        self._attained = gauge("slo_attained_ratio", "Share of requests within the goal", (*of_goal, "window"))
         self._publishing = gauge(
             "publishing", "1 while schedules are published, 0 without an engine to speculate", _POOL
         )
@@ -157,6 +166,7 @@ class ControllerMetrics:
         evidence = result.evidence
         self._show(self._measured, evidence.get("throughput"), model, pool)
         self._show(self._measured_step, evidence.get("step_s"), model, pool)
+        self._show_goals(model, pool, evidence.get("slo") or {})
         self._show_control_group(model, pool, evidence.get("control_group") or {})
         canary: dict[str, Any] = evidence.get("canary") or self._ended.get(model, {})
         if canary.get("outcome"):
@@ -168,6 +178,14 @@ class ControllerMetrics:
             for metric, key in ((self._acceptance, "acceptance"), (self._survival, "survival")):
                 for index, value in enumerate(facts.get(key) or ()):
                     self._show(metric, value, model, pool, band, str(index + 1))
+
+    def _show_goals(self, model: str, pool: str, goals: Mapping[str, Any]) -> None:
+        for name, measures in goals.items():
+            for measure, facts in measures.items():
+                for key, metric in self._slo.items():
+                    self._show(metric, facts.get(key), model, pool, name, measure)
+                for window, value in facts["attained_ratio"].items():
+                    self._show(self._attained, value, model, pool, name, measure, window)
 
     def _show_control_group(self, model: str, pool: str, evidence: Mapping[str, Any]) -> None:
         if evidence.get("is_paused"):

@@ -1,7 +1,8 @@
 """The names under which an engine reports its evidence: the adapter exports them, the controller reads them.
 
-All are counters except the gauges at the end. Each has the label `model_name`, like vLLM's own metrics. Positions count
-from 1, bands (`policy.bands`) from 0. A draft is counted under the band in which its K was chosen.
+All are counters except two histograms, and the gauges at the end. Each has the label `model_name`, like vLLM's own
+metrics. Positions count from 1, bands (`policy.bands`) from 0. A draft is counted under the band in which its
+K was chosen.
 
 *Steps* are counted by kind: steps with prefilled tokens (`prefill` with decodes, `prompt` without), steps without
 prefilled tokens in which the drafter also read positions to catch up (`catch_up`), and all others (`decode`).
@@ -21,6 +22,11 @@ STEP_SECONDS = PREFIX + "step_seconds_total"  # kind
 STEP_DECODES = PREFIX + "step_decodes_total"  # kind: sum of running decodes
 DECODE_SECONDS = PREFIX + "decode_seconds_total"  # of decoding steps except `catch_up`, without prefilling
 
+TPOT_SECONDS = PREFIX + "tpot_seconds"  # histogram, traffic_class: of requests that ended
+TTFT_SECONDS = PREFIX + "ttft_seconds"  # histogram, traffic_class
+SLO_REQUESTS = PREFIX + "slo_requests_total"  # traffic_class, measure, result: by the goal in force
+SLO_SECONDS = PREFIX + "slo_seconds_total"  # traffic_class, measure: their latencies, summed
+
 RUNNING_DECODES = PREFIX + "running_decodes"  # gauge, traffic_class
 ACTIVE_K = PREFIX + "active_k"  # gauge, traffic_class: mean K of its running decodes, over its bands
 SCHEDULE_VERSION = PREFIX + "schedule_version"  # gauge
@@ -30,6 +36,7 @@ BACKLOG_TOKENS = PREFIX + "backlog_tokens"  # gauge: decoded positions that the 
 STATIC_BREAKS_SLO = (
     PREFIX + "static_breaks_slo"
 )  # gauge, only with an SLO: the static K breaks one, the law's choice none
+SLO_PREDICTED_SECONDS = PREFIX + "slo_predicted_seconds"  # gauge, traffic_class: mean ITL of its slowest group
 
 LABEL_MODEL = "model_name"
 LABEL_CLASS = "traffic_class"
@@ -37,6 +44,9 @@ LABEL_BAND = "band"
 LABEL_POSITION = "position"
 LABEL_K = "k"
 LABEL_KIND = "kind"
+LABEL_MEASURE = "measure"
+LABEL_RESULT = "result"
+WITHIN, BEYOND = "within", "beyond"
 CATCH_UP = "catch_up"
 PROMPT = "prompt"
 """The kinds of steps that readers treat separately."""

@@ -6,10 +6,11 @@ that an operator sees all of them at once.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.names import (
     CLASS_LIMIT,
     DEFAULT_CLASS,
@@ -45,8 +46,8 @@ class ClassPolicy:
 
     `weight` scales the class's tokens in the objective, and its share of the places that become free while requests
     wait in a gateway. Among waiting requests a higher `priority` always goes first. `k_min` and `k_max` bound K; `None`
-    keeps the model's bound. `pin` fixes K, also outside the model's bounds. `itl_slo_ms` is the largest mean
-    inter-token latency, in milliseconds, that may be predicted for the class.
+    keeps the model's bound. `pin` fixes K, also outside the model's bounds. `slo` are the class's latency goals; `None`
+    keeps the model's. `itl_slo_ms` is the former name of `slo.tpot_ms.mean`: read, never written.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -54,10 +55,11 @@ class ClassPolicy:
     k_min: int | None = None
     k_max: int | None = None
     pin: int | None = None
-    itl_slo_ms: float | None = None
+    slo: Slo | None = None
     priority: int = 0
+    itl_slo_ms: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, itl_slo_ms: float | None) -> None:
         faults = []
         if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
             faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
@@ -73,9 +75,17 @@ class ClassPolicy:
             faults.append(f"pin {self.pin} is below the class's own k_min {self.k_min}; remove one of the two")
         if self.pin is not None and self.k_max is not None and self.pin > self.k_max:
             faults.append(f"pin {self.pin} is above the class's own k_max {self.k_max}; remove one of the two")
-        if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
-            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
+        faults += self._former_faults(itl_slo_ms)
         raise_faults(faults)
+        if itl_slo_ms is not None:
+            object.__setattr__(self, "slo", Slo(tpot_ms={Statistic.MEAN: itl_slo_ms}))
+
+    def _former_faults(self, itl_slo_ms: float | None) -> list[str]:
+        if itl_slo_ms is None:
+            return []
+        if self.slo is not None:
+            return ["itl_slo_ms is the former name of slo.tpot_ms.mean; give only slo"]
+        return [] if 0 < itl_slo_ms < math.inf else [f"itl_slo_ms is {itl_slo_ms}; it must be above 0 and finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class Policy:
     cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
     `probe_ratio` (0..0.5) is the share of an engine's time that pays for probes. `control_group_ratio` (0..0.5) is the
     share of time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no
-    control group.
+    control group. `slo` are the latency goals of classes that have none of their own.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -123,6 +133,7 @@ class Policy:
     k_max: int | None = None
     probe_ratio: float = 0.005
     control_group_ratio: float = 0.01
+    slo: Slo | None = None
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
 
@@ -158,6 +169,15 @@ class Policy:
     def of_class(self, name: str) -> ClassPolicy:
         """Return the settings of class `name`; the defaults if the policy has none."""
         return self.classes.get(name) or ClassPolicy()
+
+    @property
+    def slos(self) -> dict[str, Slo]:
+        """The latency goals of every class that has some."""
+        return {name: slo for name in self.class_names if (slo := self.slo_of(name)) is not None}
+
+    def slo_of(self, name: str) -> Slo | None:
+        """Return the latency goals of class `name`: its own, else the model's."""
+        return self.of_class(name).slo or self.slo
 
 
 @dataclass(frozen=True, slots=True)

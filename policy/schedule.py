@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from specpilot.policy.bands import BANDS
+from specpilot.policy.latency_goal import Slo
 from specpilot.policy.names import (
     CLASS_LIMIT,
     DEFAULT_CLASS,
@@ -61,6 +62,7 @@ class ClassGuidance:
 
     `weight` scales the class's tokens, `k_min` and `k_max` bound K (equal: K is pinned, and not probed), `itl_slo_ms`
     bounds the predicted mean inter-token latency, in milliseconds. An engine lowers bounds above its K_max to K_max.
+    `slo` are the goals that it counts requests by; their bound on the prediction is `itl_slo_ms`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -68,6 +70,7 @@ class ClassGuidance:
     k_min: int = 0
     k_max: int = K_LIMIT
     itl_slo_ms: float | None = None
+    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         faults = []

@@ -26,6 +26,7 @@ _KIND = (names.LABEL_KIND,)
 _GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
     names.RUNNING_DECODES: _CLASS,
     names.STATIC_BREAKS_SLO: (),
+    names.SLO_PREDICTED_SECONDS: _CLASS,
 }
 LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
@@ -36,6 +37,8 @@ LABELS: Mapping[str, tuple[str, ...]] = {
     names.STEP_SECONDS: _KIND,
     names.STEP_DECODES: _KIND,
     names.DECODE_SECONDS: (),
+    names.SLO_REQUESTS: (*_CLASS, names.LABEL_MEASURE, names.LABEL_RESULT),
+    names.SLO_SECONDS: (*_CLASS, names.LABEL_MEASURE),
     **_GAUGE_METRICS,
 }
 """The metrics that the controller reads, and the labels of their series."""
@@ -61,6 +64,8 @@ class Evidence:
     (class, band). `running` are the requests that decode now, by class. `steps_by`, `seconds_by` and `decodes_by` are
     the number of the steps, their duration and their decodes, by kind (`engine_metrics`). `decode_s` is the duration of
     steps with decodes except those of kind `catch_up`, without the time of prefilling by the engine's prices.
+    `slo_requests` are requests by (class, measure, result), `slo_seconds` their latencies by (class, measure),
+    `slo_predicted` the predicted mean inter-token latency of the slowest group by class, of one engine.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -72,6 +77,9 @@ class Evidence:
     seconds_by: Mapping[str, float] = field(default_factory=dict)
     decodes_by: Mapping[str, float] = field(default_factory=dict)
     decode_s: float = 0.0
+    slo_requests: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    slo_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    slo_predicted: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def steps(self) -> float:
@@ -176,6 +184,9 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         names.STEPS: (evidence.steps_by, 1),
         names.STEP_SECONDS: (evidence.seconds_by, 1),
         names.STEP_DECODES: (evidence.decodes_by, 1),
+        names.SLO_REQUESTS: (evidence.slo_requests, 3),
+        names.SLO_SECONDS: (evidence.slo_seconds, 2),
+        names.SLO_PREDICTED_SECONDS: (evidence.slo_predicted, 1),
     }
     for (metric, labels), value in totals.items():
         if metric in placed:

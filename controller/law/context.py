@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specpilot.controller.estimation.switchback import BlockGain, Draw, Plan
+from specpilot.controller.law import latency_margin
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import LogGain
+from specpilot.policy.latency_goal import Slo
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Guidance, Override, Schedule
@@ -46,6 +48,7 @@ class PoolContext:
         engines: the names of its engines that can speculate.
         freeze: the freeze in force, `None` without one.
         engines_version: the latest version that any engine applied, 0 for none; Redis may have lost this schedule.
+        margins: by class the margin of its latency goal, 1 for a class without one (`latency_margin`).
     """
 
     model: str
@@ -58,6 +61,7 @@ class PoolContext:
     engines: tuple[str, ...] = ()
     freeze: Freeze | None = None
     engines_version: int = 0
+    margins: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def arm(self) -> Arm:
@@ -74,25 +78,29 @@ class PoolContext:
         """Return the context in the window of a canary."""
         return replace(self, policy=window.policy, window=window)
 
+    def with_margins(self) -> "PoolContext":
+        """Return the context with the margins of latency goals in force."""
+        guidance = self.in_force.guidance if self.in_force is not None else None
+        return replace(self, margins=latency_margin.margins_of(guidance, self.policy.slos))
+
     @property
     def mode(self) -> Mode:
         """The mode of the policy in force."""
         return self.policy.mode
 
-    def requirements(self, name: str) -> tuple[int, int, float, float | None]:
-        """Return the requirements for class `name`: the smallest and largest K, weight, SLO (ms)."""
+    def requirements(self, name: str) -> tuple[int, int, float, Slo | None]:
+        """Return the requirements for class `name`: the smallest and largest K, weight, latency goals."""
         low, high = self._asked_bounds(name)
         high = max(0, min(high, self.k_max))
-        class_policy = self.policy.of_class(name)
-        return min(max(0, low), high), high, class_policy.weight, class_policy.itl_slo_ms
+        return min(max(0, low), high), high, self.policy.of_class(name).weight, self.policy.slo_of(name)
 
     def guidance(self) -> Guidance:
         """Return the guidance of `policy`, with the override of its mode. Engines lower bounds to their own K_max."""
         classes = {}
         for name in self.policy.class_names:
-            class_policy = self.policy.of_class(name)
-            low, high = self._asked_bounds(name)
-            classes[name] = ClassGuidance(class_policy.weight, min(low, high), high, class_policy.itl_slo_ms)
+            slo, (low, high) = self.policy.slo_of(name), self._asked_bounds(name)
+            bound_ms = latency_margin.bound_ms(slo, self.margins.get(name, 1.0))
+            classes[name] = ClassGuidance(self.policy.of_class(name).weight, min(low, high), high, bound_ms, slo)
         override = None
         if self.mode is not Mode.ACT:
             override = Override(self.effective_static_k, Cause(self.mode.value))

@@ -7,6 +7,7 @@ from typing import Any
 from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.estimation.switchback import Switchback
 from specpilot.controller.law.control_group import ControlGroup
+from specpilot.controller.law.latency_goals import LatencyGoals
 
 STALE_S = 5.0
 """Age in seconds above which the newest evidence does not show the present load."""
@@ -24,7 +25,7 @@ class PoolMemory:
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of consecutive snapshots in which requests ran and no decode was counted; `None` if the newest
     is no such snapshot. `engines`: the newest snapshot of each engine. `slo_breakers`: the engines that predict that
-    the static K would break an SLO.
+    the static K would break an SLO. `goals`: the requests by latency goal.
     """
 
     scrape_s: float = 0.5
@@ -33,6 +34,7 @@ class PoolMemory:
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
     slo_breakers: set[str] = field(default_factory=set)
+    goals: LatencyGoals = field(default_factory=LatencyGoals)
     busy_at: float | None = None
     stalled_since: float | None = None
 
@@ -58,6 +60,7 @@ class PoolMemory:
     def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Add one snapshot of the whole pool."""
         self.newest = Snapshot(at, elapsed_s, evidence)
+        self.goals.add(evidence, at)
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts

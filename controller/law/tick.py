@@ -15,7 +15,7 @@ from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.estimation.switchback import BlockGain, Draw, UnitState
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_group import Comparison
-from specpilot.controller.law.pool_memory import PoolMemory
+from specpilot.controller.law.pool_memory import STALE_S, PoolMemory
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode
@@ -35,7 +35,8 @@ class Tick:
     """The state of one tick for one pool. It is used for one call of `result`."""
 
     def __init__(self, context: PoolContext, pool: PoolMemory, model: ModelAcceptance, now: float, at: float) -> None:
-        self._context = context
+        present = context if context.window is None else replace(context, policy=context.window.present)
+        self._context = replace(context, margins=present.with_margins().margins)  # in force until now
         self._policy = context.policy
         self._pool = pool
         self._model = model
@@ -60,6 +61,8 @@ class Tick:
         reason = self._unknown_reason()
         if reason is None:
             self._describe()
+        self._follow_goals(is_known=reason is None)
+        context = self._context
         if context.freeze is not None:
             return self._answer(Reason.FROZEN, context.frozen_guidance(context.freeze))
         if mode is not Mode.ACT and context.window is None:
@@ -173,6 +176,18 @@ class Tick:
             False: False if in_force.guidance == ways.usual else None,
             True: True if in_force.drawn_guidance == ways.alternative else None,
         }
+
+    def _follow_goals(self, *, is_known: bool) -> None:
+        """Move the margins of latency goals, if engines choose K, and put the goals into the evidence."""
+        context, pool, slos = self._context, self._pool, self._present.policy.slos
+        pool.goals.keep(slos)
+        if not slos:
+            return
+        if is_known and self._is_measured and not self._has_lost:
+            snapshots = [item for item in pool.engines.values() if self._now - item.at <= STALE_S]
+            margins = pool.goals.margins(context.margins, [item.evidence for item in snapshots])
+            self._context = replace(context, margins=margins)
+        self._evidence["slo"] = pool.goals.described(self._now, self._context.margins)
 
     def _describe(self) -> None:
         """Put the measured load, K, acceptance and throughput into the evidence."""

@@ -29,6 +29,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "guidance": to_plain(guidance) if guidance else None,
         "classes": evidence.get("classes", {}),
         "bands": evidence.get("bands", {}),
+        "slo": evidence.get("slo") or {},
         "control_group": evidence.get("control_group"),
         "control_group_days": gain_figures.described([item for item in gains if item.day <= day_of(moment.at)]),
         "throughput": evidence.get("throughput"),
@@ -48,6 +49,11 @@ def text(explanation: dict[str, Any]) -> str:
     running = explanation["running_decodes"]
     lines.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
     lines += [_class_line(name, facts) for name, facts in sorted(explanation["classes"].items())]
+    lines += [
+        slo_line(name, measure, facts)
+        for name, measures in sorted(explanation["slo"].items())
+        for measure, facts in measures.items()
+    ]
     lines += [_band_line(band, facts) for band, facts in sorted(explanation["bands"].items())]
     if explanation["throughput"] is not None:
         lines.append(f"throughput measured: {explanation['throughput']:.0f} tokens/s")
@@ -77,6 +83,20 @@ def _class_line(name: str, facts: Mapping[str, Any]) -> str:
     length = facts.get("measured_length")
     line = f"  class {name}: {facts['share']:.0%} of the traffic, K {facts['k']:.1f}"
     return line + ("" if length is None else f", {length:.2f} tokens a step")
+
+
+def slo_line(name: str, measure: str, facts: Mapping[str, Any]) -> str:
+    """Return the line of a latency goal: what was attained, and the margin of its bound."""
+    attained = [f"{value:.1%} in {window}" for window, value in facts["attained_ratio"].items() if value is not None]
+    line = f"  goal of {name}: {measure.upper()} {facts['statistic']} {facts['goal_ms']:g} ms, "
+    line += f"within it {', '.join(attained)}" if attained else "no request has ended yet"
+    if facts["mean_ms"] is not None:
+        line += f", mean {facts['mean_ms']:.3g} ms"
+    if facts["budget_left_ratio"] is not None:
+        line += f", budget left {facts['budget_left_ratio']:.0%}"
+    if "margin" in facts:
+        line += f", margin {facts['margin']:.2f}"
+    return line + ("; unreachable: no K keeps it at this load" if facts.get("is_unreachable") else "")
 
 
 def _band_line(band: str, facts: Mapping[str, Any]) -> str:

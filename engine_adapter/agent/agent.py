@@ -87,7 +87,9 @@ class Agent:
 
     def _export(self) -> None:
         while not self._stopped.wait(EXPORT_S):
-            if self._scheduler.control.calibrating is None:  # the requests of a calibration are no traffic
+            if self._scheduler.control.calibrating is not None:  # the requests of a calibration are no traffic
+                self._scheduler.latencies.take()
+            else:
                 try:
                     self._export_once()
                 except Exception:  # one failed export must not end the thread
@@ -101,7 +103,10 @@ class Agent:
         now = self._clock.monotonic()
         self._learning.learn(evidence, now)
         between()
-        table = scheduler.control.table(now)
+        guidance, table = scheduler.control.guidance(now), scheduler.control.table(now)
+        slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
+        self._exporter.add_latencies(scheduler.latencies.take(), dict.fromkeys(table.rows) | slos)
+        between()
         running = scheduler.running_decodes
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
         verified = dict.fromkeys(decodes, 0)
@@ -120,7 +125,8 @@ class Agent:
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
-        self._exporter.show_law(scheduler.law.decode_s, breaks_slo=scheduler.law.breaks_slo)
+        law = scheduler.law
+        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
         between()
         self._exporter.write()
 

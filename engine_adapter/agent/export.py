@@ -8,13 +8,17 @@ The EngineCore process writes them as a page of text into a folder that the serv
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family
+from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, Histogram
 from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.latency_goal import TPOT, TTFT, Slo
+from specpilot.policy.names import DEFAULT_CLASS
 
 FOLDER = "SPECPILOT_METRICS_FOLDER"
 """The variable with the folder's name, for the processes of one engine. It is set by the first of them."""
@@ -22,9 +26,15 @@ FOLDER = "SPECPILOT_METRICS_FOLDER"
 ENDING = ".specpilot"
 """Ending of a page's file name."""
 
+_MS = 1000.0
+
 UNCHANGED_EXPORTS = 20
 """Consecutive exports that are skipped if only the schedule's age has changed. So an idle engine writes every 5 s,
 because each write is a whole page for the disk."""
+
+TPOT_BOUNDS_S = tuple(0.002 * 1.15**step for step in range(40))
+TTFT_BOUNDS_S = tuple(0.01 * 1.3**step for step in range(34))
+"""Upper bounds of the buckets: 2 ms to 0.47 s, and 10 ms to 58 s. A quantile of TPOT is exact to 15 %."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -35,7 +45,7 @@ class MetricsExporter:
     def __init__(self, model: str) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._families: list[Family] = []
+        self._families: list[Family | Histogram] = []
         self._written = ""  # the latest page, without the schedule's age
         self._skipped = 0
         self._is_failing = False
@@ -62,6 +72,26 @@ class MetricsExporter:
             names.DECODE_SECONDS,
             "Duration of steps with decodes except kind catch_up, without the time of prefilling",
         )
+        label = names.LABEL_CLASS
+        self._histograms = {
+            TPOT: Histogram(
+                names.TPOT_SECONDS, "Time per output token of requests that ended, after their first token",
+                (names.LABEL_MODEL, label), TPOT_BOUNDS_S,
+            ),
+            TTFT: Histogram(
+                names.TTFT_SECONDS, "Time from the arrival of a request to its first token",
+                (names.LABEL_MODEL, label), TTFT_BOUNDS_S,
+            ),
+        }  # fmt: skip
+        self._families += self._histograms.values()
+        self._slo_requests = self._counter(
+            names.SLO_REQUESTS, "Requests by whether they met the goal in force", label, names.LABEL_MEASURE,
+            names.LABEL_RESULT,
+        )  # fmt: skip
+        self._slo_s = self._counter(names.SLO_SECONDS, "Latencies of these requests", label, names.LABEL_MEASURE)
+        self._predicted = self._gauge(
+            names.SLO_PREDICTED_SECONDS, "Predicted mean inter-token latency of the slowest group of a class", label
+        )
         self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = self._gauge(
             names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
@@ -87,6 +117,22 @@ class MetricsExporter:
                 for name, counter in self._steps.items():
                     counter.add(getattr(sums, name), model, kind.value)
 
+    def add_latencies(self, latencies: Iterable[Latency], slos: Mapping[str, Slo | None]) -> None:
+        """Add the latencies of requests, and count them by the goals of their class; `slos` are by class."""
+        by_series: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for name, measure, seconds in latencies:
+            by_series[name if name in slos else DEFAULT_CLASS, measure].append(seconds)
+        with self._lock:
+            for (name, measure), observed in by_series.items():
+                self._histograms[measure].observe(observed, self._model, name)
+                slo = slos.get(name)
+                goal = slo.goals.get(measure) if slo is not None else None
+                if goal is not None:
+                    beyond = sum(seconds > goal.ms / _MS for seconds in observed)
+                    self._slo_requests.add(len(observed) - beyond, self._model, name, measure, names.WITHIN)
+                    self._slo_requests.add(beyond, self._model, name, measure, names.BEYOND)
+                    self._slo_s.add(sum(observed), self._model, name, measure)
+
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
     ) -> None:
@@ -101,14 +147,22 @@ class MetricsExporter:
             self._version.set(version, model)
             self._age.set(-1.0 if age_s is None else age_s, model)
 
-    def show_law(self, decode_s: float, *, breaks_slo: bool | None) -> None:
-        """Show the seconds of decoding, and whether the static K breaks an SLO (`None`: no class has one)."""
+    def show_law(
+        self, decode_s: float, *, breaks_slo: bool | None, predicted_s: Mapping[str, float] | None = None
+    ) -> None:
+        """Show the seconds of decoding, whether the static K breaks an SLO (`None`: no class has one), and predictions.
+
+        `predicted_s`: by class with an SLO the predicted mean inter-token latency of its slowest group.
+        """
         with self._lock:
             if decode_s:
                 self._decode_s.set(decode_s, self._model)
             self._breaks_slo.clear()
             if breaks_slo is not None:
                 self._breaks_slo.set(float(breaks_slo), self._model)
+            self._predicted.clear()
+            for name, seconds in (predicted_s or {}).items():
+                self._predicted.set(seconds, self._model, name)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""

@@ -5,11 +5,15 @@ occupy the API server's event loop for 60 ms, to read them and to format the pag
 collector would still format each line, in some 25 ms. This page only joins its lines.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
+HISTOGRAM: Final = "histogram"
 _FAMILY: Final = "# HELP "
 
 
@@ -49,9 +53,41 @@ class Family:
 
     def text(self) -> str:
         """Return the family's part of the page; empty without series."""
+        lines = self.lines()
+        return self._head + lines if lines else ""
+
+    def lines(self) -> str:
+        """Return the lines of its series."""
         if self._text is None:
-            self._text = self._head + "".join(self._lines.values()) if self._lines else ""
+            self._text = "".join(self._lines.values())
         return self._text
+
+
+class Histogram:
+    """The series of one histogram with these inclusive upper `bounds`."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        self._head = f"{_FAMILY}{name} {text}\n# TYPE {name} {HISTOGRAM}\n"
+        self._bounds = bounds
+        self._places: dict[tuple[str, ...], Counter[int]] = {}  # numbers by place among the bounds
+        self._le = [*(f"{bound:.4g}" for bound in bounds), "+Inf"]
+        self._buckets = Family(f"{name}_bucket", text, HISTOGRAM, (*labels, "le"))
+        self._sum = Family(f"{name}_sum", text, HISTOGRAM, labels)
+        self._count = Family(f"{name}_count", text, HISTOGRAM, labels)
+
+    def observe(self, observed: Sequence[float], *values: str) -> None:
+        """Add what was `observed` to the series of these label values."""
+        places = self._places.setdefault(values, Counter())
+        places.update(bisect_left(self._bounds, value) for value in observed)
+        for le, count in zip(self._le, accumulate(places[at] for at in range(len(self._le))), strict=True):
+            self._buckets.set(count, *values, le)
+        self._sum.add(sum(observed), *values)
+        self._count.add(len(observed), *values)
+
+    def text(self) -> str:
+        """Return the histogram's part of the page; empty without series."""
+        count = self._count.lines()
+        return f"{self._head}{self._buckets.lines()}{self._sum.lines()}{count}" if count else ""
 
 
 def _escaped(text: str) -> str:
@@ -64,13 +100,13 @@ def part_of(page: str, names: Collection[str]) -> str:
 
 
 def together(pages: Sequence[str]) -> str:
-    """Return pages of several processes as one: counters are added up, gauges have the value of the last page."""
+    """Return pages of several processes as one: counters and histograms are summed, gauges as on the last page."""
     if len(pages) < 2:  # noqa: PLR2004 - one needs no adding
         return "".join(pages)
     series: dict[str, dict[str, float]] = {}
     for head, lines in (family for page in pages for family in _families(page)):
         values = series.setdefault(head, {})
-        is_counter = head.endswith(f" {COUNTER}\n")
+        is_counter = head.endswith((f" {COUNTER}\n", f" {HISTOGRAM}\n"))
         for line in lines:
             name, _, text = line.rpartition(" ")
             values[name] = float(text) + (values.get(name, 0.0) if is_counter else 0.0)

@@ -94,6 +94,25 @@ def breaks_slo(choice: Choice, static_k: int) -> bool | None:
     return bool(is_kept and not is_kept_by_static)
 
 
+def slowest_s(choice: Choice) -> dict[int, float]:
+    """Return the predicted mean inter-token latency of the slowest group of each requirement with an SLO, in seconds.
+
+    Keys are the indices of the requirements; one without decodes has no entry.
+    """
+    estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
+    if estimates is None or not any(item.itl_slo_ms for item in requirements.distinct):
+        return {}
+    groups = [group_of(requirements, estimates, code, count) for code, count in counts.items()]
+    ks = [choice.k_of[code] for code in counts]
+    step_s = step_of(groups, estimates.lengths, estimates.prices, ks)[1] * estimates.slowdown
+    slowest: dict[int, float] = {}
+    for code, group, k in zip(counts, groups, ks, strict=True):
+        index = code >> REQUIREMENT_AT
+        if group.decodes and requirements.distinct[index].itl_slo_ms:
+            slowest[index] = max(slowest.get(index, 0.0), float(step_s / estimates.lengths[group.band, k]))
+    return slowest
+
+
 def k_by_load(
     estimates: Estimates, requirements: Requirements, batch: Batch, numbers: Sequence[int], between: Pause
 ) -> dict[str, tuple[KRange, ...]]:

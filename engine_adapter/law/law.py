@@ -62,7 +62,7 @@ from specpilot.engine_adapter.law.batch_choice import (
     is_like,
     k_of_every_group,
 )
-from specpilot.engine_adapter.law.forecast import breaks_slo
+from specpilot.engine_adapter.law.forecast import breaks_slo, slowest_s
 from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
@@ -130,6 +130,7 @@ class EngineLaw:
         self.k_max, self.static_k = k_max, static_k
         self.own_static_k = static_k
         self.breaks_slo: bool | None = None  # whether the static K breaks an SLO that the choice keeps; None: unknown
+        self.predicted_s: Mapping[str, float] = {}  # by class with an SLO: mean ITL of its slowest group
         self.estimates: Estimates | None = None
         self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
@@ -154,7 +155,7 @@ class EngineLaw:
         self.static_k = self.own_static_k if guidance.static_k is None else min(guidance.static_k, self.k_max)
         self.requirements = Requirements.of(guidance, self.k_max)
         self._latest = self._held = None
-        self.breaks_slo = None
+        self.breaks_slo, self.predicted_s = None, {}
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
@@ -277,6 +278,9 @@ class EngineLaw:
                 self._choice = choice
                 between()
                 self.breaks_slo = breaks_slo(choice, self.static_k)
+                slowest = slowest_s(choice)
+                of_class = latest.requirements.index_of.items()
+                self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:

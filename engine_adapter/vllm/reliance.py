@@ -48,6 +48,10 @@ RELIANCE: tuple[Item, ...] = (
         _SCHEDULER, "Scheduler", "_preempt_request", ("request",), Use.WRAP, (_SCHEDULER, "Scheduler", "schedule")
     ),
     Method(
+        _SCHEDULER, "Scheduler", "_free_request", ("request",), Use.WRAP,
+        (_SCHEDULER, "Scheduler", "update_from_output"),
+    ),
+    Method(
         _SCHEDULER, "Scheduler", "_free_request_blocks", ("request",), Use.OVERRIDE,
         (_SCHEDULER, "Scheduler", "_free_blocks"),
     ),
@@ -72,6 +76,7 @@ RELIANCE: tuple[Item, ...] = (
         (
             "request_id", "sampling_params", "spec_token_ids", "is_prefill_chunk", "num_computed_tokens",
             "use_structured_output", "max_tokens", "num_output_tokens", "num_output_placeholders", "mm_features",
+            "arrival_time",
         ),
     ),
     Attributes(

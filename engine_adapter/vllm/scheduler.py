@@ -13,6 +13,7 @@ which plans and counts. The mixin wraps these methods of vLLM:
 - `update_from_output` ends a step: it is timed and counted.
 - `_preempt_request` and `_free_request_blocks` remove a request from the KV cache, which ends its backlog. The next
   input of a session ends it too.
+- `_free_request` ends a request: its latency is measured.
 - `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between belongs to no step.
 """
 
@@ -29,6 +30,7 @@ from specpilot.engine_adapter.agent.agent import start_agent
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.draft_state import DraftState
+from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.planner import CATCH_UP_ROWS, Planner
 from specpilot.engine_adapter.plan.request_facts import min_tokens
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
@@ -78,6 +80,7 @@ class _SpecPilotScheduler:
             engine_id=settings.engine_id,
         )
         self.meter = Meter()
+        self.latencies = Latencies()
         rows = engine_facts.backlog_rows(vllm_config)
         planner = Planner(
             k_max,
@@ -152,6 +155,7 @@ class _SpecPilotScheduler:
         requests, running, now = self.requests, self.running, time.monotonic()  # type: ignore[attr-defined]
         for new in scheduler_output.scheduled_new_reqs:  # more input of a session: its rows are dropped
             self._uncache_backlog(requests[new.req_id], scheduler_output.num_scheduled_tokens[new.req_id])
+            self.latencies.begin(requests[new.req_id])
         plan = self.steps.begin(scheduler_output, requests, self.control.table(now), now, running)
         scheduler_output.num_spec_tokens_to_schedule = plan.width
         self._width = plan.width if scheduler_output.num_scheduled_tokens else 0  # without tokens nothing is drafted
@@ -193,7 +197,9 @@ class _SpecPilotScheduler:
         """Process the step's outcome in vLLM, then count the step."""
         self.steps.skip_to(scheduler_output)
         self._verified = verified_tokens.of_output(model_runner_output) or {}
+        self.latencies.step(time.monotonic(), time.time())
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.latencies.note_first_tokens()
         goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
         device_s = device_time.of_output(model_runner_output)
         self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on, device_s=device_s)
@@ -207,6 +213,10 @@ class _SpecPilotScheduler:
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         self.steps.restart(request.request_id)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.latencies.end(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_request_blocks(self, request: Any) -> None:
         """Free the blocks, after removing those with a backlog from the prefix cache."""

@@ -34,10 +34,6 @@ def test_a_loaded_prompt_is_drafted_for_as_one_that_was_computed(head: str, tmp_
 
 @pytest.mark.extended("KV connector")
 def test_a_drafter_that_falls_behind_would_find_holes_in_what_was_stored(tmp_path: Path) -> None:
-    loaded, fallen = served("loaded", "peagle", tmp_path / "1"), served("fallen behind", "peagle", tmp_path / "2")
-    assert fallen["served"]["ids"] == loaded["served"]["ids"]
-    assert rate(fallen) < 0.95 * rate(loaded)
-
-
-def rate(found: dict[str, Any]) -> float:
-    return float(found["served"]["accepted"] / found["served"]["verified"])
+    loaded, fallen = (served(way, "peagle", tmp_path / way)["served"] for way in ("loaded", "fallen behind"))
+    assert fallen["ids"] == loaded["ids"]
+    assert fallen["accepted"] < 0.99 * loaded["accepted"]

@@ -29,6 +29,7 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.evidence.request_acceptance import Priors
 from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
+from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
 from specpilot.engine_adapter.plan.step_room import StepRoom
@@ -141,6 +142,7 @@ class Engine:
         self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs, self.least_width)
         self.law.follow(self.guidance)
         self._exporter = MetricsExporter(MODEL)
+        self._latencies = Latencies()
         self._reader = PageReader()
         self._requests.restart()
         self._under_way: _UnderWay | None = None
@@ -167,6 +169,7 @@ class Engine:
         self._under_way = None
         self._meter.take_evidence()
         self._meter.take_steps()
+        self._latencies = Latencies()
         self._steps.priors = Priors()
         self.tokens, self._table = tokens, table
 
@@ -214,7 +217,8 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        self._exporter.show_law(self.law.decode_s, breaks_slo=self.law.breaks_slo)
+        law = self.law
+        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
         return self._exporter.text()
 
     @property
@@ -263,6 +267,8 @@ class Engine:
                 if position in self.claims:
                     accepts[band, position] = self.claims[position] * count  # type: ignore[assignment]
         self._exporter.add(evidence)
+        slos = {name: item.slo for name, item in self.law.guidance.classes.items()}
+        self._exporter.add_latencies(self._latencies.take(), slos)
         self.law.learn(self._meter.take_steps(), evidence)
 
     def _refresh(self) -> None:
@@ -287,6 +293,9 @@ class Engine:
     def _launched(self, pace: _Pace) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
+        for request in self._requests.take_begun():
+            request.arrival_time = began_at
+            self._latencies.begin(request)
         scheduled = self._requests.scheduled(lambda name: self._steps.states[name].k)
         output = scheduled.output
         plan = self._steps.begin(output, self._requests.running, self._table, self._now)
@@ -326,6 +335,10 @@ class Engine:
         before = self._device_done_at
         self._device_done_at = max(max(before, step.began_at) + seconds, step.launched_at)
         self._now = max(self._now, self._device_done_at)
+        self._latencies.step(self._now, self._now)
+        self._latencies.note_first_tokens()
+        for request in over:
+            self._latencies.end(request)
         self._steps.end(
             output,
             {0: SimpleNamespace(outputs=items)},

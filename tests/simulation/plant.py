@@ -69,8 +69,8 @@ class OneTime:
 class Sequential(OneTime):
     """A machine whose drafter runs one pass for each token of a draft, like an EAGLE or an MTP head.
 
-    A pass takes `pass_s`, and `row_s` for each row: the first reads the positions of the step, each other one a token
-    of each request that is drafted for. `is_in_every_step`: the first pass runs also where nothing is drafted.
+    A pass takes `pass_s`, and `row_s` for each row: the first reads the step's positions of the requests in its batch,
+    each other one a token of each. `is_in_every_step`: the first pass runs also where nothing is drafted.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class Sequential(OneTime):
     def device_s(self, work: Work) -> float:
         """Return the seconds of a step."""
         seconds = super().device_s(work._replace(slots=0))
-        if not work.width and not self._is_in_every_step:
-            return seconds
-        others = work.width - 1 if work.width else 0
-        rows = work.verified + work.prefill + (others * work.slots / work.width if others else 0)
-        return seconds + (1 + others) * self._pass_s + rows * self._row_s
+        if work.width:
+            batch = work.slots // work.width  # of the drafter
+            rows = work.verified + work.prefill - max(0, work.decodes - batch) + (work.width - 1) * batch
+            return seconds + work.width * self._pass_s + rows * self._row_s
+        if self._is_in_every_step:
+            return seconds + self._pass_s + (work.verified + work.prefill) * self._row_s
+        return seconds

@@ -33,6 +33,7 @@ class Request:
     to_read: int
     num_output_tokens: int
     sampling_params: SimpleNamespace
+    arrival_time: float = 0.0
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
     max_tokens: int = 1 << 30
@@ -71,6 +72,7 @@ class Requests:
     def restart(self) -> None:
         """Drop all requests and sources."""
         self.running: dict[str, Request] = {}
+        self._new: dict[str, Request] = {}
         self.ended: set[str] = set()
         self.by_source = np.zeros((0, 2))
         self._sources: list[Source] = []
@@ -98,6 +100,11 @@ class Requests:
         else:
             for at in self._drawn(max(0, queue - len(self.running))):
                 self._begin(at, is_first=True)
+
+    def take_begun(self) -> list[Request]:
+        """Return the requests that have begun since the last call."""
+        begun, self._new = [*self._new.values()], {}
+        return begun
 
     def replace(self, over: list[Request], queue: int | None) -> None:
         """End these requests, and begin as many: of the same sources, or with a `queue` of sources drawn by share."""
@@ -129,12 +136,13 @@ class Requests:
         )
         self._begun += 1
         name = str(self._begun)
-        self.running[name] = Request(
+        self.running[name] = self._new[name] = Request(
             name, at, acceptance, later, length, source.prompt_tokens, position, sampling, num_computed_tokens=position
         )
 
     def _end(self, request: Request) -> None:
         del self.running[request.request_id]
+        self._new.pop(request.request_id, None)
         self.ended.add(request.request_id)
 
     def _acceptance(self, kind: str | float) -> float:

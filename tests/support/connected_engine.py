@@ -15,9 +15,8 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.bench.gpu_engine.engine import offer
 from specpilot.engine_adapter.vllm import engine_facts
-from tests.support.engine_program import finish, head, start
+from tests.support.engine_program import finish, head, offer, start
 from tests.support.interpreter import ON_V2
 
 K_MAX, TOKENS, BLOCK = 7, 16 if ON_V2 else 64, 32

@@ -28,8 +28,18 @@ function summary(why) {
     ...controlGroup(why.control_group),
     ["step in ms, measured", ms(why.step_s)],
     ["schedule version", number(why.version)]];
+  for (const [name, measures] of Object.entries(why.slo ?? {}))
+    for (const [measure, goal] of Object.entries(measures)) parts.push([`${name}: ${measure.toUpperCase()} ${goal.statistic} ${number(goal.goal_ms)} ms`, goalText(goal)]);
   if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
+}
+
+// The share of requests within a latency goal, what is left of the day's budget, and the margin of its bound.
+function goalText({ attained_ratio: attained, budget_left_ratio: left, margin, is_unreachable: isUnreachable }) {
+  const parts = Object.entries(attained).filter(([, share]) => share !== null).map(([window, share]) => `${number(100 * share, 1)} % in ${window}`);
+  if (left !== null) parts.push(`budget left ${number(100 * left)} %`);
+  if (margin !== undefined) parts.push(`margin ${number(margin, 2)}`);
+  return [...parts, ...isUnreachable ? ["unreachable: no K keeps it"] : []].join(", ") || "no request has ended yet";
 }
 
 function overview(pools, engines, whys, chosen, choose) {

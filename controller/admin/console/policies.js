@@ -10,7 +10,8 @@ import { ruleForm } from "./rules.js";
 const DRY_RUN_AFTER_MS = 350;
 const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["throughput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
   ["probe_ratio", "number"], ["control_group_ratio", "number"]];
-const OF_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"];
+const OF_CLASS = ["weight", "k_min", "k_max", "pin", "priority"];
+const GOALS = ["tpot_ms", "ttft_ms"];
 
 // A policy without its null fields.
 function stated(value) {
@@ -86,9 +87,22 @@ export function policies(page) {
     return box;
   }
 
+  // A latency goal, such as "p95 30"; what cannot be read goes to the API, which says why not.
+  function goal(target, measure, label) {
+    const [statistic, ms] = Object.entries(target.slo?.[measure] ?? {})[0] ?? [];
+    const box = h("input", { type: "text", "aria-label": label, value: statistic ? `${statistic} ${ms}` : "", placeholder: "p95 30",
+      oninput: () => {
+        const [name, value] = box.value.trim().split(/\s+/), slo = { ...target.slo, [measure]: { [name]: Number(value) } };
+        if (!name) delete slo[measure];
+        set(target, "slo", Object.keys(slo).length ? slo : null);
+      } });
+    return box;
+  }
+
   function classRows() {
     return Object.keys(draft.classes ?? {}).sort().map((name) => [
       name, ...OF_CLASS.map((field) => input(draft.classes[name], field, "number", `${field} of ${name}`)),
+      ...GOALS.map((measure) => goal(draft.classes[name], measure, `${measure} of ${name}`)),
       h("button", { type: "button", "aria-label": `remove ${name}`, onclick: () => { delete draft.classes[name]; changed(); } }, "Remove")]);
   }
 
@@ -99,7 +113,7 @@ export function policies(page) {
       draft.classes = { ...draft.classes, [name.value.trim()]: {} };
       changed();
     } }, "Add class");
-    const classes = table("Classes", [["class"], ...OF_CLASS.map((field) => [field.replaceAll("_", " ")]), [""]], classRows());
+    const classes = table("Classes", [["class"], ...[...OF_CLASS, ...GOALS].map((field) => [field.replaceAll("_", " ")]), [""]], classRows());
     classes.classList.add("classes");
     form.replaceChildren(
       h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind)))),

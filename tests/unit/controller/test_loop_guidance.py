@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specpilot.controller.recording.explanation import explain, text
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, Objective, Override
 from tests.simulation.engine import MODEL, POOL
@@ -17,7 +18,11 @@ async def test_where_engines_choose_they_get_the_policys_requirements_and_static
     schedule, newest = rig.store.published[MODEL, POOL], rig.store.log[-1]
     assert schedule.guidance == Guidance(
         Objective.THROUGHPUT,
-        {"default": ClassGuidance(k_max=5), "batch": ClassGuidance(1.0, 6, 6), "code": ClassGuidance(2.0, 0, 5, 900.0)},
+        {
+            "default": ClassGuidance(k_max=5),
+            "batch": ClassGuidance(1.0, 6, 6),
+            "code": ClassGuidance(2.0, 0, 5, 900.0, Slo(tpot_ms={Statistic.MEAN: 900.0})),
+        },
         ENGINES_CHOOSE.probe_ratio,
         static_k=1,
     )

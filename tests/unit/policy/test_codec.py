@@ -23,7 +23,7 @@ def test_the_objective_is_read_by_its_former_name_and_written_by_its_name() -> N
 
 
 NUMBERS_OF_A_POLICY = ["static_k", "k_min", "k_max", "probe_ratio", "control_group_ratio"]
-NUMBERS_OF_A_CLASS = ["weight", "k_min", "k_max", "pin", "itl_slo_ms", "priority"]
+NUMBERS_OF_A_CLASS = ["weight", "k_min", "k_max", "pin", "priority", "itl_slo_ms"]
 NUMBERS_OF_A_RULE = ["max_tokens_at_most", "prompt_chars_at_least"]
 
 
@@ -53,7 +53,8 @@ def test_the_test_above_names_every_number() -> None:
         (MatchRule, NUMBERS_OF_A_RULE),
     ):
         numbers = [item.name for item in fields(kind) if re.search(r"\b(int|float)\b", str(item.type))]
-        assert numbers == names
+        former = [name for name in names if name == "itl_slo_ms"]
+        assert numbers + former == names
 
 
 OVERRIDES = st.none() | st.builds(

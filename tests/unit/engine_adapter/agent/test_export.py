@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
+from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.latency_goal import Slo, Statistic
 
 
 @pytest.fixture
@@ -147,3 +149,31 @@ def test_threads_may_add_and_write_at_once(exporter: MetricsExporter, tmp_path: 
         thread.join()
     assert failed == []
     assert len(classes_of(page(tmp_path), names.DECODE_TOKENS)) == 400
+
+
+def test_requests_are_counted_by_the_goals_of_their_class(exporter: MetricsExporter) -> None:
+    slo = Slo(tpot_ms={Statistic.P95: 30.0})
+    tpot = [Latency("chat", "tpot", seconds) for seconds in (0.01, 0.03, 0.031)]
+    others = [Latency("chat", "ttft", 0.2), Latency("code", "tpot", 0.04), Latency("unknown", "tpot", 9.0)]
+    exporter.add_latencies([*tpot, *others], {"default": None, "chat": slo, "code": None})
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(exporter.text())
+        for sample in family.samples
+    }
+    requests = {key[1:]: value for key, value in found.items() if key[0] == names.SLO_REQUESTS}
+    assert requests == {("m", "chat", "tpot", "within"): 2.0, ("m", "chat", "tpot", "beyond"): 1.0}
+    assert found[names.SLO_SECONDS, "m", "chat", "tpot"] == pytest.approx(0.071)
+    assert found[f"{names.TPOT_SECONDS}_count", "m", "chat"] == 3.0
+    assert found[f"{names.TPOT_SECONDS}_sum", "m", "default"] == 9.0
+    assert found[f"{names.TTFT_SECONDS}_count", "m", "chat"] == 1.0
+    buckets = [value for key, value in found.items() if key[:3] == (f"{names.TPOT_SECONDS}_bucket", "m", "chat")]
+    assert buckets == sorted(buckets)
+    assert (buckets[0], buckets[-1]) == (0.0, 3.0)
+
+
+def test_without_requests_and_goals_the_page_has_no_word_of_them(exporter: MetricsExporter) -> None:
+    exporter.add_latencies([], {"default": None})
+    exporter.show_law(1.0, breaks_slo=None, predicted_s={})
+    assert "slo" not in exporter.text()
+    assert "tpot" not in exporter.text()

@@ -1,6 +1,6 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, part_of, together
+from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, Histogram, part_of, together
 
 
 def samples(page: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -73,3 +73,16 @@ def test_counters_of_several_pages_are_added_up_and_of_gauges_the_last_counts() 
     }
     assert together([page(3, 5)]) == page(3, 5)
     assert together([]) == ""
+
+
+def test_histograms_of_several_pages_are_added_up() -> None:
+    pages = []
+    for values in ((0.5, 1.5), (1.5, 9.0)):
+        histogram = Histogram("x_seconds", "Seconds", ("traffic_class",), (1.0, 2.0))
+        histogram.observe(values, "chat")
+        pages.append(histogram.text())
+    assert samples(together(pages)) == {
+        ("x_seconds_bucket", ("chat", "1")): 1.0, ("x_seconds_bucket", ("chat", "2")): 3.0,
+        ("x_seconds_bucket", ("chat", "+Inf")): 4.0, ("x_seconds_sum", ("chat",)): 12.5,
+        ("x_seconds_count", ("chat",)): 4.0,
+    }  # fmt: skip

@@ -1,0 +1,73 @@
+"""Measures TTFT and TPOT of each request at the engine (`policy.latency_goal`). Pure: times are arguments.
+
+The scheduler's thread calls `begin` for a request that is scheduled for the first time, `step` when the outcome of a
+step has come, `note_first_tokens` after vLLM has processed it, and `end` when a request leaves the engine. So a step
+costs time only for requests that wait for their first token. A request that is aborted, as after a stop string, ends
+with the last step before. Another thread takes the latencies away.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from specpilot.engine_adapter.plan.request_facts import stated
+from specpilot.policy.latency_goal import TPOT, TTFT
+
+_KEPT = 16_384
+"""Number of latest latencies that are kept until they are taken: those of some seconds on the fastest engine."""
+
+
+class Latency(NamedTuple):
+    """One latency: the class stated in the request, the measure (`policy.latency_goal.MEASURES`), and its seconds."""
+
+    traffic_class: str
+    measure: str
+    seconds: float
+
+
+class Latencies:
+    """The latencies of one engine's requests."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Any] = {}  # requests without a token, by id
+        self._first_at: dict[str, float] = {}  # of the requests with one
+        self._stepped_at = self._wall_s = 0.0  # of the latest step, monotonic and Unix seconds
+        self._latencies: deque[Latency] = deque(maxlen=_KEPT)
+
+    def begin(self, request: Any) -> None:
+        """Note a request that is scheduled for the first time, or more input of a session."""
+        self._waiting[request.request_id] = request
+        self._first_at.pop(request.request_id, None)
+
+    def step(self, now: float, wall_s: float) -> None:
+        """Note that the outcome of a step has come: monotonic and Unix seconds."""
+        self._stepped_at, self._wall_s = now, wall_s
+
+    def note_first_tokens(self) -> None:
+        """Measure the TTFT of requests whose first token the latest step delivered."""
+        if self._waiting:
+            for request in [item for item in self._waiting.values() if item.num_output_tokens]:
+                self._note_first_token(request)
+
+    def _note_first_token(self, request: Any) -> None:
+        del self._waiting[request.request_id]
+        self._first_at[request.request_id] = self._stepped_at
+        self._note(request, TTFT, self._wall_s - request.arrival_time)
+
+    def end(self, request: Any) -> None:
+        """Measure the TPOT of a request that ends."""
+        tokens = request.num_output_tokens
+        if request.request_id in self._waiting:
+            if tokens:
+                self._note_first_token(request)
+            else:
+                del self._waiting[request.request_id]
+        first_at = self._first_at.pop(request.request_id, None)
+        if first_at is not None and tokens > 1:
+            self._note(request, TPOT, (self._stepped_at - first_at) / (tokens - 1))
+
+    def _note(self, request: Any, measure: str, seconds: float) -> None:
+        self._latencies.append(Latency(stated(request).traffic_class, measure, max(0.0, seconds)))
+
+    def take(self) -> list[Latency]:
+        """Return the latencies since the last call; any thread may call."""
+        return [self._latencies.popleft() for _ in range(len(self._latencies))]

@@ -1,0 +1,79 @@
+"""Latency goals of a traffic class, as operators promise them: `{"tpot_ms": {"p95": 30}, "ttft_ms": {"p95": 500}}`.
+
+TPOT of a request is (last token - first token) / (tokens - 1), as vLLM, GuideLLM and AIPerf define it. TTFT is the time
+from its arrival to its first token. Each measure has one statistic over requests: a percentile, or the mean.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from specpilot.policy.names import STRICT, raise_faults
+
+TPOT: Final = "tpot"
+TTFT: Final = "ttft"
+MEASURES: Final = (TPOT, TTFT)
+
+
+class Statistic(StrEnum):
+    """What a goal bounds over the requests of a class."""
+
+    P50 = "p50"
+    P90 = "p90"
+    P95 = "p95"
+    P99 = "p99"
+    MEAN = "mean"
+
+    @property
+    def ratio(self) -> float | None:
+        """The share of requests that must be within the goal; `None` for the mean."""
+        return None if self is Statistic.MEAN else int(self.value[1:]) / 100
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One statistic and its largest value in milliseconds."""
+
+    statistic: Statistic
+    ms: float
+
+    @property
+    def text(self) -> str:
+        """The goal in words: `p95 30 ms`."""
+        return f"{self.statistic.value} {self.ms:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The goals of a class, each with one statistic; `None`: no goal for this measure."""
+
+    __pydantic_config__: ClassVar = STRICT
+    tpot_ms: Mapping[Statistic, float] | None = None
+    ttft_ms: Mapping[Statistic, float] | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        for label, values in (("tpot_ms", self.tpot_ms), ("ttft_ms", self.ttft_ms)):
+            if values is not None and len(values) != 1:
+                faults.append(f"{label} names {len(values)} statistics; name one of {', '.join(Statistic)}")
+            for name, ms in (values or {}).items():
+                if not 0 < ms < math.inf:
+                    faults.append(f"{label}.{name} is {ms}; it must be above 0 and finite")
+        raise_faults(faults)
+
+    def __hash__(self) -> int:
+        """Hash the goals, so that guidance with the same goals is one requirement."""
+        return hash(tuple(self.goals.items()))
+
+    @property
+    def goals(self) -> dict[str, Goal]:
+        """The goals by measure (`MEASURES`)."""
+        measures = ((TPOT, self.tpot_ms), (TTFT, self.ttft_ms))
+        return {name: Goal(Statistic(key), ms) for name, values in measures for key, ms in (values or {}).items()}
+
+    @property
+    def tpot(self) -> Goal | None:
+        """The goal of TPOT."""
+        return self.goals.get(TPOT)

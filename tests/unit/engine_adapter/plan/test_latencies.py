@@ -1,0 +1,74 @@
+"""TTFT and TPOT of each request, by the steps that delivered its tokens."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.plan.latencies import Latencies, Latency
+
+HOUR_S = 3600.0
+
+
+def request(name: str, arrived_at: float, traffic_class: str = "chat") -> Any:
+    sampling = SimpleNamespace(extra_args={"traffic_class": traffic_class}, temperature=0.0)
+    return SimpleNamespace(
+        request_id=name, sampling_params=sampling, arrival_time=HOUR_S + arrived_at, num_output_tokens=0
+    )
+
+
+def step(latencies: Latencies, at: float, *requests: Any, tokens: int = 1) -> None:
+    """A step that ends at `at` and delivers `tokens` to each of the requests."""
+    latencies.step(at, HOUR_S + at)
+    for item in requests:
+        item.num_output_tokens += tokens
+    latencies.note_first_tokens()
+
+
+def test_a_request_has_a_ttft_and_once_it_ends_a_tpot() -> None:
+    latencies, one = Latencies(), request("one", 1.0)
+    latencies.begin(one)
+    step(latencies, 2.0)  # a chunk of its prompt
+    assert latencies.take() == []
+    step(latencies, 2.5, one)
+    assert latencies.take() == [Latency("chat", "ttft", pytest.approx(1.5))]
+    for at in (3.0, 3.5):
+        step(latencies, at, one, tokens=2)
+    latencies.end(one)
+    assert latencies.take() == [Latency("chat", "tpot", pytest.approx(1.0 / 4))]
+    latencies.end(one)
+    assert latencies.take() == []
+
+
+def test_a_request_of_one_token_has_no_tpot() -> None:
+    """vLLM ends it while it processes the step that delivers its first token."""
+    latencies, one, aborted = Latencies(), request("one", 1.0), request("aborted", 1.0)
+    latencies.begin(one)
+    latencies.begin(aborted)
+    latencies.step(2.0, HOUR_S + 2.0)
+    one.num_output_tokens = 1
+    latencies.end(one)
+    latencies.end(aborted)
+    latencies.note_first_tokens()
+    assert [(item.measure, item.seconds) for item in latencies.take()] == [("ttft", pytest.approx(1.0))]
+
+
+def test_a_request_that_is_aborted_later_ended_with_the_last_step() -> None:
+    latencies, one = Latencies(), request("one", 0.0)
+    latencies.begin(one)
+    for at in (1.0, 2.0, 3.0):
+        step(latencies, at, one)
+    latencies.take()
+    latencies.end(one)  # whenever the client's stop string was found
+    assert latencies.take() == [Latency("chat", "tpot", pytest.approx(1.0))]
+
+
+def test_more_input_of_a_session_begins_anew() -> None:
+    latencies, one = Latencies(), request("one", 0.0)
+    latencies.begin(one)
+    step(latencies, 1.0, one)
+    latencies.end(one)
+    one.num_output_tokens, one.arrival_time = 0, HOUR_S + 9.0
+    latencies.begin(one)
+    step(latencies, 9.25, one)
+    assert [item.seconds for item in latencies.take()] == [pytest.approx(1.0), pytest.approx(0.25)]
