@@ -2,6 +2,11 @@
 
 Runs on the link's thread, in short holds of Python's lock, and reads what the other threads replace as a whole. An
 engine answers each question once, also one that it cannot answer.
+
+Engines answer because they know their batch, new requests and estimates exactly. Exporting forty price series, from
+which the controller chose again at forty loads in every tick, was an estimate for one engine and the largest part of
+the controller. With 256 requests an explanation takes 29 ms of Python, a forecast 6 and K by load 30, in holds of the
+lock of 1.4 ms at most in the median of 30 answers (1.7 the worst).
 """
 
 import logging
