@@ -22,7 +22,7 @@ from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.plan.speculation_control import fixed_table
 from specpilot.policy.bands import BANDS
 from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import FleetAcceptance
+from specpilot.policy.schedule import FleetAcceptance, Guidance, Schedule
 
 PIECE_S = 1.0
 REPLY_TOKENS = (100, 500)
@@ -37,6 +37,9 @@ def played(llm: Any, texts: Sequence[str], rounds: int) -> dict[str, list[float]
     scheduler, rng = llm.llm_engine.engine_core.engine_core.scheduler, random.Random(0)  # noqa: S311 - reproducible
     series: dict[str, list[float]] = {"adapting": [], "off": [], "thread": []}
     traffic, exporter = _Traffic(llm.llm_engine, texts, rng), _Exporter(scheduler)
+    control = scheduler.control
+    guided = Schedule(control.model, control.pool, control.version + 1, time.time(), Guidance(static_k=0))
+    control.offer(guided, time.monotonic())
     _know_steps(scheduler)
     for number in range(rounds + 1):
         for arm in rng.sample(("adapting", "off"), 2):

@@ -18,7 +18,6 @@ def measure(options: Mapping[str, Any], environment: Mapping[str, str], texts: S
     """Measure with each number of running requests; the last line is one JSON object."""
     figures: dict[str, float] = {}
     adapting = {
-        "SPECPILOT_ENGINE_STATIC_K": "0",
         "SPECPILOT_ENGINE_PROBE_RATIO": "0",
         "OMP_NUM_THREADS": "1",  # a second thread would spend CPU time while it waits
     }
