@@ -107,7 +107,7 @@ class Chooser:
         adds = np.ones((3, *self._gain.shape))
         adds[1], adds[2] = self._opens[:, None] * (k == 1), self._gain
         self._adds: Vector = adds.reshape(3, -1)
-        self._orders: dict[tuple[int, int, int], Ints] = {}
+        self._orders: dict[tuple[int, int, int], tuple[Ints, Vector]] = {}
 
     def choose(
         self, decodes: Sequence[int], near_width: int | None = None, between: Callable[[], None] | None = None
@@ -140,11 +140,12 @@ class Chooser:
     ) -> tuple[float, Ints]:
         """Return the best score of these widths, and the group of each position that it takes."""
         prices, n = self._prices, sum(decodes)
-        order = self._orders.get((n, narrow, wide))
-        if order is None:
-            if sum([cached.size for cached in self._orders.values()]) > MOST_POSITIONS:
+        cached = self._orders.get((n, narrow, wide))
+        if cached is None:
+            if sum([order.size for order, _ in self._orders.values()]) > MOST_POSITIONS:
                 self._orders.clear()
-            order = self._orders[n, narrow, wide] = self._order(n, narrow, wide)
+            cached = self._orders[n, narrow, wide] = self._order(n, narrow, wide)
+        order, density = cached
 
         # Tokens, value and seconds of the step with each prefix of that order
         chosen = slice(narrow - 1, wide)
@@ -165,10 +166,13 @@ class Chooser:
         score += self._penalty[chosen]
         at = int(score.argmax())
         row, last_taken = divmod(at, score.shape[1])
-        return float(score.flat[at]), self._group_of[order[row, : last_taken + 1]]
+        rate = abs(float(value[row, last_taken]) + lowest.value) / float(seconds[row, last_taken])
+        groups, end = self._group_of[order[row]], last_taken + 1
+        end += _number_that_would_pay(count[groups[end:]], density[row, end:], rate)
+        return float(score.flat[at]), groups[:end]
 
-    def _order(self, n: int, narrow: int, wide: int) -> Ints:
-        """Return the positions of these widths by worth over cost, in a step of `n` decodes.
+    def _order(self, n: int, narrow: int, wide: int) -> tuple[Ints, Vector]:
+        """Return the positions of these widths by worth over cost, in a step of `n` decodes, and this ratio of each.
 
         Positions of one draft keep their order.
         """
@@ -181,7 +185,9 @@ class Chooser:
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
         density = np.where(has_room, np.where(self._k <= first[..., None] + 1, best[..., None], alone), -np.inf)
-        return (-density).reshape(len(widths), -1).argsort(axis=1, kind="stable")
+        density = density.reshape(len(widths), -1)
+        order = (-density).argsort(axis=1, kind="stable")
+        return order, np.take_along_axis(density, order, axis=1)
 
     def _range(self, near_width: int | None, count: Vector) -> tuple[int, int]:
         """Return the smallest and the largest width to compare, neither below a lower bound of a group with decodes."""
@@ -304,6 +310,18 @@ def _outcome(groups: Sequence[Group], values: Vector, prices: Prices) -> _Outcom
     if drafted:
         seconds += float(_catch_up_s(prices, n, np.array(drafted)))
     return _Outcome(tokens, drafted, value, seconds, limit_s)
+
+
+def _number_that_would_pay(decodes: Vector, density: Vector, rate: float) -> int:
+    """Return how many of the positions that follow the best prefix would pay for a decode that joins their group.
+
+    They are the positions of groups without decodes, which do not change the rate, up to the next position of a group
+    with decodes: that one does not pay, nor does a position with the same ratio of worth to cost.
+    """
+    present = decodes.nonzero()[0]
+    following = int(present[0]) if present.size else len(decodes)
+    least = max(rate, float(density[following])) if present.size else rate
+    return int((density[:following] > least).sum())
 
 
 def _catch_up_s(prices: Prices, n: int, drafted: Vector) -> Vector:

@@ -241,6 +241,17 @@ def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_fo
             assert other == k or (in_force and other > k)
 
 
+@pytest.mark.parametrize("k_max", [1, 2, 3])
+def test_a_group_without_decodes_has_the_k_that_would_pay_for_a_decode_that_joins_it(k_max: int) -> None:
+    """All positions of a better band come before its own, and taking them does not change the step."""
+    groups, al = (
+        [Group(count, band, 1.0, 0, k_max) for band, count in enumerate((8, 0, 0))],
+        lengths(0.98, 0.9, 0.02, k_max=k_max),
+    )
+    assert choose(groups, al, prices()) == [k_max, k_max, 0]
+    assert choose(groups, al, prices(), Objective.LATENCY) == [k_max, k_max, 0]
+
+
 def test_a_group_without_decodes_does_not_widen_the_step_by_its_lower_bound() -> None:
     """As the group of a pinned class that has no traffic."""
     draw = random.Random(5)
