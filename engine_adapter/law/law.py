@@ -277,7 +277,7 @@ class EngineLaw:
                 self._choice = choice
                 between()
                 self.breaks_slo = breaks_slo(choice, self.static_k)
-                slowest = slowest_s(choice)
+                slowest = slowest_s(estimates, choice.requirements, choice.counts, choice.k_of)
                 of_class = latest.requirements.index_of.items()
                 self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
             self.estimates = estimates
