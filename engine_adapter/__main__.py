@@ -17,6 +17,7 @@ from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEng
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
 from specpilot.engine_adapter.vllm import compat, engine_facts, versions
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
@@ -197,20 +198,16 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str]) 
     method = speculative.get("method")
     if not isinstance(method, str):
         method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
-    faults = compat.drafter_faults(
+    facts = ConfigFacts(
         MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
+        data_parallel=flags.data_parallel_size,
+        pipeline_parallel=flags.pipeline_parallel_size,
+        context_parallel=max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size),
     )
-    context_parallel = max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size)
-    faults += compat.parallel_faults(flags.data_parallel_size, flags.pipeline_parallel_size, context_parallel)
-    faults += compat.transfer_faults(has_connector=any(_names_connector(argument) for argument in vllm_flags))
+    faults = compat.drafter_faults(facts) + compat.parallel_faults(facts)
     if faults:
         fail(PROGRAM, "; ".join(faults))
-
-
-def _names_connector(argument: str) -> bool:
-    """Whether a flag gives vLLM a KV connector, also as `--kv-transfer-config.kv_connector=...`."""
-    return argument.replace("_", "-").startswith(("--kv-transfer-config", "--kv-offloading-size"))
 
 
 def _check_model(flag: str, name: str) -> None:

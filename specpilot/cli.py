@@ -19,6 +19,7 @@ COMMANDS = {
     "gateway": ("specpilot.gateway.__main__", "run the OpenAI-compatible gateway"),
     "controller": ("specpilot.controller.__main__", "run the controller, its admin API and console"),
     "engine": ("specpilot.engine_adapter.__main__", "run vLLM with live K; other flags go to vLLM"),
+    "check": ("specpilot.engine_adapter.check", "say whether vLLM's flags run with live K, before a start"),
     "presets": ("specpilot.engine_adapter.list_presets", "list published pairs of target and draft head"),
     "policy": ("specpilot.controller.cli.policy", "list, read, write, try and take back policies"),
     "freeze": ("specpilot.controller.cli.freeze", "hold K of a model, or of everything, for a time"),

@@ -90,9 +90,9 @@ class UpSettings(ProgramSettings):
 
 def read(arguments: Sequence[str]) -> UpSettings:
     """Return the settings; with `--sagemaker` on top of what the endpoint states."""
-    settings = _with_head(load(UpSettings, PROGRAM, arguments))
+    settings = load(UpSettings, PROGRAM, arguments)
     if not settings.sagemaker:
-        return settings
+        return _with_head(settings)
     endpoint = sagemaker.stated(os.environ, settings.engines, settings.controllers)
     if endpoint.faults:
         fail(PROGRAM, *endpoint.faults)

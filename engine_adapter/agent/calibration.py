@@ -5,8 +5,9 @@ use a cost that was measured at another load. Calibration takes seconds and ends
 the engine's own HTTP API, so its steps do the same work as a user's steps.
 
 For each number of running requests, powers of two up to `max_num_seqs`, four settings are measured in turn with the
-same requests: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1. Without the last
-setting verified tokens and slots would only grow together, and their costs could not be separated.
+same requests: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1 (at K_max = 1: at
+K = 0). Without the last setting verified tokens and slots would only grow together, and their costs could not be
+separated; and steps of different K, which may run other CUDA graphs, would have no measured time.
 
 The requests' tokens are drawn at random, so their drafts are no evidence about traffic: the law learns the steps, and
 nothing is exported. vLLM's own counters count these requests.
@@ -92,7 +93,7 @@ def loads(max_running: int) -> list[int]:
 
 def settings(n: int, k_max: int) -> list[tuple[int, int]]:
     """Return the settings for `n` requests: for each, K of the first half of the requests and K of the others."""
-    mixed = [(k_max, 1)] if n > 1 else []
+    mixed = [(k_max, min(1, k_max - 1))] if n > 1 else []
     return list(dict.fromkeys([(0, 0), (k_max, k_max), (max(1, k_max // 3), max(1, k_max // 3)), *mixed]))
 
 

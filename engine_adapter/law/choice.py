@@ -7,10 +7,10 @@ T: seconds of the step (`law.prices`).
 
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
 this list wins. A position costs one token to verify for each decode of its group. The first position of a draft also
-costs the group's slots. Survival falls from position to position of a draft. So several positions together may have a
-better ratio of worth to cost than the first alone. Then all positions up to the depth with the best ratio get this
-ratio, and the positions of each draft keep their order in the list. A prefix of the list is therefore a K for each
-group.
+costs the group's slots, unless all decodes have slots anyway (`Prices.slots`). Survival falls from position to position
+of a draft. So several positions together may have a better ratio of worth to cost than the first alone. Then all
+positions up to the depth with the best ratio get this ratio, and the positions of each draft keep their order in the
+list. A prefix of the list is therefore a K for each group.
 
 A step that drafts for only some decodes is also charged for the later catching up of the others
 (`Prices.catch_up_s`). The time of catching up with a present backlog is not charged: it is spent once, in a few steps,
@@ -152,7 +152,7 @@ class Chooser:
         tokens, drafted, value = (count[self._group_of] * self._adds)[:, order].cumsum(axis=2)
         drafted += lowest.drafted
         sizes = np.minimum(tokens + lowest.tokens, n * (1 + self._k_max)).astype(int)
-        seconds = prices.steps_s(n, sizes, (drafted * widths[:, None]).astype(int))
+        seconds = prices.steps_s(n, sizes, prices.slots(n, widths[:, None], drafted.astype(int)))
         if prices.has_graphs:
             last = np.arange(len(widths)), self._number[chosen] - 1
             is_uniform = sizes[last] == n * (1 + widths)
@@ -175,7 +175,8 @@ class Chooser:
         chosen = slice(narrow - 1, wide)
         widths, has_room = self._k[chosen], self._has_room[chosen]
         token_s = self._prices.token_s(n, self._k_max)[chosen][:, None, None]
-        opening_s = (widths * self._prices.slot_s)[:, None] * self._opens
+        slot_s = self._prices.slot_s if self._prices.least_width is None else 0.0
+        opening_s = (widths * slot_s)[:, None] * self._opens
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s
@@ -299,7 +300,7 @@ def _outcome(groups: Sequence[Group], values: Vector, prices: Prices) -> _Outcom
         if itl_slo_s and count:
             length = values_of_k[low] if values_of_k[low] > 0 else -1.0 / values_of_k[low]  # objective `latency`: -1/AL
             limit_s = min(limit_s, itl_slo_s * length)
-    seconds = prices.step_s(n, tokens, width * drafted, is_uniform=tokens == n * (1 + width))
+    seconds = prices.step_s(n, tokens, prices.slots(n, width, drafted), is_uniform=tokens == n * (1 + width))
     if drafted:
         seconds += float(_catch_up_s(prices, n, np.array(drafted)))
     return _Outcome(tokens, drafted, value, seconds, limit_s)

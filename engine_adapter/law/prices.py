@@ -17,7 +17,7 @@ graph.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,9 +85,9 @@ class PriceList:
     left_out_s: float = 0.0
     slowdown: float = 1.0
 
-    def prices(self, most: int, graphs: Graphs | None) -> "Prices":
+    def prices(self, most: int, graphs: Graphs | None, least_width: int | None = None) -> "Prices":
         """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
-        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s)
+        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s, least_width)
 
 
 class Prices:
@@ -96,15 +96,19 @@ class Prices:
     The time of prefilling alone is left out, because K does not change it. A step that drafts for d of its n decodes is
     charged `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch
     up later.
+
+    `least_width` is that of a drafter that runs in every step (`plan.catch_up`), so that all decodes have slots;
+    `None`: those with K = 0 are left out.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the facts of an engine
         self,
         coefficients: Coefficients,
         most: int,
         graphs: Graphs | None = None,
         extras: StepExtras = StepExtras(),  # noqa: B008 - frozen
         left_out_s: float = 0.0,
+        least_width: int | None = None,
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
@@ -114,6 +118,7 @@ class Prices:
         self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
         self.left_out_s = left_out_s
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
+        self.least_width = least_width
         tokens = np.arange(most + 1)
         prefilled = round(extras.prefill_tokens)
         self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
@@ -133,11 +138,18 @@ class Prices:
         return seconds
 
     def plain_s(self, n: int) -> float:
-        """Return the seconds of a step of `n` decodes that drafts nothing and verifies nothing."""
+        """Return the seconds of a step of `n` decodes in which K is 0 for all."""
         seconds = self._plain_s.get(n)
         if seconds is None:
-            seconds = self._plain_s[n] = self.step_s(n, n, 0, is_uniform=True)
+            seconds = self._plain_s[n] = self.step_s(n, n, self.slots(n, 0, 0), is_uniform=True)
         return seconds
+
+    def slots(self, n: int, width: Any, drafted: Any) -> Any:
+        """Return the slots of a step that drafts for `drafted` of its `n` decodes, at most `width` tokens each.
+
+        `width` and `drafted` are numbers or arrays, and so is the result.
+        """
+        return width * drafted if self.least_width is None else np.maximum(width, self.least_width) * n
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
         """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots.

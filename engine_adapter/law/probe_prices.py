@@ -14,6 +14,10 @@ decodes, and at least this constant. Over a shorter span all steps may be padded
 be 0. Probes rarely verify more tokens than there are decodes."""
 
 
+SEQUENTIAL_PROBE = 2
+"""Depth of a probe if nothing else is drafted and the drafter runs one pass per token."""
+
+
 class ProbePrices(NamedTuple):
     """Costs of a probe in a step that drafts nothing else.
 
@@ -23,6 +27,9 @@ class ProbePrices(NamedTuple):
     fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
     a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: how many steps a
     second has if none of them drafts.
+
+    If all decodes have slots whenever one drafts (`Prices.least_width`), `drafting` includes them, and a probe has no
+    positions of its own to pay for.
     """
 
     drafting: float
@@ -41,13 +48,18 @@ class ProbePrices(NamedTuple):
         return (backlog + 1 + 2 * width) * self.position + k * self.token
 
     @classmethod
-    def of(cls, prices: Prices, n: int) -> "ProbePrices":
+    def of(cls, prices: Prices, n: int, k_max: int) -> "ProbePrices":
         """Return the costs with `n` decodes running."""
-        plain = prices.step_s(n, n, 0, is_uniform=True)
+        plain, least = prices.plain_s(n), prices.slots(n, 0, 0)
         # A step in which one request verifies is a mixed one.
-        verifies = max(0.0, prices.step_s(n, n + 1, 0) - plain) + prices.reads_s
+        verifies = max(0.0, prices.step_s(n, n + 1, least) - plain)
         most = min(n + max(n, _SPAN), len(prices.mixed) - 1)
         token = max(0.0, prices.step_s(n, most, 0) - prices.step_s(n, n + 1, 0)) / max(1, most - n - 1)
+        if prices.least_width is not None:  # all decodes have slots, and nothing is read beside them
+            slots = prices.slots(n, prices.least_width or min(k_max, SEQUENTIAL_PROBE), n)
+            drafting = (max(0.0, prices.step_s(n, n, slots) - prices.step_s(n, n, least)) + verifies) / plain
+            return cls(drafting, verifies / plain, _LEAST_POSITION, token / plain, drafting, 1.0 / plain)
+        verifies += prices.reads_s
         slot = max(prices.slot_s, prices.read_s)
         drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot)
         return cls(

@@ -68,13 +68,15 @@ class CatchUp:
     draft is read at once. `drafted_at` is the number of the last step that drafted.
 
     Without `backlog_rows` and `least_width`, the drafter itself reads every step, also one that drafts nothing:
-    `keeps_rows` is false, and there are no backlogs.
+    `keeps_rows` is false, and there are no backlogs. `width_of_all` is the least width at which all requests have
+    slots; `None`: the drafter leaves out those with K = 0.
     """
 
     def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:
         self.least_width = least_width
         self.keeps_rows = backlog_rows > 0 or least_width > 0
         self.reads_all = least_width > 0 or not self.keeps_rows
+        self.width_of_all = least_width if self.reads_all else None
         self.drafted_at = 0
         self._backlog_rows = backlog_rows
         self._rows_per_step = catch_up_rows

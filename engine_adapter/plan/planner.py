@@ -75,10 +75,10 @@ When traffic changes, the parts react in this order (`law.law` has the memories 
 from collections.abc import Sequence
 
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.engine_adapter.law.probe_prices import ProbePrices
+from specpilot.engine_adapter.law.probe_prices import SEQUENTIAL_PROBE, ProbePrices
 from specpilot.engine_adapter.plan.catch_up import CatchUp
 from specpilot.engine_adapter.plan.draft_state import DraftState
-from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, SEQUENTIAL_PROBE, Probes, probe_depth
+from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, Probes, probe_depth
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.step_room import StepRoom

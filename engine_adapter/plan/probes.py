@@ -79,9 +79,6 @@ PARALLEL_PROBE = 4
 """Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable
 requests sooner, and verifies more tokens of the others. In simulation 4 to 7 make no difference."""
 
-SEQUENTIAL_PROBE = 2
-"""Depth of a probe if nothing else is drafted and the drafter runs one pass per token."""
-
 PROMPT_SHARE = 0.75
 """Share of the budget's income that probes of requests with a prompt may spend in steps that draft nothing else and in
 which the drafter reads a due request's prompt (one longer than `DEFERRED_PROMPT`). Such a probe costs less, and its

@@ -1,22 +1,21 @@
 """The configurations of engines that the adapter accepts.
 
-A configuration that the adapter cannot steer is rejected before the engine serves, with all reasons at once, each with
-its remedy: unsupported drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors, a
-synchronous scheduler in the asynchronous loop or the reverse. An engine without speculation may carry the adapter in
-any configuration.
+A configuration that the adapter cannot steer is rejected with all reasons at once, each with its remedy: unsupported
+drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors beside recurrent layers, a
+synchronous scheduler in the asynchronous loop or the reverse. `check_config` rejects it before the engine serves;
+`specpilot check` applies the same rules (`faults_of`) before a start. An engine without speculation may carry the
+adapter in any configuration.
 """
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter.vllm import config_facts
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, PLAIN_MTP, STEERABLE_METHODS
-from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested, vllm_version
-
-_MASK_TOKENS = ("ptd_token_id", "pard_token")
-"""Fields of a head's configuration that name the mask token of parallel drafting."""
+from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested
 
 _VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
 """Methods that ran under vLLM's adaptive verification."""
@@ -24,167 +23,169 @@ _VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
 _LOSES_RECURRENT_STATE = ("0.29", "0.30", "0.31")
 """Versions of vLLM on which steps without drafts read a stale state of recurrent layers."""
 
-logger = logging.getLogger("vllm.specpilot")
+_INEXACT_ATTENTION = frozenset(
+    (
+        "FLASHMLA",
+        "FLASHMLA_SPARSE",
+        "CUTLASS_MLA",
+        "TRITON_MLA",
+        "TOKENSPEED_MLA",
+        "ROCM_AITER_MLA",
+        "ROCM_AITER_TRITON_MLA",
+    )
+)
+"""vLLM 0.32's attention backends that `attention_fault` rejects, for engines that have not loaded theirs."""
 
 
 def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     """Raise `UnsupportedEngineError` for an engine configuration whose K the adapter cannot steer."""
-    speculative = vllm_config.speculative_config
-    if speculative is None:
+    if vllm_config.speculative_config is None:
         return
-    parallel = vllm_config.parallel_config
-    # For a dense model vLLM reports a size of 1 to every rank. All ranks except the first see their index, and end the
-    # start.
-    ranks = max(parallel.data_parallel_size, parallel.data_parallel_index + 1)
-    faults = [
-        *drafter_faults(
-            speculative.method,
-            has_table=bool(speculative.num_speculative_tokens_per_batch_size),
-            is_v2=vllm_config.use_v2_model_runner,
-        ),
-        *parallel_faults(
-            ranks,
-            parallel.pipeline_parallel_size,
-            max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
-        ),
-        *transfer_faults(has_connector=vllm_config.kv_transfer_config is not None),
-    ]
-    faults += filter(None, [head_fault(speculative), mtp_fault(vllm_config), full_graph_fault(vllm_config)])
-    device = getattr(getattr(vllm_config, "device_config", None), "device_type", None)
-    faults += recurrent_faults(vllm_version(), vllm_config.model_config, device)
+    facts = config_facts.of_engine(vllm_config)
+    faults = faults_of(facts)
     deepest = max(AdapterSettings().graph_k or (), default=0)
-    if deepest and deepest > vllm_config.num_speculative_tokens:
-        faults.append(
-            f"--graph-k names K = {deepest} and K_max is {vllm_config.num_speculative_tokens}: leave out larger ones"
-        )
-    if vllm_config.model_config.enable_prompt_embeds:
-        faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
-    if vllm_config.use_v2_model_runner:
-        faults += v2_faults(vllm_version(), speculative, is_multimodal=vllm_config.model_config.is_multimodal_model)
-    if is_async_scheduler != bool(vllm_config.scheduler_config.async_scheduling):
-        right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
-        loop = "synchronously" if is_async_scheduler else "asynchronously"
-        faults.append(
-            f"vLLM schedules {loop} here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.{right}"
-        )
+    if deepest > facts.k_max:
+        faults.append(f"--graph-k names K = {deepest} and K_max is {facts.k_max}: leave out larger ones")
+    faults += scheduler_faults(facts, is_async_scheduler=is_async_scheduler)
     if faults:
         raise UnsupportedEngineError("; ".join(faults))
 
 
-def drafter_faults(method: str, *, has_table: bool, is_v2: bool = False) -> list[str]:
-    """Return why the adapter cannot steer a speculative configuration: its `method`, vLLM's own table of K.
+def faults_of(facts: ConfigFacts) -> list[str]:
+    """Return why the adapter cannot steer an engine, each reason with its remedy."""
+    faults = [
+        *drafter_faults(facts),
+        *parallel_faults(facts),
+        *transfer_faults(facts),
+        *filter(None, [head_fault(facts), mtp_fault(facts), full_graph_fault(facts)]),
+        *recurrent_faults(facts),
+        *v2_faults(facts),
+    ]
+    inexact = _INEXACT_ATTENTION.intersection(facts.attention)
+    if inexact and facts.is_async:
+        faults.append(_inexact_fault(inexact))
+    if facts.takes_embeddings:
+        faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
+    return faults
 
-    `is_v2`: the engine runs model runner V2.
-    """
+
+def scheduler_faults(facts: ConfigFacts, *, is_async_scheduler: bool) -> list[str]:
+    """Return a fault if the adapter's scheduler is not the one of vLLM's loop."""
+    if is_async_scheduler == facts.is_async:
+        return []
+    right = "SpecPilotScheduler" if is_async_scheduler else "SpecPilotAsyncScheduler"
+    loop = "synchronously" if is_async_scheduler else "asynchronously"
+    return [f"vLLM schedules {loop} here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.{right}"]
+
+
+def drafter_faults(facts: ConfigFacts) -> list[str]:
+    """Return why the adapter cannot steer a speculative configuration: its method, vLLM's own table of K."""
     faults = []
-    if method in IN_STEP_ON_V2 and not is_v2:
+    if facts.method in IN_STEP_ON_V2 and not facts.is_v2:
         faults.append(
-            f"the adapter steers method {method!r} on model runner V2 alone: set VLLM_USE_V2_MODEL_RUNNER=1, "
+            f"the adapter steers method {facts.method!r} on model runner V2 alone: set VLLM_USE_V2_MODEL_RUNNER=1, "
             "or start vLLM without the adapter for it"
         )
-    elif method not in STEERABLE_METHODS and method not in IN_STEP_ON_V2:
+    elif facts.method not in STEERABLE_METHODS and facts.method not in IN_STEP_ON_V2:
         faults.append(
             f"the adapter steers {', '.join(STEERABLE_METHODS)} drafters, and on model runner V2 "
-            f"{' and '.join(IN_STEP_ON_V2)}, not method {method!r}: start vLLM without the adapter for it"
+            f"{' and '.join(IN_STEP_ON_V2)}, not method {facts.method!r}: start vLLM without the adapter for it"
         )
-    if has_table:
+    if facts.has_table:
         faults.append(
             "num_speculative_tokens_per_batch_size and the adapter both set K: remove it from --speculative-config"
         )
     return faults
 
 
-def parallel_faults(data_parallel: int, pipeline_parallel: int, context_parallel: int) -> list[str]:
+def parallel_faults(facts: ConfigFacts) -> list[str]:
     """Return the configured kinds of parallelism that the adapter does not steer; it steers tensor parallelism."""
     faults = []
-    if data_parallel > 1:
+    if facts.data_parallel > 1:
         faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
-    if pipeline_parallel > 1:
+    if facts.pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
-    if context_parallel > 1:
+    if facts.context_parallel > 1:
         faults.append("context parallelism is not steered: use tensor parallelism alone")
     return faults
 
 
-def v2_faults(version: str, speculative: Any, *, is_multimodal: bool) -> list[str]:
-    """Return why the adapter cannot steer an engine on model runner V2 of vLLM `version`."""
+def v2_faults(facts: ConfigFacts) -> list[str]:
+    """Return why the adapter cannot steer this engine on model runner V2; none on V1."""
+    if not facts.is_v2:
+        return []
     faults = []
-    if not is_tested(version, TESTED_ON_V2):
+    if not is_tested(facts.version, TESTED_ON_V2):
         faults.append(
-            f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {version}: "
+            f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {facts.version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
-    if getattr(speculative, "enable_adaptive_verification", False) and speculative.method not in _VERIFIED_ADAPTIVELY:
+    if facts.is_adaptive and facts.method not in _VERIFIED_ADAPTIVELY:
         faults.append(
             f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
-            f"{speculative.method!r}: remove enable_adaptive_verification from --speculative-config"
+            f"{facts.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
-    if is_multimodal and getattr(speculative, "parallel_drafting", False):
+    if facts.is_multimodal and facts.is_parallel and facts.method in STEERABLE_METHODS:
         faults.append(
             "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     return faults
 
 
-def recurrent_faults(version: str, model: Any, device: str | None = None) -> list[str]:
-    """Return why K = 0 would change the text of a model with recurrent layers (GDN, Mamba) on vLLM `version`.
+def recurrent_faults(facts: ConfigFacts) -> list[str]:
+    """Return why K = 0 would change the text of a model with recurrent layers (GDN, Mamba).
 
     A verifying step leaves such a layer's state in the slot of the last accepted token. Before 0.32 the next step reads
     the first slot if it verifies no drafts (`zero_draft_decode_mask` in vLLM 0.32's `gpu_model_runner`), which is stale
     if drafts were accepted. vLLM alone verifies drafts in every step; the adapter does not. On a CPU the convolution of
     such a layer takes a constant number of drafts, and ends an engine that verifies fewer than it accepted before.
     """
-    is_recurrent = getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False)
-    if is_recurrent and device == "cpu":
+    if facts.is_recurrent and facts.device == "cpu":
         fault = (
             "vLLM's recurrent layers (GDN, Mamba) take one number of drafts on a CPU, and another K would end the "
             "engine: start without speculation or without the adapter"
         )
         return [fault]
-    if not is_recurrent or not is_tested(version, _LOSES_RECURRENT_STATE):
+    if not facts.is_recurrent or not is_tested(facts.version, _LOSES_RECURRENT_STATE):
         return []
     fault = (
-        f"on vLLM {version} a model with recurrent layers (GDN, Mamba) loses their state in steps without drafts, and "
-        "its text would be wrong: install vLLM 0.32, or start without speculation or without the adapter"
+        f"on vLLM {facts.version} a model with recurrent layers (GDN, Mamba) loses their state in steps without "
+        "drafts, and its text would be wrong: install vLLM 0.32, or start without speculation or without the adapter"
     )
     return [fault]
 
 
-def head_fault(speculative: Any) -> str | None:
+def head_fault(facts: ConfigFacts) -> str | None:
     """Return a fault if an EAGLE head trained to draft in parallel would draft one token at a time."""
-    head = getattr(getattr(speculative, "draft_model_config", None), "hf_config", None)
-    named = next((name for name in _MASK_TOKENS if getattr(head, name, None) is not None), None)
-    if named is None or speculative.method not in STEERABLE_METHODS or speculative.parallel_drafting:
+    if facts.mask_token is None or facts.method not in STEERABLE_METHODS or facts.is_parallel:
         return None
     return (
-        f"the head's configuration names a mask token ({named}), so it drafts in parallel; one token at a time most of "
-        'its drafts are rejected: add "parallel_drafting": true to --speculative-config'
+        f"the head's configuration names a mask token ({facts.mask_token}), so it drafts in parallel; one token at a "
+        'time most of its drafts are rejected: add "parallel_drafting": true to --speculative-config'
     )
 
 
-def mtp_fault(vllm_config: Any) -> str | None:
+def mtp_fault(facts: ConfigFacts) -> str | None:
     """Return why the adapter cannot steer an MTP head; `None` if it can, or if the drafter is of another method.
 
     It steers heads of one module that drafts one token after the other, as an EAGLE head does.
     """
-    speculative, model = vllm_config.speculative_config, vllm_config.model_config
-    if speculative.method != "mtp":
+    if facts.method != "mtp":
         return None
-    head, k_max = speculative.draft_model_config.hf_config, vllm_config.num_speculative_tokens
-    kind, modules = head.model_type, getattr(head, "num_nextn_predict_layers", None) or 1
+    kind, modules = facts.head_kind, facts.head_modules
     if kind == "gemma4_mtp":
         return "a Gemma 4 MTP head reads the target's own KV cache and was not examined: start without the adapter"
-    if min(modules, k_max) > 1:
+    if min(modules, facts.k_max) > 1:
         return (
             f"this MTP head has {modules} modules, one for each draft token, and the adapter steers heads of one: set "
             "num_speculative_tokens to 1, or start vLLM without the adapter"
         )
-    if getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False):
+    if facts.is_recurrent:
         return (
             "this model has recurrent layers (GDN, Mamba), and steps of different K have no FULL CUDA graph with them, "
             "so its MTP head may cost more than it gains: start vLLM without the adapter"
         )
-    if not vllm_config.use_v2_model_runner and kind not in PLAIN_MTP:
+    if not facts.is_v2 and kind not in PLAIN_MTP:
         return (
             f"on model runner V1 the adapter steers MTP heads of the kinds {', '.join(PLAIN_MTP)}, not {kind}: set "
             "VLLM_USE_V2_MODEL_RUNNER=1 (vLLM 0.32), or start vLLM without the adapter"
@@ -192,7 +193,7 @@ def mtp_fault(vllm_config: Any) -> str | None:
     return None
 
 
-def full_graph_fault(vllm_config: Any) -> str | None:
+def full_graph_fault(facts: ConfigFacts) -> str | None:
     """Return why `cudagraph_mode=FULL` would read prompts wrongly on this model; `None` if it reads them correctly.
 
     In that mode vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA attention reads
@@ -200,13 +201,11 @@ def full_graph_fault(vllm_config: Any) -> str | None:
     images in both directions, attention also gets the places of the images. Backends that still declare FULL graphs for
     any batch (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
     """
-    mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
-    model = vllm_config.model_config
-    if getattr(mode, "name", "") != "FULL":
+    if facts.graph_mode != "FULL":
         return None
-    if getattr(model, "use_mla", False):
+    if facts.uses_mla:
         read = "MLA attention reads prompts and decodes by different kernels"
-    elif getattr(model, "is_mm_prefix_lm", False):
+    elif facts.sees_both_ways:
         read = "this model attends to images in both directions"
     else:
         return None
@@ -230,8 +229,10 @@ def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bo
         for backend in group
         if is_async and not _reads_any_lengths(backend.get_builder_cls())
     }
-    if not inexact:
-        return None
+    return _inexact_fault(inexact) if inexact else None
+
+
+def _inexact_fault(inexact: Iterable[str]) -> str:
     return (
         f"attention backend {', '.join(sorted(inexact))} reads decodes with different numbers of drafts from a bound "
         "of their length, which asynchronous scheduling makes too long: choose one that does not (--attention-backend "
@@ -246,12 +247,16 @@ def _reads_any_lengths(builder: Any) -> bool:
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
 
 
-def transfer_faults(*, has_connector: bool) -> list[str]:
-    """Return a fault for a KV connector: it stores blocks before the drafter has read all of their positions."""
-    faults = []
-    if has_connector:
-        faults.append(
-            "a KV connector would bring back blocks of which the drafter has not seen every position: "
-            "remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
-        )
-    return faults
+def transfer_faults(facts: ConfigFacts) -> list[str]:
+    """Return a fault for a KV connector beside recurrent layers.
+
+    vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a connector stores while K
+    changes was not examined.
+    """
+    if not facts.has_connector or not facts.is_recurrent:
+        return []
+    fault = (
+        "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
+        "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+    )
+    return [fault]

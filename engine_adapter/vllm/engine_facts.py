@@ -26,28 +26,48 @@ _STATES = 3
 def backlog_rows(vllm_config: Any) -> int:
     """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step."""
     speculative = vllm_config.speculative_config
-    if speculative is None or why_in_every_step(speculative) is not None:
+    if speculative is None or why_in_every_step(vllm_config) is not None:
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
 
 
-def why_in_every_step(speculative: Any) -> str | None:
-    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out.
-
-    With sliding-window attention, vLLM gives the blocks outside of the window to other requests, and late writes would
-    go into these blocks. With MLA, rows that are read late count as a prompt, whose exact length the host needs; after
-    rejected drafts the host has only a bound.
-    """
+def why_in_every_step(vllm_config: Any) -> str | None:
+    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out."""
+    speculative = vllm_config.speculative_config
     method, head = speculative.method, speculative.draft_model_config
+    has_connector = vllm_config.kv_transfer_config is not None
+    if method not in STEERABLE_METHODS or has_connector:
+        return why_head_in_every_step(method, has_connector=has_connector)
+    kind = getattr(head.hf_config, "model_type", None) if method == "mtp" else None
+    return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head))
+
+
+def why_head_in_every_step(
+    method: str,
+    kind: str | None = None,
+    *,
+    has_connector: bool = False,
+    has_mla: bool = False,
+    has_window: bool = False,
+) -> str | None:
+    """Return the same of a head of this `kind` (vLLM's `model_type`) whose attention has MLA, or a sliding window.
+
+    A KV connector stores and sends blocks at the end of the step that fills them, after the drafter has run. Positions
+    that the drafter reads later would be missing in what it stored. With sliding-window attention, vLLM gives the
+    blocks outside of the window to other requests, and late writes would go into these blocks. With MLA, rows that are
+    read late count as a prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
+    """
     if method not in STEERABLE_METHODS:
         return f"method {method!r} reads each token when it is there"
-    if uses_mla(head):
+    if has_connector:
+        return "a KV connector stores blocks as soon as they are full"
+    if has_mla:
         return "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"
-    if is_windowed(head):
+    if has_window:
         return "the drafter's attention has a sliding window, outside of which blocks are given away"
-    if method == "mtp" and head.hf_config.model_type not in PLAIN_MTP:
-        return f"catching up was not examined for MTP heads of the kind {head.hf_config.model_type!r}"
+    if method == "mtp" and kind not in PLAIN_MTP:
+        return f"catching up was not examined for MTP heads of the kind {kind!r}"
     return None
 
 

@@ -93,7 +93,9 @@ class _SpecPilotScheduler:
         self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
-        self.law = EngineLaw(k_max, self.control.static_k, self.control.max_running, self.graphs)
+        self.law = EngineLaw(
+            k_max, self.control.static_k, self.control.max_running, self.graphs, planner.catch_up.width_of_all
+        )
         self._drafter_length = engine_facts.drafter_length(vllm_config)
         self._width = k_max
         self._verified: Mapping[str, int] = {}  # verified draft tokens of the step, if they may be fewer than scheduled

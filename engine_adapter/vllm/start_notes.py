@@ -5,7 +5,10 @@ from typing import Any
 
 from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.settings import PREFIX
-from specpilot.engine_adapter.vllm.engine_facts import drafter_length, why_in_every_step
+from specpilot.engine_adapter.vllm import config_facts
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
+from specpilot.engine_adapter.vllm.engine_facts import why_head_in_every_step
+from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
 from specpilot.policy.graphs import Graphs
 
 logger = logging.getLogger("vllm.specpilot")
@@ -60,23 +63,39 @@ def _graphs_in_words(graphs: Graphs | None) -> str:
 
 def notes(vllm_config: Any) -> list[str]:
     """Return the limits of speculation in a steered configuration, in words."""
-    speculative, model = vllm_config.speculative_config, vllm_config.model_config
-    if speculative is None:
+    if vllm_config.speculative_config is None:
         return []
+    return limits_of(config_facts.of_engine(vllm_config)) + graph_notes(vllm_config)
+
+
+def limits_of(facts: ConfigFacts) -> list[str]:
+    """Return what an engine with these facts does less of than others, in words; `specpilot check` says it too."""
     limits = []
-    reason = why_in_every_step(speculative)
+    reason = why_head_in_every_step(
+        facts.method,
+        facts.head_kind,
+        has_connector=facts.has_connector,
+        has_mla=facts.head_uses_mla,
+        has_window=facts.head_is_windowed,
+    )
     if reason is not None:
         limits.append(
             f"{reason}, so the drafter cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than "
             "with a drafter that can be left out"
         )
-    length, k_max = drafter_length(vllm_config), vllm_config.num_speculative_tokens
-    if length < model.max_model_len:
+    if facts.head_length is not None and facts.length is not None and facts.head_length < facts.length:
         limits.append(
-            f"the drafter reads {length} tokens at most and the model {model.max_model_len}: while a request of more "
-            f"than {length - k_max} runs, no request speculates; limit --max-model-len, or send long requests elsewhere"
+            f"the drafter reads {facts.head_length} tokens at most and the model {facts.length}: while a request of "
+            f"more than {facts.head_length - facts.k_max} runs, no request speculates; limit --max-model-len, or send "
+            "long requests elsewhere"
         )
-    limits += graph_notes(vllm_config)
+    without_graphs = sorted(set(facts.attention).difference(ANY_MIX_BACKENDS))
+    if facts.is_recurrent:
+        without_graphs.append("recurrent layers (GDN, Mamba)")
+    if without_graphs:
+        limits.append(
+            f"with {' and '.join(without_graphs)} steps whose requests have different K run without a FULL CUDA graph"
+        )
     return limits
 
 

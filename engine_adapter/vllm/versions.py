@@ -57,14 +57,19 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
         logger.warning("SpecPilot: %s; the engine starts all the same", fault.split(": install", maxsplit=1)[0])
 
 
-def version_fault(version: str, lacks: tuple[str, ...]) -> str | None:
-    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None` if it accepts it."""
+def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
+    """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None` if it accepts it.
+
+    `lacks` is `None` for a version whose source is not at hand.
+    """
     remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
     if lacks:
         more = len(lacks) - _NAMED_AT_MOST
         named = ", ".join(lacks[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
         return f"vLLM {version} lacks what the adapter relies on ({named}): {remedy}"
     if not is_tested(version):
+        if lacks is None:
+            return f"no engine of vLLM {version} was tested: {remedy}"
         return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
     return None
 

@@ -104,8 +104,6 @@ def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: p
         (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-dcp=2"], "context parallelism is not steered"),
-        (["--drafter", str(DEMO_MODEL / "peagle"), "--kv-transfer-config", "{}"], "a KV connector would bring back"),
-        (["--drafter", str(DEMO_MODEL / "peagle"), "--kv_offloading_size=4"], "a KV connector would bring back"),
     ],
 )
 def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str], sentence: str) -> None:

@@ -43,9 +43,9 @@ def chat(client: OpenAI, **arguments: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=MESSAGES, **({"max_tokens": 48} | arguments))
 
 
-def test_step_times_at_every_load_were_measured_before_traffic(stack: Stack) -> None:
+def test_step_times_were_measured_before_traffic(stack: Stack) -> None:
     log = (stack.folder / "state" / "logs" / "engine-0.log").read_text()
-    assert re.search(r"step times calibrated in \S+ s with up to 32 requests running", log)
+    assert re.search(r"step times calibrated in \S+ s with up to [1-9]\d* requests running", log)
 
 
 def test_engines_choose_k_by_the_policys_guidance_and_a_fixed_k_again(stack: Stack, client: OpenAI) -> None:

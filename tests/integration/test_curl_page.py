@@ -61,7 +61,7 @@ def test_every_step_of_the_page(controller: Controller, tmp_path: Path) -> None:
         '"name":"night shift","role":"operator"',
         'If-Match: "1"',
         '"dry_run":true,"subject":"demo","version":2',
-        '"forecast":[{"pool":"cpu"',
+        '"forecast":[{"model":"demo","pool":"cpu"',
         "Since then night shift changed",
         "refused: the policy has changed",
         '"meaning":',

@@ -88,7 +88,8 @@ class Engine:
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
 
     Its law updates when a `run` begins, once a virtual second. With `adapts` it follows no schedule: the law chooses K,
-    by `guidance`. `graphs` is its record of CUDA graphs.
+    by `guidance`. `graphs` is its record of CUDA graphs. `least_width` is that of a drafter that runs in every step;
+    `None`: it leaves out requests with K = 0.
 
     For wrong evidence: `claims` are acceptances, by position, that its law and its counters show instead of the truth;
     while `is_lying` the counters stand still.
@@ -109,6 +110,8 @@ class Engine:
     plant: Plant | None = None
     reads_device: bool = True
     graphs: Graphs | None = None
+    least_width: int | None = None
+    is_parallel: bool = True
     guidance: Guidance = NO_GUIDANCE
     adapts: bool = False
     tokens: float = 0.0
@@ -132,9 +135,11 @@ class Engine:
         self._at = 0.0  # seconds of all runs since the start
         self._table = self._control.table(self._at)
         self._meter = Meter()
-        self._planner = Planner(self.k_max, _BACKLOG_ROWS, room=StepRoom(is_parallel=True))
+        rows = _BACKLOG_ROWS if self.least_width is None else 0
+        room = StepRoom(is_parallel=self.is_parallel)
+        self._planner = Planner(self.k_max, rows, least_width=self.least_width or 0, room=room)
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
-        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs)
+        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs, self.least_width)
         self.law.follow(self.guidance)
         self._exporter = MetricsExporter(MODEL)
         self._latencies = Latencies()
@@ -302,7 +307,7 @@ class Engine:
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = Work(
             scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
-            scheduled.prompts, is_uniform=scheduled.is_uniform,
+            scheduled.prompts, is_uniform=scheduled.is_uniform, width=plan.width,
         )  # fmt: skip
         self._now += pace.host * self._plant.host_s(work)
         return _UnderWay(output, scheduled.delivering, work, began_at, self._now)

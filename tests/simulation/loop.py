@@ -84,6 +84,9 @@ def simulate(
     plant: Plant | None = None,
     reads_device: bool = True,
     adapts: bool = False,
+    k_max: int = K_MAX,
+    is_parallel: bool = True,
+    least_width: int | None = None,
 ) -> Run:
     """Play `phases` and return the run.
 
@@ -94,6 +97,7 @@ def simulate(
     - `plant`: replaces `step_s` and `catch_up_s`.
     - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
     - `adapts`: whether the engines adapt by themselves, by the policy's guidance, and follow no schedule.
+    - `k_max`, `is_parallel`, `least_width`: the drafter, as in `Engine`.
     """
     policy = policy or Policy(model=MODEL, control_group_ratio=0.0)
     fleet = [
@@ -101,8 +105,8 @@ def simulate(
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
             calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
-            graphs=graphs, adapts=adapts,
-            guidance=PoolContext(MODEL, POOL, policy, K_MAX, static_k, None).guidance(),
+            graphs=graphs, adapts=adapts, k_max=k_max, is_parallel=is_parallel, least_width=least_width,
+            guidance=PoolContext(MODEL, POOL, policy, k_max, static_k, None).guidance(),
         )
         for index in range(engines)
     ]  # fmt: skip
@@ -131,12 +135,12 @@ def simulate(
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
-                changed = PoolContext(MODEL, POOL, policy, K_MAX, static_k, None)
+                changed = PoolContext(MODEL, POOL, policy, k_max, static_k, None)
                 for engine in fleet:
                     engine.follow(changed.guidance())
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
-            context = PoolContext(MODEL, POOL, policy, K_MAX, static_k, schedule)
+            context = PoolContext(MODEL, POOL, policy, k_max, static_k, schedule)
             result = law.decide(context, float(second), float(second))
             throughput = float(np.mean(list(tokens.values()))) * slowdown
             run.seconds.append(Second(second, index, throughput, tokens, in_force, result))

@@ -15,7 +15,7 @@ class Work(NamedTuple):
 
     `context` is the sum of the lengths of its sequences, `read` the number of positions that its drafter reads without
     drafting from them, `prompts` the number of requests that it prefills. `is_uniform`: all decodes have equally many
-    tokens in it.
+    tokens in it. `width` is the largest K that its drafter drafts.
     """
 
     decodes: int
@@ -26,6 +26,7 @@ class Work(NamedTuple):
     read: int = 0
     prompts: int = 0
     is_uniform: bool = True
+    width: int = 0
 
 
 class Plant(Protocol):
@@ -63,3 +64,32 @@ class OneTime:
         """Return 0: the host takes no time of its own."""
         del work
         return 0.0
+
+
+class Sequential(OneTime):
+    """A machine whose drafter runs one pass for each token of a draft, like an EAGLE or an MTP head.
+
+    A pass takes `pass_s`, and `row_s` for each row: the first reads the positions of the step, each other one a token
+    of each request that is drafted for. `is_in_every_step`: the first pass runs also where nothing is drafted.
+    """
+
+    def __init__(
+        self,
+        step_s: StepTime,
+        catch_up_s: CatchUpTime,
+        pass_s: float,
+        row_s: float,
+        *,
+        is_in_every_step: bool = False,
+    ) -> None:
+        super().__init__(step_s, catch_up_s)
+        self._pass_s, self._row_s, self._is_in_every_step = pass_s, row_s, is_in_every_step
+
+    def device_s(self, work: Work) -> float:
+        """Return the seconds of a step."""
+        seconds = super().device_s(work._replace(slots=0))
+        if not work.width and not self._is_in_every_step:
+            return seconds
+        others = work.width - 1 if work.width else 0
+        rows = work.verified + work.prefill + (others * work.slots / work.width if others else 0)
+        return seconds + (1 + others) * self._pass_s + rows * self._row_s

@@ -122,7 +122,7 @@ class BruteForce:
         # Still the table, and the histories, by which the previous step's requests were given their next K.
         for key in self._planned:
             band = self._chosen[key] = self._band(key)
-            self._due[key] = self._scheduler.steps.table.k(self._label(key), band, 1)
+            self._due[key] = self._scheduler.steps.table.k(self._label(key), band)
         self._planned = list(output.num_scheduled_tokens)
         anew = _begins_anew(output)
         allowed = {key: self._allowed.pop(key, None) for key in self._planned}

@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.bench.gpu_engine.engine import chat_text, offer
-from tests.support.engine_program import finish, head, replies, start
+from specpilot.bench.gpu_engine.engine import chat_text
+from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, prompts
 

@@ -10,8 +10,8 @@ from collections import Counter
 
 from vllm import SamplingParams
 
-from specpilot.bench.gpu_engine.engine import offer, prompt_texts
-from tests.support.engine_program import finish, head, replies, start
+from specpilot.bench.gpu_engine.engine import prompt_texts
+from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.stack import DEMO_MODEL
 
 TOKENS, TOGETHER, K_MAX = 3, 32, 7

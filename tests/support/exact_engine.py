@@ -29,12 +29,12 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from specpilot.bench.gpu_engine.engine import chat_text, offer
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.policy.bands import BANDS
 from specpilot.policy.graphs import Graphs
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
-from tests.support.engine_program import finish, head, start
+from tests.support.engine_program import finish, head, offer, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, prompts
 
@@ -73,7 +73,7 @@ def main(kind: str, drafter: str) -> None:
     control = getattr(core.scheduler, "control", None)
     watched = None if control is None else BruteForce(core.scheduler)
     core.scheduler.graphs = Graphs("FULL_AND_PIECEWISE")
-    replies = _serve(llm, control)
+    replies, changes = _serve(llm, control)
     # A step without requests lets the workers drop what they keep for ended ones.
     pool = core.scheduler.kv_cache_manager.block_pool
     report: dict[str, Any] = {"ids": replies, "leaked_blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()}
@@ -85,19 +85,22 @@ def main(kind: str, drafter: str) -> None:
             "exported": exported(expected, core.scheduler._agent._exporter.text),
             "seen": watched.seen,
         }
-        report |= {"changes": control.version, "states": len(core.scheduler.steps.states)}
+        report |= {"changes": changes, "states": len(core.scheduler.steps.states)}
     report["copies"] = asdict(memory_apart.SEEN)
     finish(report)
 
 
-def _serve(llm: Any, control: Any) -> dict[str, list[list[int] | str]]:
-    """Serve every request; return the token ids (or text, after a stop string) of the determined ones, by choice."""
+def _serve(llm: Any, control: Any) -> tuple[dict[str, list[list[int] | str]], int]:
+    """Serve every request; return the token ids (or text, after a stop string) of the determined ones, by choice.
+
+    Beside them: how often K was changed.
+    """
     engine, rng = llm.llm_engine, random.Random(5)
     tokenizer = llm.get_tokenizer()
     waiting = list(enumerate(prompts(COUNT)[:COUNT]))
     aborts: dict[str, int] = {}
     replies: dict[str, list[list[int] | str]] = {}
-    step = 0
+    step, changes = 0, 1
     _thrash(control, rng)
     while waiting or engine.has_unfinished_requests():
         while waiting and len(waiting) > COUNT - 6 - step // 3:
@@ -115,6 +118,7 @@ def _serve(llm: Any, control: Any) -> dict[str, list[list[int] | str]]:
                 aborts[str(number)] = step + 5 + number % 20
         step += 1
         if step % 3 == 0 or rng.random() < 0.1:
+            changes += 1
             _thrash(control, rng)
         due = [request for request, at in aborts.items() if at == step]
         if due:
@@ -127,7 +131,7 @@ def _serve(llm: Any, control: Any) -> dict[str, list[list[int] | str]]:
                     choice.text if isinstance(choice.stop_reason, str) else list(choice.token_ids)
                     for choice in output.outputs
                 ]
-    return replies
+    return replies, changes
 
 
 def _sampling(number: int, traffic_class: str, prompt_tokens: int) -> SamplingParams:

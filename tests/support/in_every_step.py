@@ -13,9 +13,8 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.bench.gpu_engine.engine import offer
 from specpilot.engine_adapter.vllm import engine_facts
-from tests.support.engine_program import TARGET, finish, replies, start
+from tests.support.engine_program import TARGET, finish, offer, replies, start
 from tests.support.stack import CLASSES
 
 K_MAX, REQUESTS, TOKENS = 3, 5, 24

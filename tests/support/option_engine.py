@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from specpilot.bench.gpu_engine.engine import chat_text, offer, runner_of
-from tests.support.engine_program import finish, head, replies, start
+from specpilot.bench.gpu_engine.engine import chat_text, runner_of
+from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.stack import CLASSES, DEMO_MODEL, prompts
 
 K_MAX, STOP_S = 7, 1.5

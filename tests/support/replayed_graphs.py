@@ -30,9 +30,9 @@ from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from specpilot.bench.gpu_engine.engine import chat_text, offer
+from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.engine_adapter.vllm import engine_facts
-from tests.support.engine_program import finish, head, replies, start
+from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES
 

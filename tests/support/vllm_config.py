@@ -17,8 +17,11 @@ def config(
     embeds: int = 0,
 ) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds), is_multimodal_model=False),
-        speculative_config=SimpleNamespace(method=method, num_speculative_tokens_per_batch_size=table),
+        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds), is_multimodal_model=False, max_model_len=4096),
+        speculative_config=SimpleNamespace(
+            method=method, num_speculative_tokens_per_batch_size=table, draft_model_config=head("llama")
+        ),
+        num_speculative_tokens=3,
         parallel_config=SimpleNamespace(
             data_parallel_size=data,
             data_parallel_index=rank,
@@ -29,4 +32,14 @@ def config(
         scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
         use_v2_model_runner=bool(runner_v2),
         kv_transfer_config=SimpleNamespace(kv_connector=connector) if connector else None,
+    )
+
+
+def head(kind: str, **fields: object) -> Any:
+    """The configuration of a head of this `model_type`, with the fields of its file."""
+    return SimpleNamespace(
+        hf_config=SimpleNamespace(model_type=kind, **fields),
+        hf_text_config=SimpleNamespace(),
+        get_sliding_window=lambda: None,
+        max_model_len=4096,
     )

@@ -17,6 +17,7 @@ from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, expanded, speculative_config
 from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.stack import DEMO_MODEL, ROOT
 
 BY_NAME = {item.name: item for item in PRESETS}
@@ -33,7 +34,7 @@ def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) ->
     assert item.head is None or re.fullmatch(r"[\w.-]+/[\w.-]+", item.head)
     assert item.method in (P_EAGLE, EAGLE_3)
     config = speculative_config(item, item.head or "head", item.k or 1)
-    assert compat.drafter_faults(str(config["method"]), has_table=False) == []
+    assert compat.drafter_faults(ConfigFacts(str(config["method"]))) == []
     assert ("parallel_drafting" in config) == (item.method == P_EAGLE)
     assert item.k is None or item.k_trained is None or item.k <= item.k_trained
     assert item.k is not None or item.limits

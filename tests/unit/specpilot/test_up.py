@@ -204,6 +204,18 @@ def test_the_demo_models_heads_are_chosen_by_name(flags: tuple[str, ...], model:
     assert engine.command[at + 1 : at + 4] == [found.drafter, "--k-max", str(k_max)]
 
 
+def test_an_endpoints_head_lies_beside_its_model_unless_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drafter").mkdir()
+    for name in [name for name in os.environ if name.startswith(("SM_", "SAGEMAKER_", "SPECPILOT_UP_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SM_VLLM_MODEL", str(tmp_path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # the endpoint's settings are added to it
+    assert read(("--sagemaker",)).drafter == str(tmp_path / "drafter")
+    assert read(("--sagemaker", "--drafter", "org/head")).drafter == "org/head"
+
+
 def test_a_models_own_mtp_head_needs_no_name_of_a_demo_head(capsys: pytest.CaptureFixture[str]) -> None:
     found = read(("--model", "org/model", "--drafter", "mtp"))
     check(found)

@@ -104,6 +104,15 @@ def test_a_refusal_is_logged_at_once(
     assert "its /v1/completions answered 401" in caplog.text
 
 
+@pytest.mark.parametrize("k_max", [1, 2, 3, 7])
+def test_a_mix_of_k_is_measured_whatever_the_largest_is(k_max: int) -> None:
+    """Else nothing tells the price of a step in which some requests draft and others do not."""
+    *same, mixed = calibration.settings(8, k_max)
+    assert [first == others for first, others in same] == [True] * len(same)
+    assert 0 <= mixed[1] < mixed[0] == k_max
+    assert all(first == others for first, others in calibration.settings(1, k_max))
+
+
 def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
     scheduler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,7 +37,7 @@ def test_a_probe_alone_is_charged_what_it_adds_to_two_steps(
     n: int, graphs: Graphs | None, at_most: float, accepted: int
 ) -> None:
     prices = prices_of(graphs)
-    planner, states = Planner(K_MAX, ROWS, prices=ProbePrices.of(prices, n)), decodes(*["chat"] * n)
+    planner, states = Planner(K_MAX, ROWS, prices=ProbePrices.of(prices, n, K_MAX)), decodes(*["chat"] * n)
     accept(states, *[0.0] * n)
     for state in states:
         state.drafted_at = 0
@@ -59,8 +59,9 @@ def test_a_probe_alone_is_charged_what_it_adds_to_two_steps(
 
 @pytest.mark.parametrize("n", [1, 8, 64])
 @pytest.mark.parametrize("drafting_decode_ms", [0.0, 0.05])
+@pytest.mark.parametrize("least_width", [0, 1])
 def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_most(
-    n: int, drafting_decode_ms: float
+    n: int, drafting_decode_ms: float, least_width: int
 ) -> None:
     prices = Prices(
         Coefficients(
@@ -68,11 +69,13 @@ def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_m
             (1e-4,) * len(KNOTS),
         ),
         1024,
+        least_width=least_width,
     )
-    planner, states = Planner(K_MAX, ROWS, least_width=1, prices=ProbePrices.of(prices, n)), decodes(*["chat"] * n)
+    planner = Planner(K_MAX, 0, least_width=least_width, prices=ProbePrices.of(prices, n, K_MAX))
+    states = decodes(*["chat"] * n)
     accept(states, *[0.05] * n)
     ratio, steps, added_s, verified, probes = 0.02, 2000, 0.0, n, 0
-    usual_s = prices.step_s(n, n, n, is_uniform=True)
+    usual_s = prices.plain_s(n)
     for _ in range(steps):
         plan = planner.plan(states, table(ratio, default=UP))
         added_s += prices.step_s(n, verified, plan.slots, is_uniform=verified == n) - usual_s
@@ -91,7 +94,7 @@ def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_m
 def test_a_probe_beside_prompts_is_charged_their_slots_too(prompts: int) -> None:
     n = 4
     prices = prices_of()
-    planner, states = Planner(K_MAX, ROWS, prices=ProbePrices.of(prices, n)), decodes(*["chat"] * n)
+    planner, states = Planner(K_MAX, ROWS, prices=ProbePrices.of(prices, n, K_MAX)), decodes(*["chat"] * n)
     accept(states, *[0.0] * n)
     for state in states:
         state.backlog = 900  # so that the prompts are probed first

@@ -1,6 +1,7 @@
 """Which engines are steered, and which are refused at start with the remedy."""
 
 import warnings
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat, engine_facts
-from tests.support.vllm_config import config
+from specpilot.engine_adapter.vllm import compat, config_facts, engine_facts
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
+from tests.support.vllm_config import config, head
 
 
 def assert_rejected(own: SimpleNamespace, words: tuple[str, ...] | None) -> None:
@@ -58,13 +60,13 @@ def test_recurrent_layers_are_rejected_where_a_step_without_drafts_would_read_a_
 ) -> None:
     own = config("eagle3")
     for version in ("0.29.0", "0.31.2"):
-        monkeypatch.setattr(compat, "vllm_version", lambda version=version: version)
+        monkeypatch.setattr(config_facts, "vllm_version", lambda version=version: version)
         compat.check_config(own, is_async_scheduler=False)
         vars(own.model_config)[kind] = True
         with pytest.raises(UnsupportedEngineError, match=r"recurrent layers .* install vLLM 0\.32"):
             compat.check_config(own, is_async_scheduler=False)
         del vars(own.model_config)[kind]
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(config_facts, "vllm_version", lambda: "0.32.0")
     vars(own.model_config)[kind] = True
     compat.check_config(own, is_async_scheduler=False)
     own.device_config = SimpleNamespace(device_type="cpu")
@@ -91,7 +93,6 @@ METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dflash", "dspark"
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
         (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
         (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
-        (config(connector="OffloadingConnector"), ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
         (config(embeds=1), ("prompt of embeddings", "--enable-prompt-embeds")),
         (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
     ],
@@ -103,28 +104,32 @@ def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: t
         assert word in str(refused.value)
 
 
+V2 = ConfigFacts("eagle3", version="0.32.0", is_v2=True)
+
+
 @pytest.mark.parametrize(
-    ("version", "speculative", "is_multimodal", "words"),
+    ("changed", "words"),
     [
-        ("0.31.2", {}, False, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"version": "0.31.2"}, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
         (
-            "0.32.0",
-            {"enable_adaptive_verification": True, "method": "ngram"},
-            False,
+            {"is_adaptive": True, "method": "ngram"},
             ("adaptive verification", "'ngram'", "remove enable_adaptive"),
         ),
-        ("0.32.0", {"parallel_drafting": True}, True, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"is_parallel": True, "is_multimodal": True}, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"is_parallel": True, "is_multimodal": True, "method": "dflash"}, None),  # its method is the fault
+        ({"is_parallel": True}, None),
+        ({"is_adaptive": True}, None),
+        ({"is_multimodal": True}, None),
     ],
 )
 def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
-    version: str, speculative: dict[str, Any], is_multimodal: bool, words: tuple[str, ...]
+    changed: dict[str, Any], words: tuple[str, ...] | None
 ) -> None:
-    [fault] = compat.v2_faults(version, SimpleNamespace(**speculative), is_multimodal=is_multimodal)
-    assert [word for word in words if word not in fault] == []
-    assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=True), is_multimodal=False) == []
-    adaptive = SimpleNamespace(enable_adaptive_verification=True, method="eagle3")
-    assert compat.v2_faults("0.32.0", adaptive, is_multimodal=False) == []
-    assert compat.v2_faults("0.32.0", SimpleNamespace(parallel_drafting=False), is_multimodal=True) == []
+    facts = replace(V2, **changed)
+    assert compat.v2_faults(replace(facts, is_v2=False)) == []
+    faults = compat.v2_faults(facts)
+    assert len(faults) == (words is not None)
+    assert [word for word in words or () if word not in faults[0]] == []
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "ngram", "draft_model"])
@@ -133,7 +138,7 @@ def test_on_model_runner_v2_more_drafters_are_steered(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "head", "k_max", "runner_v2", "model", "words"),
+    ("kind", "fields", "k_max", "runner_v2", "model", "words"),
     [
         ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 0, {}, None),
         ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 1, {}, None),
@@ -147,7 +152,7 @@ def test_on_model_runner_v2_more_drafters_are_steered(method: str) -> None:
 )
 def test_an_mtp_head_of_one_module_is_steered(
     kind: str,
-    head: dict[str, int],
+    fields: dict[str, int],
     k_max: int,
     runner_v2: int,
     model: dict[str, bool],
@@ -155,7 +160,7 @@ def test_an_mtp_head_of_one_module_is_steered(
 ) -> None:
     own = config("mtp", runner_v2=runner_v2)
     own.num_speculative_tokens = k_max
-    own.speculative_config.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, **head))
+    own.speculative_config.draft_model_config = head(kind, **fields)
     vars(own.model_config).update(model)
     assert_rejected(own, words)
 
@@ -168,9 +173,9 @@ def test_a_head_that_drafts_in_parallel_is_not_run_one_token_at_a_time(
     named: dict[str, int], is_parallel: bool, is_refused: bool
 ) -> None:
     broken = config()
-    broken.speculative_config.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(**named))
+    broken.speculative_config.draft_model_config = head("llama", **named)
     broken.speculative_config.parallel_drafting = is_parallel
-    fault = compat.head_fault(broken.speculative_config)
+    fault = compat.head_fault(config_facts.of_engine(broken))
     assert (fault is not None and '"parallel_drafting": true' in fault) == is_refused
     if is_refused:
         with pytest.raises(UnsupportedEngineError, match="mask token"):
@@ -188,7 +193,17 @@ def test_every_reason_is_reported_at_once() -> None:
     )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
-    assert str(refused.value).count(";") == 7
+    assert str(refused.value).count(";") == 6
+
+
+@pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
+def test_a_kv_connector_is_refused_beside_recurrent_layers_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_facts, "vllm_version", lambda: "0.32.0")
+    own = config(connector="OffloadingConnector")
+    compat.check_config(own, is_async_scheduler=False)
+    vars(own.model_config)[kind] = True
+    with pytest.raises(UnsupportedEngineError, match=r"KV connector .* --kv-transfer-config and --kv-offloading-size"):
+        compat.check_config(own, is_async_scheduler=False)
 
 
 class PlansDrafts:

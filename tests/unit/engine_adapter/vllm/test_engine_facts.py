@@ -10,6 +10,9 @@ from tests.support.vllm_config import config
 
 
 class ModelConfig:
+    is_multimodal_model = enable_prompt_embeds = False
+    max_model_len = 4096
+
     def __init__(self, window: int | None = None, head: dict[str, object] | None = None, **text: object) -> None:
         self.window = window
         self.hf_config = SimpleNamespace(**(head or {}))
@@ -57,7 +60,6 @@ def test_limits_of_speculation_are_logged_at_start(
     found.speculative_config.draft_model_config = ModelConfig(window)
     found.speculative_config.draft_model_config.max_model_len = drafter_length
     found.model_config = ModelConfig()
-    found.model_config.max_model_len = 4096
     notes = start_notes.notes(found)
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
@@ -147,6 +149,24 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
     [note] = start_notes.notes(found)
     assert "MLA" in note
     assert "runs in every step" in note
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "is_parallel", "reads"),
+    [(False, False, False), (False, True, False), (True, False, True), (True, True, False)],
+)
+def test_beside_a_kv_connector_a_drafter_never_falls_behind_and_that_is_said(
+    is_v2: bool, is_parallel: bool, reads: bool
+) -> None:
+    found = config(connector="OffloadingConnector", runner_v2=is_v2)
+    found.num_speculative_tokens = 7
+    found.speculative_config.parallel_drafting = is_parallel
+    found.speculative_config.draft_model_config, found.model_config = ModelConfig(), ModelConfig()
+    assert engine_facts.backlog_rows(found) == 0
+    assert engine_facts.reads_every_step(found) is reads
+    [note] = start_notes.notes(found)
+    assert "KV connector" in note
+    assert "runs in every step, also at K = 0" in note
 
 
 @pytest.mark.parametrize(

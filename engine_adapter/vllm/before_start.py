@@ -1,0 +1,258 @@
+"""The facts of an engine before its start: from the models' `config.json` and vLLM's flags. Pure.
+
+vLLM completes a configuration in its own order, partly by the machine. What it would decide later is taken as the
+tested versions decide it, and listed as assumed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.vllm import model_facts, serve_flags
+from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
+from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
+from specpilot.engine_adapter.vllm.serve_flags import Flags
+
+MTP = "mtp"
+_FLAG = "speculative-config"
+_K = "num_speculative_tokens"
+_WITH_OWN_FILES = (MTP, "dspark")
+"""Methods whose head may be in the target's own files."""
+_WITHOUT_HEAD = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
+_TAKEN = ("eagle", "eagle3", "dflash", "dspark")
+"""Methods that vLLM takes from the user; others it takes from the name and the kind of the head."""
+_BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+_BY_ARCHITECTURE = {"MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Gemma4DSparkModel": "dspark"}
+_IN_PARALLEL = ("dflash", "dspark")
+_ON_V1_ALONE = ("suffix", "medusa", "mlp_speculator", "custom_class")
+_SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
+"""Methods that vLLM does not schedule asynchronously by itself."""
+_SUFFIX_K = 24
+_FEW_HEADS = 16
+"""Attention heads of a GPU up to which vLLM prefers FlashInfer for sparse MLA in bfloat16 on Blackwell."""
+_FLASHINFER_MLA_DIMS = (64, 128, 192)
+
+_FULL_GRAPHS = (
+    "an attention backend with FULL CUDA graphs for any mix of K (FlashAttention 3, Triton); FlashInfer, vLLM's choice "
+    "on Blackwell GPUs, and FlashAttention 2 have them for one K at a time"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`version` of vLLM, and whether V2 was tested with it; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set."""
+
+    version: str
+    device: str
+    is_tested_on_v2: bool
+    runner_v2: bool | None = None
+
+
+class _Drafter(NamedTuple):
+    method: str
+    speculative: Mapping[str, Any]
+    head: Config
+    mtp: MtpHead | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeStart:
+    """`facts`: `None` without speculation. `faults`: why vLLM itself would reject it. `assumed`: what it decides."""
+
+    facts: ConfigFacts | None
+    faults: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Machine) -> BeforeStart:
+    """Return the facts of an engine of the model `name`; `read` returns a model's `config.json`.
+
+    Raises `InvalidSettingsError` for what cannot be understood.
+    """
+    if "config" in flags:
+        raise InvalidSettingsError(["--config: the file is not read: give its flags on the command line"])
+    target, speculative = read(name), _speculative(flags)
+    if isinstance(target.get("speculators_config"), Mapping):  # `vllm serve HEAD`: the head names its target
+        speculative = _by_its_head(target) | speculative | {"model": name}
+        target = read(target["speculators_config"]["verifier"]["name_or_path"])
+    if not speculative:
+        return BeforeStart(None)
+    target = {**model_facts.as_vllm_reads(target), **serve_flags.config(flags, "hf-overrides")}
+    if not model_facts.architecture(target):
+        raise InvalidSettingsError([f"{name}: its config.json has no architectures: name a model that vLLM can serve"])
+    head_name, method = _head_and_method(speculative, name)
+    # Overrides are of the target alone, also if the head is in its files.
+    head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
+    if head_name is not None and method not in _TAKEN:
+        method = _by_head(method, head_name, head)
+    mtp = model_facts.mtp_head(head) if method == MTP else None
+    facts = _facts(_Drafter(method, speculative, head, mtp), target, flags, machine)
+    return BeforeStart(facts, _own_faults(facts, head, mtp), _assumed(facts, target, flags, machine))
+
+
+def _speculative(flags: Flags) -> dict[str, Any]:
+    """Return the speculative configuration: as JSON, by fields, or by vLLM's short flags."""
+    short = {"method": flags.get("spec-method"), "model": flags.get("spec-model")}
+    short |= {_K: serve_flags.whole(flags, "spec-tokens", 0) or None}
+    stated = {field: value for field, value in short.items() if value is not None}
+    return stated | serve_flags.config(flags, _FLAG)
+
+
+def _by_its_head(head: Config) -> dict[str, Any]:
+    """Return the speculative configuration that vLLM makes of a head in the format of `speculators`."""
+    try:
+        k_max = head["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+        kind = head["speculators_model_type"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise InvalidSettingsError([f"config.json: speculators_config lacks {error}: name the target model"]) from error
+    method = {"peagle": "eagle3", "dflash2": "dflash"}.get(kind, kind)
+    return {"method": method, _K: k_max} | ({"parallel_drafting": True} if kind == "peagle" else {})
+
+
+def _head_and_method(speculative: Mapping[str, Any], target: str) -> tuple[str | None, str]:
+    """Return the name of the head, `None` if the method has none, and the method if the user names one."""
+    model, method = speculative.get("model"), speculative.get("method")
+    for field, value in (("model", model), ("method", method)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidSettingsError([f"--{_FLAG}: {field} is {value!r}; it must be text"])
+    if method is None:
+        method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
+    method = MTP if method.endswith("_mtp") else method.strip("[]")
+    if method in _WITHOUT_HEAD:
+        return None, method
+    if model is None and method in _WITH_OWN_FILES:
+        return target, method
+    if model is None:
+        raise InvalidSettingsError([f"--{_FLAG}: model is missing: name the draft head, or a method without one"])
+    return model, method
+
+
+def _by_head(method: str, name: str, head: Config) -> str:
+    """Return the method that vLLM takes from the name and the kind of the head."""
+    methods = [method for part, method in _BY_NAME.items() if part in name.lower()]
+    methods += filter(None, [_BY_ARCHITECTURE.get(model_facts.architecture(head))])
+    if methods:
+        return methods[0]
+    if head.get("model_type") in ("medusa", "mlp_speculator"):
+        return str(head["model_type"])
+    return MTP if model_facts.mtp_head(head) else method
+
+
+def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) -> ConfigFacts:
+    method, speculative, head, mtp = drafter
+    is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
+    pipeline = serve_flags.whole(flags, "pipeline-parallel-size", 1)
+    may_be_v2 = machine.is_tested_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
+    may_be_v2 = may_be_v2 and "enable-dbo" not in flags
+    is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
+    is_v2 = is_v2 if machine.runner_v2 is None else machine.runner_v2
+    is_async = method not in _SYNCHRONOUS and not speculative.get("disable_padded_drafter_batch")
+    is_async = "async-scheduling" in flags or (is_async and (pipeline == 1 or is_v2))
+    mode = serve_flags.config(flags, "compilation-config").get("cudagraph_mode")
+    length = serve_flags.whole(flags, "max-model-len", -1) if flags.get("max-model-len") != "auto" else -1
+    longest = length if length > 0 else model_facts.length(target)
+    head_length = serve_flags.whole(speculative, "max_model_len", 0) or model_facts.length(head)
+    lengths = [length for length in (head_length, longest) if length]
+    uses_mla = model_facts.uses_mla(target)
+    return ConfigFacts(
+        method,
+        version=machine.version,
+        device=machine.device,
+        is_v2=is_v2,
+        is_async=is_async and machine.device == "cuda" and "no-async-scheduling" not in flags,
+        k_max=_k_max(drafter),
+        is_parallel=is_parallel,
+        is_adaptive=bool(speculative.get("enable_adaptive_verification")),
+        has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
+        head_kind=mtp.kind if mtp else None,
+        head_modules=mtp.modules if mtp else 1,
+        head_uses_mla=model_facts.uses_mla(
+            head, kind=mtp.kind if mtp else None, is_eagle=method in ("eagle", "eagle3", "dflash")
+        ),
+        head_is_windowed=model_facts.is_windowed(head),
+        head_length=min(lengths, default=None),
+        mask_token=next((name for name in MASK_TOKENS if head.get(name) is not None), None),
+        is_recurrent=model_facts.is_recurrent(target),
+        uses_mla=uses_mla,
+        is_multimodal=model_facts.is_multimodal(target),
+        sees_both_ways=model_facts.sees_both_ways(target),
+        length=longest,
+        takes_embeddings="enable-prompt-embeds" in flags,
+        graph_mode=str(mode).upper() if mode is not None else None,
+        data_parallel=serve_flags.whole(flags, "data-parallel-size", 1),
+        pipeline_parallel=pipeline,
+        context_parallel=max(
+            serve_flags.whole(flags, f"{kind}-context-parallel-size", 1) for kind in ("decode", "prefill")
+        ),
+        has_connector="kv-transfer-config" in flags or "kv-offloading-size" in flags,
+        attention=tuple(_attention(target, speculative, flags).values()) if machine.device == "cuda" else (),
+    )
+
+
+def _k_max(drafter: _Drafter) -> int:
+    method, speculative, head, mtp = drafter
+    default = mtp.tokens if mtp else head.get("block_size") if method in _IN_PARALLEL else None
+    default = _SUFFIX_K if method == "suffix" else default
+    if default is None and speculative.get(_K) is None:
+        raise InvalidSettingsError([f"--{_FLAG}: {_K} is missing: add it, for instance 3"])
+    k_max = serve_flags.whole(speculative, _K, default or 0)
+    if k_max < 1:
+        raise InvalidSettingsError([f"--{_FLAG}: {_K} is {k_max}; it must be above 0"])
+    return k_max
+
+
+def _attention(target: Config, speculative: Mapping[str, Any], flags: Flags) -> dict[str, str]:
+    """Return the attention backends by what chooses them: the user, or for MLA the generation of the GPU.
+
+    Others than MLA's read decodes of any length, so none is refused. The order is that of vLLM 0.32
+    (`_get_backend_priorities` in `platforms/cuda.py`).
+    """
+    named = flags.get("attention-backend") or serve_flags.config(flags, "attention-config").get("backend")
+    chosen = {"--attention-backend": named, "attention_backend": speculative.get("attention_backend")}
+    backends = {flag: str(backend).upper() for flag, backend in chosen.items() if backend is not None}
+    text = model_facts.text_of(target)
+    if named is not None or not model_facts.uses_mla(target) or "compress_ratios" in text:
+        return backends
+    dtype, is_glm = str(flags.get("kv-cache-dtype", "auto")), text.get("model_type") == "glm_moe_dsa"
+    stored = target.get("quantization_config") or {}
+    is_stored_short = bool(stored.get("kv_cache_scheme") or stored.get("kv_cache_quant_algo"))
+    is_short = is_stored_short if dtype == "auto" else dtype not in ("bfloat16", "float16")
+    if "index_topk" in text:
+        heads = int(text.get("num_attention_heads") or 0) // max(1, serve_flags.whole(flags, "tensor-parallel-size", 1))
+        is_flashinfer = is_short or heads <= _FEW_HEADS or (is_glm and dtype == "auto")
+        hopper = "FLASHMLA_SPARSE" if is_short else "FLASH_ATTN_MLA_SPARSE"
+        return backends | {
+            "Hopper": hopper,
+            "Blackwell": "FLASHINFER_MLA_SPARSE" if is_flashinfer else "FLASHMLA_SPARSE",
+        }
+    hopper = "FLASHMLA" if is_short else "FLASH_ATTN_MLA"
+    is_flashinfer = text.get("qk_nope_head_dim") in _FLASHINFER_MLA_DIMS
+    return backends | {"Hopper": hopper, "Blackwell": "FLASHINFER_MLA" if is_flashinfer else "CUTLASS_MLA"}
+
+
+def _own_faults(facts: ConfigFacts, head: Config, mtp: MtpHead | None) -> tuple[str, ...]:
+    """Return why vLLM itself would reject the configuration."""
+    if facts.method == MTP and mtp is None:
+        kind = head.get("model_type")
+        return (f"vLLM 0.32 makes no MTP head of this {kind!r} model: leave out --{_FLAG}, or name another method",)
+    if mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
+        return (f"vLLM takes a multiple of {mtp.tokens} for this head: set {_K} to {mtp.tokens}",)
+    return ()
+
+
+def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine) -> tuple[str, ...]:
+    """Return what vLLM decides only when it starts, as the facts take it."""
+    assumed = []
+    if machine.runner_v2 is None:
+        assumed.append(f"model runner {'V2' if facts.is_v2 else 'V1'} (VLLM_USE_V2_MODEL_RUNNER is not set)")
+    if facts.is_async and "async-scheduling" not in flags:
+        assumed.append("asynchronous scheduling, vLLM's default on GPUs")
+    backends = _attention(target, {}, flags)
+    by_gpu = {gpu: name for gpu, name in backends.items() if not gpu.startswith("--")}
+    if facts.device == "cuda" and by_gpu:
+        names = ", ".join(f"{name} on {gpu} GPUs" for gpu, name in by_gpu.items())
+        assumed.append(f"attention backend {names}; on others vLLM takes one that the start may refuse")
+    elif facts.device == "cuda" and not backends:
+        assumed.append(_FULL_GRAPHS)
+    return tuple(assumed)

@@ -1,0 +1,247 @@
+"""`specpilot check`: the verdict on published models and vLLM's flags, from configurations alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter import check
+from specpilot.engine_adapter.check import REFUSED, RUNS, RUNS_WITH_LESS, Answer
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from tests.support.published_configs import CONFIGS
+from tests.support.stack import DEMO_MODEL, ROOT
+
+
+@pytest.fixture(autouse=True)
+def environment_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    monkeypatch.delenv("SPECPILOT_ENGINE_ANY_VLLM", raising=False)
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder for each published configuration, in the current one."""
+    for name, config in CONFIGS.items():
+        file = tmp_path / name / ("params.json" if "dim" in config else "config.json")
+        file.parent.mkdir()
+        file.write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+
+
+def asked(model: str, speculative: dict[str, Any] | None, *flags: str, version: str = "0.32.0") -> Answer:
+    words = [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
+    return check.answer_to(model, [*words, *flags], version=version)
+
+
+def mtp(k: int) -> dict[str, Any]:
+    return {"method": "mtp", "num_speculative_tokens": k}
+
+
+def drafted(method: str, head: str, k: int, **more: Any) -> dict[str, Any]:
+    return {"method": method, "model": head, "num_speculative_tokens": k, **more}
+
+
+FP8 = ("--kv-cache-dtype", "fp8")
+DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
+NIXL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
+KIMI = drafted("eagle3", "kimi-k2.5-eagle3-mla", 3)
+EVERY_STEP = "runs in every step"
+
+
+@pytest.mark.parametrize(
+    ("model", "speculative", "flags", "verdict", "words"),
+    [
+        ("llama-3.1-8b", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS, ""),
+        ("llama-3.1-8b", drafted("eagle3", "llama-3.1-8b-eagle3-of-2048", 3), (), RUNS_WITH_LESS, "reads 2048 tokens"),
+        (
+            "llama-3.1-8b",
+            drafted("eagle3", "llama-3.1-8b-eagle3-of-2048", 3),
+            ("--max-model-len", "2k"),
+            RUNS,
+            "",
+        ),
+        ("gpt-oss-120b", drafted("eagle3", "gpt-oss-120b-eagle3", 7), ("-tp", "8", "--enable-lora"), RUNS, ""),
+        ("gpt-oss-120b", drafted("eagle3", "gpt-oss-20b-p-eagle", 7, parallel_drafting=True), (), RUNS, ""),
+        ("gpt-oss-120b", drafted("eagle3", "gpt-oss-20b-p-eagle", 7), (), REFUSED, '"parallel_drafting": true'),
+        ("qwen3-8b-peagle", None, (), RUNS, ""),
+        ("glm-4.5", mtp(1), ("--no-enable-prefix-caching", *FP8), RUNS, ""),
+        ("mimo-7b", mtp(1), ("--no-async-scheduling",), RUNS, ""),
+        ("ernie-4.5", drafted("ernie_mtp", "ernie-4.5", 1), (), RUNS, ""),
+        ("hy3", mtp(2), (), RUNS, ""),
+        ("mimo-v2", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
+        ("glm-4.7-flash", mtp(1), (), RUNS_WITH_LESS, "MLA"),
+        ("deepseek-v3", mtp(1), (), RUNS_WITH_LESS, "MLA"),
+        ("deepseek-v3", mtp(1), FP8, REFUSED, "FLASHMLA reads"),
+        ("deepseek-v3", mtp(1), (*FP8, "--no-async-scheduling"), RUNS_WITH_LESS, "MLA"),
+        ("deepseek-v3", mtp(1), (*FP8, "--attention-backend", "FLASHINFER_MLA"), RUNS_WITH_LESS, "MLA"),
+        ("deepseek-v3", mtp(1), ("--attention-config.backend=TRITON_MLA",), REFUSED, "TRITON_MLA reads"),
+        ("deepseek-v3", mtp(1), ("-cc.cudagraph_mode=full",), REFUSED, "set FULL_DECODE_ONLY"),
+        ("deepseek-v3.2", mtp(3), ("-tp", "8"), RUNS_WITH_LESS, EVERY_STEP),
+        ("deepseek-v3.2", mtp(3), ("-tp", "4"), REFUSED, "FLASHMLA_SPARSE reads"),
+        ("glm-5", mtp(3), ("-tp", "4"), RUNS_WITH_LESS, EVERY_STEP),
+        ("glm-5", mtp(5), FP8, REFUSED, "FLASHMLA_SPARSE reads"),
+        ("deepseek-v4", mtp(2), FP8, RUNS_WITH_LESS, EVERY_STEP),
+        ("kimi-k2.5", KIMI, (), RUNS_WITH_LESS, "MLA"),
+        ("kimi-k2.5", KIMI, NIXL, RUNS_WITH_LESS, "a KV connector stores blocks"),
+        ("qwen3.5", mtp(1), NIXL, REFUSED, "remove --kv-transfer-config"),
+        ("kimi-k2.5", mtp(1), (), REFUSED, "makes no MTP head"),
+        ("qwen3-next", {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, (), REFUSED, "recurrent layers"),
+        ("qwen3-next", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS_WITH_LESS, "recurrent layers"),
+        ("qwen3.5", mtp(1), (), REFUSED, "recurrent layers"),
+        ("nemotron-3-super", mtp(3), (), REFUSED, "recurrent layers"),
+        ("step-3.7", mtp(3), (), REFUSED, "has 3 modules"),
+        ("step-3.7", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
+        ("step-3.7", mtp(4), (), REFUSED, "a multiple of 3"),
+        ("inkling", mtp(8), (), REFUSED, "has 8 modules"),
+        ("inkling", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
+        ("gemma-4-31b", {"model": "gemma-4-31b-assistant", "num_speculative_tokens": 4}, (), REFUSED, "Gemma 4"),
+        ("qwen3-8b", {"model": "laguna-dflash", "num_speculative_tokens": 15}, (), REFUSED, "not method 'dflash'"),
+        ("qwen3-8b", {"model": "qwen3-8b-dspark"}, (), REFUSED, "not method 'dspark'"),
+        ("qwen3-8b", {"method": "suffix"}, (), REFUSED, "not method 'suffix'"),
+        ("qwen3-8b", {"method": "ngram", "num_speculative_tokens": 3}, (), RUNS_WITH_LESS, EVERY_STEP),
+        ("qwen3-8b", {"model": "qwen3-8b", "num_speculative_tokens": 3}, (), RUNS_WITH_LESS, "'draft_model'"),
+        (
+            "mistral-medium",
+            drafted("eagle", "mistral-medium-eagle", 3, max_model_len="65536"),
+            (),
+            RUNS_WITH_LESS,
+            "reads 65536 tokens",
+        ),
+        ("mistral-medium", drafted("eagle", "mistral-small-4-eagle", 3), (), RUNS_WITH_LESS, "MLA"),
+        ("glm-4.5", mtp(1), DP, REFUSED, "one engine per rank"),
+        ("glm-4.5", mtp(1), ("--pipeline_parallel_size=2",), REFUSED, "one stage"),
+        ("glm-4.5", mtp(1), ("-dcp", "2"), REFUSED, "context parallelism"),
+        ("glm-4.5", mtp(1), ("--kv-offloading-size", "8"), RUNS_WITH_LESS, "a KV connector stores blocks"),
+        ("glm-4.5", mtp(1), ("--enable-prompt-embeds",), REFUSED, "--enable-prompt-embeds"),
+        ("glm-4.5", mtp(1) | {"num_speculative_tokens_per_batch_size": [[1, 8, 1]]}, (), REFUSED, "both set K"),
+        ("deepseek-v3", mtp(1), ("--enable-dbo",), REFUSED, "on model runner V1"),
+        ("deepseek-v3", mtp(1), ("--hf-overrides", '{"architectures": ["Mamba2ForCausalLM"]}'), REFUSED, "recurrent"),
+        ("glm-4.5", mtp(1), ("--scheduler-cls", "my.Scheduler"), RUNS_WITH_LESS, "leave it out"),
+        (
+            "glm-4.5",
+            mtp(1),
+            ("--scheduler-cls", "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"),
+            REFUSED,
+            "asynchronously here",
+        ),
+        ("glm-4.5", None, (), RUNS_WITH_LESS, "add --speculative-config"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_the_verdict_on_a_published_model(
+    model: str, speculative: dict[str, Any] | None, flags: tuple[str, ...], verdict: str, words: str
+) -> None:
+    found = asked(model, speculative, *flags)
+    assert (found.verdict, found.refused if verdict == RUNS else ()) == (verdict, ())
+    assert words in " ".join(found.refused if verdict == REFUSED else found.less)
+
+
+@pytest.mark.usefixtures("models")
+def test_every_reason_is_said_at_once() -> None:
+    assert len(asked("qwen3.5", mtp(1), *DP, *NIXL, "-pp", "2").refused) == 4
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "k", "runner", "verdict", "words"),
+    [
+        ("0.31", "glm-4.5", 1, None, RUNS, "model runner V1"),
+        ("0.31", "deepseek-v3", 1, None, REFUSED, "VLLM_USE_V2_MODEL_RUNNER=1"),
+        ("0.32", "deepseek-v3", 1, "0", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=1"),
+        ("0.31", "glm-4.5", 1, "1", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("0.33.0", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.33.0 was tested: install vLLM 0.29"),
+        ("0.22.1", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.22.1 was tested"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_the_version_and_the_runner_count(
+    version: str, model: str, k: int, runner: str | None, verdict: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runner is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    found = asked(model, mtp(k), version=version)
+    assert found.verdict == verdict
+    assert words in check.as_text(found)
+
+
+@pytest.mark.usefixtures("models")
+def test_what_vllm_decides_later_is_said_to_be_assumed() -> None:
+    backends = "FLASH_ATTN_MLA_SPARSE on Hopper GPUs, FLASHINFER_MLA_SPARSE on Blackwell GPUs"
+    assert asked("deepseek-v3.2", mtp(3), "-tp", "8").assumed == (
+        "model runner V2 (VLLM_USE_V2_MODEL_RUNNER is not set)",
+        "asynchronous scheduling, vLLM's default on GPUs",
+        f"attention backend {backends}; on others vLLM takes one that the start may refuse",
+    )
+    on_cpu = check.answer_to("glm-4.5", ["--spec-method", "mtp"], version="0.32.0", device="cpu")
+    assert on_cpu.assumed == ("model runner V1 (VLLM_USE_V2_MODEL_RUNNER is not set)",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("qwen3-8b", "--speculative-config", "{"), "--speculative-config: not JSON"),
+        (("qwen3-8b", "--speculative-config", "3"), "--speculative-config: must be a JSON object"),
+        (("qwen3-8b", "-sc", '{"model": 3}'), "model is 3; it must be text"),
+        (("qwen3-8b", "-sc", '{"method": "eagle3"}'), "model is missing"),
+        (("qwen3-8b", "--spec-model", "llama-3.1-8b"), "num_speculative_tokens is missing"),
+        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "some"), "spec-tokens: is some"),
+        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "-1"), "is -1; it must be above 0"),
+        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "1", "-tp", "x", "-dp", "x"), "size: is x"),
+        (("qwen3-8b", "--config", "vllm.yaml"), "give its flags on the command line"),
+        (("qwen3-8b", "stray"), "stray: is no flag"),
+        (("qwen3-8b", "--vllm", "newest"), "--vllm: is 'newest'"),
+        (("./nowhere",), "there is no such folder"),
+        (("a/b/c",), "there is no such folder"),
+        (("not an id",), "is no folder and no Hugging Face id"),
+        (("empty",), "there is no config.json"),
+        (("broken",), "cannot be read as JSON"),
+        (("listed",), "must be a JSON object"),
+        (("nameless", "--spec-method", "mtp", "--spec-tokens", "1"), "has no architectures"),
+        (("odd", "--spec-method", "mtp", "--spec-tokens", "1"), "compare it with the published one"),
+        (("wrong",), "architectures is no list"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_input_that_cannot_be_used_ends_with_status_2_and_the_remedy(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    odd = '{"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": "one"}'
+    texts = {"broken": "{", "listed": "[]", "nameless": "{}", "odd": odd, "wrong": '{"architectures": "Llama"}'}
+    for name, text in texts.items():
+        Path(name).mkdir()
+        (Path(name) / "config.json").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        check.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_here_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InvalidSettingsError, match=r"cannot be reached: download its config\.json into a folder"):
+        check.answer_to("nobody/nothing-here", [])
+
+
+@pytest.mark.usefixtures("models")
+def test_the_answer_is_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    check.main(
+        ["glm-4.5", "--speculative-config.method=mtp", "--speculative-config.num_speculative_tokens=1", "--json"]
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["refused"], found["facts"]["head_kind"]) == ("runs", [], "glm4_moe_mtp")
+    with pytest.raises(SystemExit) as ended:
+        check.main(["glm-4.5", "--spec-method", "mtp", "--spec-tokens", "1", *DP, "--json"])
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "refused"
+
+
+def test_the_command_loads_neither_vllm_nor_torch() -> None:
+    code = "import sys; from specpilot.engine_adapter import check; "
+    code += f"check.main([{str(DEMO_MODEL / 'mtp')!r}, '--spec-method', 'mtp', '--spec-tokens', '1']); "
+    code += "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.startswith("runs: ")
+    assert done.stdout.endswith("\n[]\n")
