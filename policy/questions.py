@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from specpilot.policy.latency_goal import Statistic
 from specpilot.policy.schedule import Guidance, KRange
 
 ALL_CLASSES = "*"
@@ -63,7 +64,9 @@ class Answer:
         in_force, chosen, static: predictions (`Kind.EXPLAIN`).
         breaks_slo: whether the static K breaks an SLO that `chosen` keeps.
         groups: K in force by group of requests, and why (`law.batch_choice.explained`).
+        tpot_ms: by class and statistic the TPOT of the newest requests that ended.
         k_by_load: K by number of decodes: by class, and under `ALL_CLASSES` the mean over all requests.
+        keeps_up_to: by class with a latency goal the largest of these numbers at which its bound is kept, 0 for none.
     """
 
     question_id: str
@@ -78,4 +81,6 @@ class Answer:
     static: Prediction | None = None
     breaks_slo: bool = False
     groups: tuple[Mapping[str, Any], ...] = ()
+    tpot_ms: Mapping[str, Mapping[Statistic, float]] = field(default_factory=dict)
     k_by_load: Mapping[str, tuple[KRange, ...]] = field(default_factory=dict)
+    keeps_up_to: Mapping[str, int] = field(default_factory=dict)

@@ -14,11 +14,14 @@ from specpilot.controller.law.context import PoolContext
 from specpilot.controller.pools import pool_contexts
 from specpilot.policy.clock import Clock
 from specpilot.policy.freeze import freeze_of
+from specpilot.policy.latency_goal import Statistic
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import PoolKey
 from specpilot.policy.questions import Answer, Kind, Prediction, Question
 from specpilot.policy.schedule import Guidance, KRange
 from specpilot.policy.store import Store
+
+ByStatistic = Mapping[str, Mapping[Statistic, float]]
 
 SAMPLE = 8
 """Largest number of engines of a pool that are asked."""
@@ -34,7 +37,10 @@ class Asked:
     """The answers to one question to a pool. `silent`: by engine, why there is no answer of it.
 
     `in_force`, `chosen` and `static` are means over the answers that predict, `gain_ratio` is the throughput of
-    `chosen` over that in force, minus 1, and `k_by_load` has the mean K. `unknown`: why nothing is predicted.
+    `chosen` over that in force, minus 1, and `k_by_load` has the mean K. `tpot_ms` is the measured TPOT by class and
+    statistic, `predicted_tpot_ms` the same for the K in force and the choice: the predicted mean, times the measured
+    statistic over the measured mean. `keeps_up_to` is that of the engine with the least. `unknown`: why nothing is
+    predicted.
     """
 
     model: str
@@ -47,6 +53,9 @@ class Asked:
     static: Prediction | None = None
     gain_ratio: float | None = None
     k_by_load: Mapping[str, tuple[KRange, ...]] = field(default_factory=dict)
+    tpot_ms: ByStatistic = field(default_factory=dict)
+    predicted_tpot_ms: Mapping[str, ByStatistic] = field(default_factory=dict)
+    keeps_up_to: Mapping[str, int] = field(default_factory=dict)
     unknown: str = ""
 
 
@@ -80,9 +89,13 @@ class Asker:
     async def forecast(self, model: str, policy: Policy | None, default_mode: Mode) -> list[Asked]:
         """Ask every pool of a model what `policy` would do (`None`: the defaults); K of a frozen model stays."""
         tried = policy or Policy(model, mode=default_mode)
-        engines, freezes = await asyncio.to_thread(lambda: (self._store.engines(), self._store.freezes()))
-        freeze = freeze_of(freezes, model, self._clock.now())
-        contexts = pool_contexts((item for item in engines if item.model == model), {model: tried}, (), default_mode)
+        store = self._store
+        state = await asyncio.to_thread(lambda: (store.engines(), store.freezes(), store.schedules()))
+        freeze, of_model = (
+            freeze_of(state[1], model, self._clock.now()),
+            [item for item in state[0] if item.model == model],
+        )
+        contexts = [item.with_margins() for item in pool_contexts(of_model, {model: tried}, state[2], default_mode)]
         return await asyncio.gather(
             *(self.ask(model, item.pool, Kind.EXPLAIN, _guidance(replace(item, freeze=freeze))) for item in contexts)
         )
@@ -117,6 +130,16 @@ def combined(
     return Asked(
         model, pool, engines, readable, silent, in_force, chosen, static,
         gain_ratio=chosen.throughput / in_force.throughput - 1 if chosen and in_force else None,
+        tpot_ms=(measured := _mean_statistics([item.tpot_ms for item in readable])),
+        predicted_tpot_ms={
+            way: _predicted(prediction, measured)
+            for way, prediction in (("in_force", in_force), ("chosen", chosen))
+            if prediction is not None
+        },
+        keeps_up_to={
+            name: min(item.keeps_up_to[name] for item in readable if name in item.keeps_up_to)
+            for name in _names([item.keeps_up_to for item in readable])
+        },
         k_by_load={name: _mean_row([item[name] for item in rows if name in item]) for name in _names(rows)},
         unknown=unknown,
     )  # fmt: skip
@@ -148,6 +171,23 @@ def _mean(predictions: Sequence[Prediction]) -> Prediction | None:
         sum(item.step_s for item in predictions) / count,
         by_class("itl_ms"),
     )
+
+
+def _mean_statistics(engines: Sequence[ByStatistic]) -> dict[str, dict[Statistic, float]]:
+    values: defaultdict[str, defaultdict[Statistic, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for classes in engines:
+        for name, statistics in classes.items():
+            for statistic, ms in statistics.items():
+                values[name][statistic].append(ms)
+    return {name: {key: sum(ms) / len(ms) for key, ms in item.items()} for name, item in sorted(values.items())}
+
+
+def _predicted(prediction: Prediction, measured: ByStatistic) -> dict[str, dict[Statistic, float]]:
+    return {
+        name: {key: prediction.itl_ms[name] * ms / statistics[Statistic.MEAN] for key, ms in statistics.items()}
+        for name, statistics in measured.items()
+        if name in prediction.itl_ms and statistics.get(Statistic.MEAN)
+    }
 
 
 def _mean_row(rows: Sequence[Sequence[KRange]]) -> tuple[KRange, ...]:

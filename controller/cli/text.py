@@ -115,6 +115,7 @@ def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
             itl = f"{_number(now['itl_ms'].get(name), ' ms')} -> {_number(then['itl_ms'].get(name), ' ms')}"
             k = f"{_number(now['k'].get(name))} -> {_number(then['k'].get(name))}"
             lines.append(f"{name}: mean K {k}, inter-token latency {itl}")
+        lines += _tpot_lines(pool)
         lines.append(
             f"weighted throughput: {_number(now['throughput'])} -> {_number(then['throughput'])} tokens/s"
             f" and engine ({pool['gain_ratio']:+.1%}, predicted)"
@@ -123,6 +124,18 @@ def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
     if pool["static"]:
         lines.append(f"static K: {_number(pool['static']['throughput'])} tokens/s and engine, predicted")
     return lines + [f"silent: {name}: {why}" for name, why in sorted(pool["silent"].items())]
+
+
+def _tpot_lines(pool: Mapping[str, Any]) -> list[str]:
+    """Return a line for each class whose TPOT was measured: its 95th percentile, measured and predicted."""
+    predicted = pool.get("predicted_tpot_ms", {})
+    before, after = predicted.get("in_force", {}), predicted.get("chosen", {})
+    return [
+        f"{name}: p95 of TPOT {_number(measured['p95'], ' ms')} measured, predicted"
+        f" {_number(before[name]['p95'], ' ms')} -> {_number(after[name]['p95'], ' ms')}"
+        for name, measured in sorted(pool.get("tpot_ms", {}).items())
+        if name in before and name in after
+    ]
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -123,6 +123,11 @@ class LatencyGoals:
                 record.unseen = Ended()
         return changed
 
+    def skip(self) -> None:
+        """Drop the requests that ended while K was fixed: they say nothing about the margins."""
+        for record in self._records.values():
+            record.unseen = Ended()
+
     def described(self, at: float, margins: Mapping[str, float]) -> dict[str, Any]:
         """Return the goals by class and measure with what was measured, ready for JSON."""
         goals: dict[str, dict[str, Any]] = {}

@@ -53,7 +53,7 @@ TIGHTEST_STEP, EASIEST_STEP = 0.10, 0.05
 LEAST_SHARE = 0.2
 """Smallest share of a step. A larger value follows a change sooner, a smaller one keeps K quieter."""
 
-DEVIATIONS = 1.5
+DEVIATIONS = 1.0
 MEAN_BAND = 0.015
 MEMORY = 40.0
 LEAST_OF_A_MEAN = 30

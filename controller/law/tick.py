@@ -187,6 +187,8 @@ class Tick:
             snapshots = [item for item in pool.engines.values() if self._now - item.at <= STALE_S]
             margins = pool.goals.margins(context.margins, [item.evidence for item in snapshots])
             self._context = replace(context, margins=margins)
+        else:
+            pool.goals.skip()
         self._evidence["slo"] = pool.goals.described(self._now, self._context.margins)
 
     def _describe(self) -> None:

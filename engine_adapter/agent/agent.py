@@ -88,7 +88,7 @@ class Agent:
     def _export(self) -> None:
         while not self._stopped.wait(EXPORT_S):
             if self._scheduler.control.calibrating is not None:  # the requests of a calibration are no traffic
-                self._scheduler.latencies.take()
+                self._scheduler.latencies.drop()
             else:
                 try:
                     self._export_once()

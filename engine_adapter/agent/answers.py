@@ -74,8 +74,8 @@ class Answers:
             unknown = "nothing runs: K depends on the load"
         elif question.kind == Kind.K_BY_LOAD:
             numbers = loads(scheduler.control.max_running, law.k_max, scheduler.graphs)
-            rows = k_by_load(estimates, requirements, batch, numbers, self._between)
-            return {"decodes": decodes, "k_by_load": rows}
+            rows, keeps_up_to = k_by_load(estimates, requirements, batch, numbers, self._between)
+            return {"decodes": decodes, "k_by_load": rows, "keeps_up_to": keeps_up_to}
         else:
             return {"decodes": decodes, **self._explained(question, guidance, requirements, estimates, batch)}
         return {"decodes": decodes, "unknown": unknown}
@@ -105,4 +105,5 @@ class Answers:
             predictions[name] = predicted(estimates, requirements, batch, k_of)
             between()
         groups = tuple(law.groups(between)) if question.guidance is None else ()
-        return {**predictions, "breaks_slo": bool(law.breaks_slo), "groups": groups}
+        measured = self._scheduler.latencies.measured_ms()
+        return {**predictions, "breaks_slo": bool(law.breaks_slo), "groups": groups, "tpot_ms": measured}

@@ -94,16 +94,17 @@ def breaks_slo(choice: Choice, static_k: int) -> bool | None:
     return bool(is_kept and not is_kept_by_static)
 
 
-def slowest_s(choice: Choice) -> dict[int, float]:
-    """Return the predicted mean inter-token latency of the slowest group of each requirement with an SLO, in seconds.
+def slowest_s(
+    estimates: Estimates | None, requirements: Requirements, counts: Mapping[int, int], k_of: Mapping[int, int]
+) -> dict[int, float]:
+    """Return the predicted mean inter-token latency of the slowest group of each requirement with a bound, in seconds.
 
     Keys are the indices of the requirements; one without decodes has no entry.
     """
-    estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
     if estimates is None or not any(item.itl_slo_ms for item in requirements.distinct):
         return {}
     groups = [group_of(requirements, estimates, code, count) for code, count in counts.items()]
-    ks = [choice.k_of[code] for code in counts]
+    ks = [k_of[code] for code in counts]
     step_s = step_of(groups, estimates.lengths, estimates.prices, ks)[1] * estimates.slowdown
     slowest: dict[int, float] = {}
     for code, group, k in zip(counts, groups, ks, strict=True):
@@ -115,12 +116,14 @@ def slowest_s(choice: Choice) -> dict[int, float]:
 
 def k_by_load(
     estimates: Estimates, requirements: Requirements, batch: Batch, numbers: Sequence[int], between: Pause
-) -> dict[str, tuple[KRange, ...]]:
+) -> tuple[dict[str, tuple[KRange, ...]], dict[str, int]]:
     """Return K by number of running decodes for requests like those of `batch`, which must not be empty.
 
     K is the rounded mean by class, and under `ALL_CLASSES` over all requests. Requests without a verified draft count
-    for the band in which they start.
+    for the band in which they start. Also returned: by class with a bound on latency the largest of `numbers` at which
+    it is kept, 0 for none.
     """
+    keeps_up_to: dict[str, int] = {}
     shares: Counter[tuple[str, int]] = Counter()  # by class and code without the mark of an unprobed request
     for group, count in batch.items():
         shares[group.traffic_class, group.code & BAND] += count
@@ -132,6 +135,11 @@ def k_by_load(
         for (name, band), count in counts.items():
             by_group[_code(requirements, Decodes(name, band, 0))] += count
         k_of = k_of_batch(apart, requirements, by_group, None, between)
+        slowest = slowest_s(apart, requirements, by_group, k_of)
+        for name, index in requirements.index_of.items():
+            if index in slowest:
+                is_kept = slowest[index] * _MS <= (requirements.distinct[index].itl_slo_ms or 0.0)
+                keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():
             k = k_of[_code(requirements, Decodes(name, band, 0))]
@@ -141,7 +149,7 @@ def k_by_load(
         for row, (whole, weighted) in sums.items():
             rows.setdefault(row, []).append(int(weighted / whole + 0.5))
         between()
-    return {row: ranges(numbers, ks) for row, ks in rows.items()}
+    return {row: ranges(numbers, ks) for row, ks in rows.items()}, keeps_up_to
 
 
 def loads(most: int, k_max: int, graphs: Graphs | None) -> list[int]:

@@ -155,7 +155,8 @@ class EngineLaw:
         self.static_k = self.own_static_k if guidance.static_k is None else min(guidance.static_k, self.k_max)
         self.requirements = Requirements.of(guidance, self.k_max)
         self._latest = self._held = None
-        self.breaks_slo, self.predicted_s = None, {}
+        if not any(item.itl_slo_ms for item in self.requirements.distinct):  # otherwise until the next refresh
+            self.breaks_slo, self.predicted_s = None, {}
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
@@ -278,7 +279,7 @@ class EngineLaw:
                 self._choice = choice
                 between()
                 self.breaks_slo = breaks_slo(choice, self.static_k)
-                slowest = slowest_s(choice)
+                slowest = slowest_s(estimates, choice.requirements, choice.counts, choice.k_of)
                 of_class = latest.requirements.index_of.items()
                 self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
             self.estimates = estimates

@@ -6,14 +6,22 @@ costs time only for requests that wait for their first token. A request that is 
 with the last step before. Another thread takes the latencies away.
 """
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.plan.request_facts import stated
-from specpilot.policy.latency_goal import TPOT, TTFT
+from specpilot.policy.latency_goal import TPOT, TTFT, Statistic
 
 _KEPT = 16_384
 """Number of latest latencies that are kept until they are taken: those of some seconds on the fastest engine."""
+
+
+_NEWEST = 256
+"""Requests of a class whose statistics are shown."""
+
+_MS = 1000.0
 
 
 class Latency(NamedTuple):
@@ -32,6 +40,7 @@ class Latencies:
         self._first_at: dict[str, float] = {}  # of the requests with one
         self._stepped_at = self._wall_s = 0.0  # of the latest step, monotonic and Unix seconds
         self._latencies: deque[Latency] = deque(maxlen=_KEPT)
+        self._newest: dict[str, deque[float]] = {}  # TPOT by class
 
     def begin(self, request: Any) -> None:
         """Note a request that is scheduled for the first time, or more input of a session."""
@@ -70,4 +79,22 @@ class Latencies:
 
     def take(self) -> list[Latency]:
         """Return the latencies since the last call; any thread may call."""
-        return [self._latencies.popleft() for _ in range(len(self._latencies))]
+        latencies = [self._latencies.popleft() for _ in range(len(self._latencies))]
+        for name, measure, seconds in latencies:
+            if measure == TPOT:
+                self._newest.setdefault(name, deque(maxlen=_NEWEST)).append(seconds)
+        return latencies
+
+    def drop(self) -> None:
+        """Drop the latencies since the last call of `take`: those of a calibration."""
+        self._latencies.clear()
+
+    def measured_ms(self) -> dict[str, dict[Statistic, float]]:
+        """Return by class and statistic the TPOT of the newest requests that ended, in milliseconds."""
+        return {name: _statistics(sorted(values)) for name, values in list(self._newest.items())}
+
+
+def _statistics(ordered: Sequence[float]) -> dict[Statistic, float]:
+    mean = sum(ordered) / len(ordered)
+    at = {item: math.ceil(item.ratio * len(ordered)) - 1 for item in Statistic if item.ratio is not None}
+    return {Statistic.MEAN: _MS * mean} | {item: _MS * ordered[place] for item, place in at.items()}

@@ -30,6 +30,7 @@ from specpilot.gateway.wire.errors import (
 from specpilot.gateway.wire.origins import Origins
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
+from specpilot.policy.latency_goal import Slo
 from specpilot.policy.model_policy import ClassPolicy, MatchRule
 
 SWEEP_S: Final = 0.1
@@ -180,6 +181,11 @@ class GatewayContext:
         """Return the policy of a class of `model`."""
         document = self.snapshot.policies.get(model)
         return ClassPolicy() if document is None else document.policy.of_class(traffic_class)
+
+    def slo(self, model: str, traffic_class: str) -> Slo | None:
+        """Return the latency goals of a class of `model`."""
+        document = self.snapshot.policies.get(model)
+        return None if document is None else document.policy.slo_of(traffic_class)
 
     def known_classes(self, model: str) -> frozenset[str]:
         """Return the classes of `model`; cached until the next snapshot."""

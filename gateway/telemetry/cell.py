@@ -3,9 +3,10 @@
 from typing import Final
 
 from specpilot.gateway.wire.usage import Usage
+from specpilot.policy.latency_goal import TPOT, Slo
 
 CELL_NUMBERS: Final[tuple[str, ...]] = (
-    *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests"),
+    *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests", "slo"),
     *("tokens_by_events", "tokens_by_usage", "ttft"),
 )
 """The numbers of a `Cell`."""
@@ -66,6 +67,7 @@ class Cell:
         "queue",
         "queued",
         "requests",
+        "slo",
         "tokens_by_events",
         "tokens_by_usage",
         "ttft",
@@ -73,6 +75,7 @@ class Cell:
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}
+        self.slo: dict[str, dict[str, int]] = {}  # requests by measure and result
         self.in_flight = 0
         self.ttft = Histogram(_SECONDS)
         self.itl = Histogram(_ITL_SECONDS)
@@ -88,6 +91,14 @@ class Cell:
         """A request ended with `status`."""
         self.requests[status] = self.requests.get(status, 0) + 1
         self.duration.observe(duration_s)
+
+    def judge(self, slo: Slo, ttft_s: float | None, tpot_s: float | None) -> None:
+        """Count a request by the latency goals of its class; an unknown latency is not counted."""
+        for measure, goal in slo.goals.items():
+            seconds = tpot_s if measure == TPOT else ttft_s
+            if seconds is not None:
+                results = self.slo.setdefault(measure, {"within": 0, "beyond": 0})
+                results["within" if seconds <= goal.ms / 1000 else "beyond"] += 1
 
     def learn(self, usage: Usage, events: int) -> None:
         """A response stated `usage`; if it has no tokens, its events are counted instead."""

@@ -50,6 +50,7 @@ NUMBERS: Final[tuple[str, ...]] = (
 
 HELP: Final = {
     "requests": "Requests answered, by HTTP status (499: the client left first).",
+    "slo_requests": "Streamed requests by whether they met the latency goal of their class.",
     "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
     "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
     "request_duration_seconds": "Seconds from the whole request to the end of its response.",
@@ -216,16 +217,20 @@ class GatewayMetrics(Collector):
         pair = ("model", "traffic_class")
         requests = CounterMetricFamily(PREFIX + "requests", HELP["requests"], labels=(*pair, "status"))
         tokens = CounterMetricFamily(PREFIX + "output_tokens", HELP["output_tokens"], labels=(*pair, "source"))
+        goals = CounterMetricFamily(PREFIX + "slo_requests", HELP["slo_requests"], labels=(*pair, "measure", "result"))
         in_flight = GaugeMetricFamily(PREFIX + "in_flight", HELP["in_flight"], labels=pair)
         queued = GaugeMetricFamily(PREFIX + "queue_length", HELP["queue_length"], labels=pair)
         for key, cell in self.cells.items():
             for status, count in cell.requests.items():
                 requests.add_metric((*key, str(status)), count)
+            for measure, results in cell.slo.items():
+                for result, count in results.items():
+                    goals.add_metric((*key, measure, result), count)
             tokens.add_metric((*key, "usage"), cell.tokens_by_usage)
             tokens.add_metric((*key, "events"), cell.tokens_by_events)
             in_flight.add_metric(key, cell.in_flight)
             queued.add_metric(key, cell.queued)
-        yield from (requests, tokens, in_flight, queued)
+        yield from (requests, goals, tokens, in_flight, queued)
 
     def _key_counters(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(PREFIX + "key_requests", HELP["key_requests"], labels=("key_id", "status"))

@@ -238,7 +238,7 @@ class Engine:
     def answer(self, question: Question) -> Answer:
         """Answer a controller's question."""
         scheduler = SimpleNamespace(
-            control=self._control, law=self.law, graphs=self.graphs, steps=self._steps,
+            control=self._control, law=self.law, graphs=self.graphs, steps=self._steps, latencies=self._latencies,
             has_unfinished_requests=lambda: bool(self._requests.running),
         )  # fmt: skip
         clock: Any = SimpleNamespace(monotonic=lambda: self._at)

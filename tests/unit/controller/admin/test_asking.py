@@ -9,9 +9,10 @@ import pytest
 from specpilot.controller.admin.asking import SAMPLE, WAIT_S, Asked, Asker, sample
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.model_policy import Mode, Policy
+from specpilot.policy.latency_goal import Slo, Statistic
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.questions import Answer, Kind, Prediction, Question
-from specpilot.policy.schedule import Cause, KRange, Override
+from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, KRange, Override, Schedule
 from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_store import MemoryStore
 from tests.support.hand_clock import Clock
@@ -136,6 +137,30 @@ async def test_k_by_load_is_the_mean_of_the_engines_at_each_load() -> None:
         "code": (KRange(1, 64, 3),),
     }
     assert (fleet.questions[0].kind, found.unknown) == ("k_by_load", "")
+
+
+async def test_a_percentile_is_predicted_from_the_mean_by_what_was_measured() -> None:
+    tpot = {"e000": {"code": {Statistic.MEAN: 8.0, Statistic.P95: 12.0}}, "e001": {"code": {Statistic.MEAN: 12.0}}}
+    loads = {"e000": {"code": 8}, "e001": {"code": 11}}
+
+    def says(question: Question, name: str) -> Answer:
+        return replace(explains(question, name), tpot_ms=tpot[name], keeps_up_to=loads[name])
+
+    found = await Fleet(2, says).ask()
+    assert found.tpot_ms == {"code": {"mean": 10.0, "p95": 12.0}}
+    assert found.predicted_tpot_ms["chosen"] == {"code": {"mean": 10.0, "p95": 12.0}}
+    assert found.keeps_up_to == {"code": 8}
+
+
+async def test_a_forecast_is_by_the_margins_in_force() -> None:
+    slo = Slo(tpot_ms={Statistic.P95: 30.0})
+    policy, fleet = Policy(MODEL, classes={"code": ClassPolicy(slo=slo)}), Fleet(1, explains)
+    in_force = Guidance(classes={"default": ClassGuidance(), "code": ClassGuidance(itl_slo_ms=24.0, slo=slo)})
+    fleet.store.published[MODEL, POOL] = Schedule(MODEL, POOL, 3, 0.0, in_force)
+    await fleet.asker.forecast(MODEL, policy, Mode.ACT)
+    [question] = fleet.questions
+    assert question.guidance is not None
+    assert question.guidance.classes["code"].itl_slo_ms == 24.0
 
 
 @pytest.mark.parametrize(

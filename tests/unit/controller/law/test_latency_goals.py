@@ -53,6 +53,15 @@ def test_a_goal_that_changes_begins_without_evidence() -> None:
     assert goals.described(0.0, {}) == {}
 
 
+def test_requests_that_ended_while_k_was_fixed_move_no_margin() -> None:
+    goals = LatencyGoals()
+    goals.keep({"chat": SLO})
+    goals.add(ended(0, 50), 0.0)
+    goals.skip()
+    assert goals.margins({"chat": 1.0}, [Evidence()]) == {"chat": 1.0}
+    assert goals.described(0.0, {})["chat"]["tpot"]["attained_ratio"]["5m"] == 0.0
+
+
 def test_each_request_moves_the_margin_once() -> None:
     goals = LatencyGoals()
     goals.keep({"chat": SLO})

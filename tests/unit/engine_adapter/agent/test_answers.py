@@ -8,6 +8,7 @@ import pytest
 from specpilot.engine_adapter.agent.answers import Answers
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
+from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
 from specpilot.policy.codec import decode, encode
 from specpilot.policy.questions import ALL_CLASSES, Answer, Kind, Question
@@ -49,7 +50,7 @@ def engine(*, is_measured: bool = True) -> Any:
     law.k_of(decoding)
     return SimpleNamespace(
         law=law, control=control, graphs=None, steps=SimpleNamespace(decoding=decoding),
-        has_unfinished_requests=lambda: True,
+        has_unfinished_requests=lambda: True, latencies=Latencies(),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from specpilot.engine_adapter.law.forecast import (
     loads,
     predicted,
     ranges,
+    slowest_s,
 )
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices
 from specpilot.policy.graphs import Graphs
@@ -90,10 +91,11 @@ def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:
 def test_k_by_load_is_the_mean_k_of_each_class_and_of_all_requests() -> None:
     seen, pause = pauses()
     numbers = [1, 2, 8, 32]
-    rows = k_by_load(estimates(), FREE, BATCH, numbers, pause)  # type: ignore[arg-type]
+    rows, kept = k_by_load(estimates(), FREE, BATCH, numbers, pause)  # type: ignore[arg-type]
     assert set(rows) == {"code", "default", ALL_CLASSES}
     assert all((row[0].lo, row[-1].hi) == (1, 32) for row in rows.values())
-    one_class = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, pause)  # type: ignore[arg-type]
+    assert kept == {}
+    one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, pause)  # type: ignore[arg-type]
     for number in numbers:
         code = (1 << 4) | HIGH
         k = chosen(estimates(), FREE, Counter({code: number})).k_of[code]
@@ -103,9 +105,27 @@ def test_k_by_load_is_the_mean_k_of_each_class_and_of_all_requests() -> None:
     assert len(seen) > len(numbers)  # other threads ran in between
 
 
+def test_a_bound_is_kept_up_to_a_load() -> None:
+    """At K = 0 a step of n decodes takes 10 ms and 0.1 ms for each, and no draft of a low band helps."""
+    batch = Counter({Decodes("code", LOW, 0): 1})
+    for slo_ms, most in ((10.85, 8), (9.0, 0), (99.0, 32)):
+        asked = requirements(code=ClassGuidance(itl_slo_ms=slo_ms))
+        assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32], lambda: None)[1] == {"code": most}
+
+
+def test_the_slowest_group_of_a_bound_is_predicted() -> None:
+    asked, counts = (
+        requirements(code=ClassGuidance(itl_slo_ms=50.0)),
+        Counter({1 << 4 | HIGH: 2, 1 << 4 | LOW: 2, HIGH: 1}),
+    )
+    k_of = {1 << 4 | HIGH: 1, 1 << 4 | LOW: 0, HIGH: 0}
+    assert slowest_s(estimates(2.0), asked, counts, k_of) == pytest.approx({1: 2 * (0.011 + 7e-4)})
+    assert slowest_s(estimates(), FREE, counts, k_of) == {}
+
+
 def test_a_batch_is_scaled_to_each_number_as_whole_requests() -> None:
     batch = Counter({Decodes("default", band, 0): 1 for band in range(8)})
-    assert k_by_load(estimates(), FREE, batch, [1], lambda: None)[ALL_CLASSES][0].hi == 1
+    assert k_by_load(estimates(), FREE, batch, [1], lambda: None)[0][ALL_CLASSES][0].hi == 1
 
 
 def test_the_loads_are_dense_where_few_run_and_meet_the_ends_of_cuda_graphs() -> None:

@@ -72,3 +72,19 @@ def test_more_input_of_a_session_begins_anew() -> None:
     latencies.begin(one)
     step(latencies, 9.25, one)
     assert [item.seconds for item in latencies.take()] == [pytest.approx(1.0), pytest.approx(0.25)]
+
+
+def test_the_newest_requests_of_a_class_have_statistics() -> None:
+    latencies = Latencies()
+    for number in range(1, 301):
+        one = request(str(number), 0.0)
+        latencies.begin(one)
+        step(latencies, 1.0, one)
+        step(latencies, 1.0 + number, one)
+        latencies.end(one)
+        latencies.take()
+    measured = latencies.measured_ms()["chat"]
+    assert (measured["p50"], measured["p99"]) == (1000 * (44 + 128), 1000 * (44 + 254))
+    assert measured["mean"] == pytest.approx(1000 * 172.5)
+    latencies.drop()
+    assert latencies.take() == []

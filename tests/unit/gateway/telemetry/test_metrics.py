@@ -12,7 +12,9 @@ from specpilot.gateway.telemetry.access_log import BACKLOG, AccessLog, parts_of
 from specpilot.gateway.telemetry.cell import Histogram
 from specpilot.gateway.telemetry.merge import total
 from specpilot.gateway.telemetry.metrics import CELL_LIMIT, HELP, KEY_LIMIT, PREFIX, GatewayMetrics, exposition
+from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.usage import Usage
+from specpilot.policy.latency_goal import Slo, Statistic
 from tests.support.patience import PATIENCE_S
 
 
@@ -61,6 +63,39 @@ def test_everything_shows() -> None:
     assert f"{PREFIX}snapshot_age_seconds[]" not in found  # unknown is not zero
     metrics.snapshot_age_s = 2.0
     assert exposed(metrics)[f"{PREFIX}snapshot_age_seconds[]"] == 2.0
+
+
+def test_requests_are_counted_by_the_goals_of_their_class() -> None:
+    metrics = GatewayMetrics()
+    cell, slo = metrics.cell("m", "chat"), Slo(tpot_ms={Statistic.P95: 30.0}, ttft_ms={Statistic.P95: 500.0})
+    for ttft_s, tpot_s in ((0.5, 0.031), (0.6, None), (0.1, 0.03)):
+        cell.judge(slo, ttft_s, tpot_s)
+    found = exposed(GatewayMetrics.of(orjson.loads(orjson.dumps(total([metrics.snapshot(), metrics.snapshot()])))))
+    counts = [value for name, value in found.items() if name.startswith(f"{PREFIX}slo_requests_total")]
+    assert counts == [2, 2, 4, 2]  # TPOT, then TTFT: within, beyond
+
+
+def test_only_a_whole_stream_has_a_time_per_token() -> None:
+    usage = Usage()
+    usage.read(b'{"usage":{"completion_tokens":11}}')
+
+    def tpot_s(*, is_event_stream: bool = True, error: str | None = None, events: int = 6) -> float | None:
+        outcome = Outcome(
+            request_id=b"r",
+            method=b"POST",
+            path="/",
+            status=200,
+            phase="done",
+            received_at=0.0,
+            ended_at=2.0,
+            error=error,
+        )
+        outcome.is_event_stream, outcome.first_byte_at, outcome.events = is_event_stream, 1.0, events
+        outcome.usage = usage if events == 6 else None
+        return outcome.tpot_s
+
+    assert (tpot_s(), tpot_s(events=5)) == (0.1, 0.25)
+    assert (tpot_s(is_event_stream=False), tpot_s(error="stalled"), tpot_s(events=1)) == (None, None, None)
 
 
 def test_every_metric_has_its_help() -> None:

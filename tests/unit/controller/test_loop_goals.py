@@ -1,0 +1,73 @@
+"""Latency goals in the whole loop: the margin is published, shown, and goes on under the next leader."""
+
+from dataclasses import replace
+
+from specpilot.controller.law.latency_margin import margins_of
+from specpilot.controller.recording.explanation import explain, text
+from specpilot.policy.latency_goal import Slo, Statistic
+from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from tests.simulation.engine import MODEL, POOL
+from tests.simulation.traffic import Source
+from tests.support.loop_rig import Rig
+
+SLO = Slo(tpot_ms={Statistic.P90: 21.0}, ttft_ms={Statistic.P95: 500.0})
+POLICY = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(slo=SLO), "json": ClassPolicy()})
+
+
+def margin(rig: Rig) -> float:
+    return margins_of(rig.store.published[MODEL, POOL].guidance, {"chat": SLO})["chat"]
+
+
+def with_goal(rig: Rig, policy: Policy = POLICY) -> None:
+    rig.fleet.sources[:] = [Source("chat", 6, "chat"), Source("json", 6, "json")]
+    rig.store.put_policy(policy, None, 0.0)
+
+
+async def test_the_margin_is_published_shown_and_explained(rig: Rig) -> None:
+    with_goal(rig)
+    await rig.tick(40)
+    assert margin(rig) != 1.0
+    newest = rig.store.log[-1]
+    goals = newest.evidence["slo"]["chat"]
+    assert goals["tpot"]["margin"] == margin(rig)
+    assert goals["ttft"]["attained_ratio"]["5m"] == 1.0
+    labels = f'model_name="{MODEL}",pool="{POOL}",traffic_class="chat",measure="tpot"'
+    sorted_labels = 'measure="tpot",' + labels.removesuffix(',measure="tpot"')
+    page = rig.page()
+    assert f"specpilot_controller_slo_margin_ratio{{{sorted_labels}}} {margin(rig)}" in page
+    assert f"specpilot_controller_slo_target_ratio{{{sorted_labels}}} 0.9" in page
+    assert "goal of chat: TPOT p90 21 ms, within it " in text(explain(newest))
+
+
+async def test_the_next_leader_goes_on_with_the_margin(rig: Rig) -> None:
+    with_goal(rig)
+    await rig.tick(40)
+    before = margin(rig)
+    version = rig.store.published[MODEL, POOL].version
+    other = Rig.new("other", beside=rig)
+    rig.store.leader = None
+    await other.tick(2)
+    assert other.store.published[MODEL, POOL].version > version
+    assert margin(other) == before
+
+
+async def test_while_k_is_fixed_the_margin_stays_and_a_new_goal_begins_at_1(rig: Rig) -> None:
+    with_goal(rig)
+    await rig.tick(40)
+    before = margin(rig)
+    rig.store.put_policy(replace(POLICY, mode=Mode.OFF, static_k=7), None, 0.0)
+    await rig.tick(20)
+    assert margin(rig) == before
+    changed = Slo(tpot_ms={Statistic.P90: 22.0})
+    rig.store.put_policy(replace(POLICY, classes={"chat": ClassPolicy(slo=changed)}), None, 0.0)
+    await rig.tick(1)
+    guidance = rig.store.published[MODEL, POOL].guidance
+    assert guidance is not None
+    assert guidance.classes["chat"].itl_slo_ms == 22.0
+
+
+async def test_the_control_group_goes_on_while_a_margin_moves(rig: Rig) -> None:
+    with_goal(rig, replace(POLICY, control_group_ratio=0.4, static_k=1))  # which keeps the goal, so windows are drawn
+    await rig.tick(60)
+    assert margin(rig) != 1.0
+    assert rig.store.log[-1].evidence["control_group"]["windows"] >= 2
