@@ -37,7 +37,7 @@ check-gpu: setup  ## Whether the adapter is right and fast on this machine's GPU
 
 compiled: setup build/compiled/.ready  ## The gateway's hot path as C, in build/compiled: for releases and their measurement
 
-build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py gateway/*/*.py policy/*.py)
+build/compiled/.ready: setup.py pyproject.toml $(wildcard gateway/*.py gateway/*/*.py policy/*.py) | $(VENV)/.ready
 	rm -rf build/wheel build/compiled build/lib* build/temp*
 	SPECPILOT_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	$(BIN)/python -m pip install --quiet --no-deps --target build/compiled build/wheel/specpilot-*.whl
@@ -69,7 +69,7 @@ test-all: lint test-compiled  ## Every test, every variant, the compiled gateway
 	SINGLE_K=check $(PYTEST) $(LONGEST_FIRST) $(ARGS)
 
 test-compiled: compiled  ## The gateway's tests against its hot path as C, in the processes that they start too
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR) \
+	PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/build/compiled:$(CURDIR)" \
 		$(PYTEST) -o pythonpath="build/compiled ." tests/contract tests/unit/gateway
 
 test-fast: setup  ## The tests that need no engine

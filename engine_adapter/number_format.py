@@ -15,7 +15,7 @@ from specpilot.policy.text_files import read_text
 FLAG: Final = "--dtype"
 PLAIN: Final = "float32"
 AUTO: Final = "auto"
-"""vLLM's own choice: the format of the model's files."""
+"""vLLM's own choice: the format of the model's files, and bfloat16 for float32."""
 
 _INSTRUCTIONS: Final = {"x86_64": ("avx512_bf16", "amx_bf16"), "arm64": ("bf16", "sve_bf16")}
 """By architecture: PyTorch's names of the instruction sets that multiply bfloat16. Any one is enough."""
@@ -45,10 +45,10 @@ def lacks_bfloat16() -> bool:
 def fitting(model: str = "") -> str:
     """Return the `dtype` for an engine of the model in the folder `model` on this machine: `auto` or `float32`.
 
-    A quantised model keeps vLLM's choice: its kernels take certain formats only. So does a model in float32. A model in
-    no folder of this machine, whose format is not known, counts as a short format.
+    A quantised model keeps vLLM's choice: its kernels take certain formats only. A model in no folder of this machine
+    counts as not quantised. For a model in float32 vLLM's choice is bfloat16 too (`_resolve_auto_dtype`).
     """
-    return PLAIN if _is_short(model) and lacks_bfloat16() else AUTO
+    return AUTO if _is_quantised(model) or not lacks_bfloat16() else PLAIN
 
 
 def notes(vllm_config: Any) -> list[str]:
@@ -63,12 +63,10 @@ def notes(vllm_config: Any) -> list[str]:
     return []
 
 
-def _is_short(model: str) -> bool:
-    """Whether the model in the folder `model` may be stored in a format shorter than float32, without quantisation."""
+def _is_quantised(model: str) -> bool:
+    """Whether the model in the folder `model` is known to be quantised."""
     try:
         config = json.loads(read_text(Path(model) / "config.json"))
     except (OSError, ValueError):
-        return True  # no folder of this machine: its format is not known
-    if not isinstance(config, dict) or config.get("quantization_config") or config.get("compression_config"):
-        return False
-    return (config.get("dtype") or config.get("torch_dtype")) != PLAIN
+        return False  # no folder of this machine
+    return not isinstance(config, dict) or any(map(config.get, ("quantization_config", "compression_config")))

@@ -5,6 +5,7 @@ faults, and one *cell* of the others: those whose mark has the name that the pre
 time, and a failure repeats as long as the commit is the same. `pytest PATH` runs all tests in PATH.
 """
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST = ROOT / "tests" / "e2e" / "test_v2_exact.py"
 SHARE_ONE_SYSTEM = tuple(f"tests/e2e/test_{name}.py" for name in ("up", "up_pages", "clients"))
 ALL, DRAWN = "all", "drawn"
+NONE = "none"
 _CELL = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "which tests with the mark `extended` run: `all`, `drawn` by the commit, or the cell of this name"
+    text = "which tests with the mark `extended` run: `all`, `none`, `drawn` by the commit, or the cell of this name"
     parser.addoption("--extended", default=ALL, metavar="CELL", help=text)
 
 
@@ -56,17 +58,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cells = sorted(set(marks.values()))
     if wanted == DRAWN and cells:
         wanted = drawn_cell(cells, _commit())
+    if cells and wanted not in (NONE, *cells):
+        raise pytest.UsageError(f"--extended: no test here is of the cell {wanted!r}; there are {', '.join(cells)}")
     config.stash[_CELL] = f"extended tests: the cell {wanted!r} of {len(cells)}; `make test-all` runs all"
     left_out = [item for item in items if marks.get(item, wanted) != wanted]
     items[:] = [item for item in items if item not in set(left_out)]
     config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    return config.stash.get(_CELL, "")
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports which cell this one ran."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cell"] = session.config.stash.get(_CELL, "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    cell = getattr(node, "workeroutput", {}).get("cell")
+    if cell:
+        node.config.stash[_CELL] = cell
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if cell := config.stash.get(_CELL, ""):
+        terminalreporter.write_line(cell)
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "0"  # no repository: always the same cell
+    """Return the commit's hash; "0" without a repository, a commit or git: always the same cell."""
+    # The files may belong to another user, as in a container: nothing of the repository is executed here.
+    trusted = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+    command = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        found = subprocess.run(command, env=os.environ | trusted, capture_output=True, text=True, check=False)
+    except OSError:
+        return "0"
+    return found.stdout.strip() if found.returncode == 0 else "0"

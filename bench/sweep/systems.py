@@ -185,9 +185,8 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
             *("--engine-port", str(port), "--port", str(port + 1), "--admin-port", str(port + 2)),
             *("--state-dir", str(engines.folder / "adaptive"), f"--engine-args={shlex.join(shared)}"),
         ]
-    engine = ["--model", engines.model, *served, "--host", "127.0.0.1", "--port", str(port), *on_cpu, *shared]
-    if "--dtype" not in shared:
-        engine += ["--dtype", number_format.fitting(engines.model)]
+    engine = ["--model", engines.model, *served, "--host", "127.0.0.1", "--port", str(port), *on_cpu]
+    engine += ["--dtype", number_format.fitting(engines.model), *shared]  # the user's own comes last, and counts
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
     return [

@@ -37,6 +37,7 @@ def test_bfloat16_is_fast_where_the_processor_has_instructions_for_it(
 def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch reports a processor with AVX2 and no accelerator."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx2": True})
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 @pytest.mark.usefixtures("old_processor")
@@ -50,7 +51,7 @@ def test_without_the_instructions_an_engine_gets_float32() -> None:
     [
         ({"torch_dtype": "bfloat16"}, True),
         ({"dtype": "float16"}, True),
-        ({"dtype": "float32"}, False),
+        ({"dtype": "float32"}, True),  # vLLM's own choice for such files is bfloat16
         ({"torch_dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}, False),
     ],
 )
@@ -60,6 +61,7 @@ def test_a_model_whose_own_format_fits_is_left_alone(config: dict[str, Any], cha
 
 
 def test_with_the_instructions_or_an_accelerator_vllm_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx512_bf16": True})
     assert number_format.fitting(TARGET) == "auto"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", "avx2": True})

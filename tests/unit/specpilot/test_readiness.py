@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 
@@ -10,8 +11,9 @@ def test_the_service_manager_is_told_where_it_asks_for_it(tmp_path: Path) -> Non
         notify(READY, str(tmp_path / "notify"))
         assert manager.recv(100) == b"READY=1"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind("\0specpilot-test-notify")
-        notify(READY, "@specpilot-test-notify")
+        name = f"specpilot-test-notify-{os.getpid()}"  # such names are the whole machine's
+        manager.bind(f"\0{name}")
+        notify(READY, f"@{name}")
         assert manager.recv(100) == b"READY=1"
 
 
