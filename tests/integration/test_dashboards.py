@@ -26,6 +26,7 @@ from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Block, Canary, Experiment, Gain
 from specpilot.policy.codec import from_plain
 from specpilot.policy.gain import LogGain
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.model_routes import ModelRoutes
 from specpilot.policy.records import Lease
@@ -57,11 +58,11 @@ pytestmark = [
 
 
 def held_out() -> str:
-    """The metrics of a control group, from one in virtual time, because a real one takes a minute to fill."""
+    """The metrics of a control group and of latency goals, in virtual time, because real ones take a minute to fill."""
     rig = Rig.new()
-    rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4), None, 0.0)
+    rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4, slo=Slo(tpot_ms={Statistic.P95: 10.0})), None, 0.0)
     asyncio.run(rig.tick(100))
-    wanted = re.compile("specpilot_controller_(control_group_gain|lease_held)")
+    wanted = re.compile("specpilot_controller_(control_group_gain|slo_|lease_held)")
     return "".join(line + "\n" for line in rig.page().splitlines() if wanted.match(line))
 
 
