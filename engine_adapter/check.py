@@ -71,10 +71,10 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
     machine = Machine(version, device, versions.is_tested(version, versions.TESTED_ON_V2), _runner())
     try:
         before = before_start.of_flags(model, cache(model_config), flags, machine)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         fault = f"{model}: a field in the config.json of target or head has no value that vLLM takes ({error})"
         raise InvalidSettingsError([f"{fault}: compare it with the published one"]) from error
-    refused = [] if AdapterSettings().any_vllm else [versions.version_fault(version, None)]
+    refused = [] if AdapterSettings.read().any_vllm else [versions.version_fault(version, None)]
     less = [_NO_SPECULATION]
     if before.facts is not None:
         refused += [*before.faults, *compat.faults_of(before.facts)]

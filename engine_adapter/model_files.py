@@ -64,7 +64,7 @@ def model_config(name: str) -> dict[str, Any]:
         path = _downloaded(name)
     try:
         config = json.loads(read_text(path))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise InvalidSettingsError([f"{path}: cannot be read as JSON ({error})"]) from error
     if not isinstance(config, dict):
         raise InvalidSettingsError([f"{path}: must be a JSON object"])

@@ -4,7 +4,6 @@ TPOT of a request is (last token - first token) / (tokens - 1), as vLLM, GuideLL
 from its arrival to its first token. Each measure has one statistic over requests: a percentile, or the mean.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,8 @@ from specpilot.policy.names import STRICT, raise_faults
 TPOT: Final = "tpot"
 TTFT: Final = "ttft"
 MEASURES: Final = (TPOT, TTFT)
+LEAST_MS, MOST_MS = 0.01, 1e7
+"""Bounds on a goal; they only catch typing errors."""
 
 
 class Statistic(StrEnum):
@@ -59,8 +60,8 @@ class Slo:
             if values is not None and len(values) != 1:
                 faults.append(f"{label} names {len(values)} statistics; name one of {', '.join(Statistic)}")
             for name, ms in (values or {}).items():
-                if not 0 < ms < math.inf:
-                    faults.append(f"{label}.{name} is {ms}; it must be above 0 and finite")
+                if not LEAST_MS <= ms <= MOST_MS:
+                    faults.append(f"{label}.{name} is {ms}; it must be between {LEAST_MS:g} and {MOST_MS:g}")
         raise_faults(faults)
 
     def __hash__(self) -> int:

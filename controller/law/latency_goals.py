@@ -118,7 +118,8 @@ class LatencyGoals:
         for (name, _), record in self._records.items():
             if record.margin is not None:
                 running = sum(item.running.get(name, 0.0) for item in engines)
-                predicted = [item.slo_predicted[name] for item in engines if name in item.slo_predicted]
+                busy = [item for item in engines if item.running.get(name)]  # an idle one shows its last prediction
+                predicted = [item.slo_predicted[name] for item in busy if name in item.slo_predicted]
                 changed[name] = record.margin.step(margins[name], record.unseen, running, predicted)
                 record.unseen = Ended()
         return changed

@@ -128,7 +128,9 @@ class Margin:
         if not change:
             return margin
         self.count = self.missed = self.tpot_s = 0.0
-        if (change < 0 and is_broken) or (change > 0 and max(predicted_s, default=0.0) * SLACK < bound_s):
+        tightens_nothing = is_broken or not predicted_s
+        eases_nothing = max(predicted_s, default=0.0) * SLACK < bound_s
+        if tightens_nothing if change < 0 else eases_nothing:
             return margin
         self.passed_by = PASSED_BY * running
         is_turn = self.is_easing != (change > 0)

@@ -183,7 +183,8 @@ class Tick:
         pool.goals.keep(slos)
         if not slos:
             return
-        if is_known and self._is_measured and not self._has_lost:
+        has_fallen_back = self._has_lost and not pool.breaks_slo(self._now)
+        if is_known and self._is_measured and not has_fallen_back:
             snapshots = [item for item in pool.engines.values() if self._now - item.at <= STALE_S]
             margins = pool.goals.margins(context.margins, [item.evidence for item in snapshots])
             self._context = replace(context, margins=margins)

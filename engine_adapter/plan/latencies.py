@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.plan.request_facts import stated
 from specpilot.policy.latency_goal import TPOT, TTFT, Statistic
+from specpilot.policy.names import CLASS_LIMIT
 
 _KEPT = 16_384
 """Number of latest latencies that are kept until they are taken: those of some seconds on the fastest engine."""
@@ -43,7 +44,12 @@ class Latencies:
         self._newest: dict[str, deque[float]] = {}  # TPOT by class
 
     def begin(self, request: Any) -> None:
-        """Note a request that is scheduled for the first time, or more input of a session."""
+        """Note a request that is scheduled for the first time, or more input of a session.
+
+        Model runner V2 schedules a request that was preempted like a new one. It has tokens, and goes on.
+        """
+        if request.num_output_tokens:
+            return
         self._waiting[request.request_id] = request
         self._first_at.pop(request.request_id, None)
 
@@ -82,6 +88,8 @@ class Latencies:
         latencies = [self._latencies.popleft() for _ in range(len(self._latencies))]
         for name, measure, seconds in latencies:
             if measure == TPOT:
+                if name not in self._newest and len(self._newest) >= CLASS_LIMIT:
+                    continue  # clients of the engine itself may state any name
                 self._newest.setdefault(name, deque(maxlen=_NEWEST)).append(seconds)
         return latencies
 

@@ -62,7 +62,7 @@ def config(flags: Flags, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         try:
             value = json.loads(value) if isinstance(value, str) else None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise InvalidSettingsError([f"--{name}: not JSON ({error})"]) from error
         if not isinstance(value, dict):
             raise InvalidSettingsError([f"--{name}: must be a JSON object"])
@@ -87,5 +87,5 @@ def _is_flag(word: str) -> bool:
 def _value(text: Any) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) else text
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text

@@ -69,8 +69,8 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per output token after the first one of a whole stream."""
-        tokens = self.events if self.usage is None else self.usage.output_tokens or self.events
+        """Seconds per output token after the first one of a whole stream that stated its tokens."""
+        tokens = (self.usage.output_tokens if self.usage is not None else None) or 0
         if not self.is_event_stream or self.first_byte_at is None or self.error is not None or tokens < 2:  # noqa: PLR2004
             return None
         return (self.ended_at - self.first_byte_at) / (tokens - 1)

@@ -70,3 +70,26 @@ def test_each_request_moves_the_margin_once() -> None:
     [first] = goals.margins({"chat": 1.0}, engines).values()
     assert first < 1.0
     assert goals.margins({"chat": first}, engines) == {"chat": first}
+
+
+def test_what_an_idle_engine_predicted_last_moves_no_margin() -> None:
+    goals = LatencyGoals()
+    goals.keep({"chat": SLO})
+    busy = Evidence(running={"chat": 8.0}, slo_predicted={"chat": 0.045})
+    idle = Evidence(slo_predicted={"chat": 0.008})
+    margins = {"chat": 1.0}
+    for second in range(100):
+        goals.add(ended(4, 4), float(second))
+        margins = goals.margins(margins, [busy, idle])
+    assert margins == {"chat": 1.0}
+    assert goals.described(100.0, margins)["chat"]["tpot"]["is_unreachable"]
+
+
+def test_where_every_k_is_pinned_nothing_is_predicted_and_misses_tighten_nothing() -> None:
+    goals = LatencyGoals()
+    goals.keep({"chat": SLO})
+    margins = {"chat": 1.0}
+    for second in range(100):
+        goals.add(ended(4, 4), float(second))
+        margins = goals.margins(margins, [Evidence(running={"chat": 8.0})])
+    assert margins == {"chat": 1.0}

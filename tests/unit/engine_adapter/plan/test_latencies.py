@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specpilot.engine_adapter.plan.latencies import Latencies, Latency
+from specpilot.policy.names import CLASS_LIMIT
 
 HOUR_S = 3600.0
 
@@ -88,3 +89,26 @@ def test_the_newest_requests_of_a_class_have_statistics() -> None:
     assert measured["mean"] == pytest.approx(1000 * 172.5)
     latencies.drop()
     assert latencies.take() == []
+
+
+def test_a_preempted_request_that_v2_schedules_like_a_new_one_goes_on() -> None:
+    latencies, one = Latencies(), request("one", 0.0)
+    latencies.begin(one)
+    step(latencies, 1.0, one)
+    latencies.begin(one)
+    step(latencies, 41.0, one)
+    latencies.end(one)
+    found = [(item.measure, item.seconds) for item in latencies.take()]
+    assert found == [("ttft", pytest.approx(1.0)), ("tpot", pytest.approx(40.0))]
+
+
+def test_names_of_classes_that_clients_state_are_bounded() -> None:
+    latencies = Latencies()
+    for number in range(10 * CLASS_LIMIT):
+        one = request(f"{number}", 0.0, f"class-{number}")
+        latencies.begin(one)
+        for at in (1.0, 2.0):
+            step(latencies, at, one)
+        latencies.end(one)
+        latencies.take()
+    assert len(latencies.measured_ms()) == CLASS_LIMIT
