@@ -1,7 +1,7 @@
 """The latency goals of one pool: requests that met them and missed them, and the margins that keep them. Pure.
 
 Attainment is the share of requests within a goal, over `WINDOWS`. The error budget of a percentile at q is the share
-1 - q of requests that may miss it; what is left of it is over the longest window. Requests are counted since this
+1 - q of requests that may miss it; its rest is of the longest window. Requests are counted since this
 controller started, or since the goal changed.
 """
 

@@ -20,11 +20,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Reading:
-    """Whole messages; why there are no more (`None`: the bytes ran out); what was not read."""
+    """Whole messages; why there are no more (`None`: the bytes ran out); what was not read; the one that broke."""
 
     messages: tuple[Message, ...]
     fault: str | None
     rest: bytes
+    broken: Message | None = None
 
 
 def requests_in(data: bytes) -> Reading:
@@ -75,7 +76,7 @@ def response_in(data: bytes, *, ends: bool) -> Reading:
             elif not isinstance(event, h11.InformationalResponse):
                 return Reading((), "not whole", b"")
     except h11.RemoteProtocolError as error:
-        return Reading((), str(error), b"")
+        return Reading((), str(error), b"", Message(status, headers, body))
 
 
 KEEP_ALIVE = (b"ping", b"keepalive", b"keep-alive", b"heartbeat")

@@ -42,6 +42,7 @@ SEEDS: dict[str, list[bytes]] = {
         b"a" + reply(completion()),
         b"a" + SSE_HEAD + chunk(event("a")) + chunk(DONE) + LAST_CHUNK,
         b"b" + SSE_HEAD + chunk(event("a")) + b"5\r\nda",
+        b"a" + SSE_HEAD + chunk(event("a")) + chunk(DONE).removesuffix(b"\n") + LAST_CHUNK,
         b"b" + SSE_HEAD.replace(CHUNKED, b"") + event("a") + DONE,
         b"a" + reply(b'{"error":{"message":"x"}}', "429 Too Many Requests"),
         b"a" + reply(b"Internal Server Error", "500 Internal Server Error", "text/plain"),
