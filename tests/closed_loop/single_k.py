@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.engine import K_MAX, uniform
-from tests.simulation.loop import simulate
+from tests.simulation.engine import K_MAX
+from tests.simulation.loop import simulate, uniform
 from tests.simulation.step_times import StepTime, cpu_step_s
 from tests.simulation.traffic import Phase
 

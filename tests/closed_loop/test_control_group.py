@@ -9,8 +9,8 @@ from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Cause, Override
 from tests.closed_loop.single_k import of_single_k
-from tests.simulation.engine import MODEL, Engine, uniform
-from tests.simulation.loop import Run, simulate
+from tests.simulation.engine import MODEL, Engine
+from tests.simulation.loop import Run, simulate, uniform
 from tests.simulation.traffic import Phase, Source
 
 OFTEN = Policy(MODEL, control_group_ratio=0.2)

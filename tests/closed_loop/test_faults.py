@@ -8,8 +8,8 @@ from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import K_LIMIT
 from tests.simulation.ablations import IDEAS, without
-from tests.simulation.engine import K_MAX, MODEL, POOL, Engine, uniform
-from tests.simulation.loop import Run, simulate
+from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
+from tests.simulation.loop import Run, simulate, uniform
 from tests.simulation.traffic import Phase, Source
 
 JSON = [Source("json", 8)]

@@ -5,8 +5,8 @@ import pytest
 
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.closed_loop.single_k import best_single_k, of_single_k
-from tests.simulation.engine import MODEL, uniform
-from tests.simulation.loop import simulate
+from tests.simulation.engine import MODEL
+from tests.simulation.loop import simulate, uniform
 from tests.simulation.step_times import StepTime, cpu_step_s, demo_pair_step_s, gpu_step_s
 from tests.simulation.traffic import ACCEPTANCE, Phase, Source
 

@@ -8,11 +8,14 @@ from itertools import pairwise
 import pytest
 import redis
 
+from specpilot.gateway.engines import redis_watch
+from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy import audit, redis_keys
-from specpilot.policy.access import AdminToken, Role
+from specpilot.policy.access import AdminToken, Role, sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Canary, Experiment, Outcome
+from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain
@@ -292,3 +295,30 @@ def test_a_day_that_an_older_controller_counted_is_of_one_measure(store: Store, 
     found = store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease)
     assert (found.throughput.windows, found.itl) == (3, GainSums(1, 0.2, pytest.approx(0.04)))
     assert store.daily_gains("m", "p") == [found]
+
+
+def test_a_gateway_remembers_so_many_lost_keys_and_notices_the_latest(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_watch, "LOST_KEYS", 2)
+    watcher = redis_watch.Watcher(
+        store=store,
+        own_keys=(),
+        first=Snapshot(),
+        publish=lambda _: None,
+        gateway_id="g",
+        demands=dict,
+        share=lambda _: None,
+        clock=SystemClock(),
+        poll_s=1.0,
+    )
+    keys = [ApiKey(f"k{number}", sha256_of(f"sk-{number}")) for number in range(4)]
+    for key in keys:
+        store.put_api_key(key)
+        watcher.read()
+        store.delete_api_key(key.key_id)
+        assert watcher.read().returned_keys == frozenset()
+    for key in (keys[0], keys[3]):
+        store.put_api_key(key)
+    assert watcher.read().returned_keys == {"k3"}
+    assert len(watcher._lost_hashes) == 2

@@ -8,14 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.gateway.engines import redis_watch
-from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy import redis_documents, redis_keys
-from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry, Result
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
-from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.records import Decision, EngineRecord
@@ -335,30 +331,3 @@ def test_a_write_that_others_overtake_every_time_gives_up_by_name(store: Store) 
         store._change([place], overtaken)
     assert tries == redis_documents.WRITE_TRIES
     assert store._redis.hget(*place) == str(tries).encode()
-
-
-def test_a_gateway_remembers_so_many_lost_keys_and_notices_the_latest(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_watch, "LOST_KEYS", 2)
-    watcher = redis_watch.Watcher(
-        store=store,
-        own_keys=(),
-        first=Snapshot(),
-        publish=lambda _: None,
-        gateway_id="g",
-        demands=dict,
-        share=lambda _: None,
-        clock=SystemClock(),
-        poll_s=1.0,
-    )
-    keys = [ApiKey(f"k{number}", sha256_of(f"sk-{number}")) for number in range(4)]
-    for key in keys:
-        store.put_api_key(key)
-        watcher.read()
-        store.delete_api_key(key.key_id)
-        assert watcher.read().returned_keys == frozenset()
-    for key in (keys[0], keys[3]):
-        store.put_api_key(key)
-    assert watcher.read().returned_keys == {"k3"}
-    assert len(watcher._lost_hashes) == 2

@@ -37,7 +37,7 @@ from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import Answer, Question
-from specpilot.policy.schedule import Guidance, Override, Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 from tests.simulation.plant import OneTime, Plant, Work
 from tests.simulation.requests import Request, Requests
 from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
@@ -347,8 +347,3 @@ class Engine:
             device_s=self._device_done_at - before if self.reads_device else None,
         )
         self._requests.replace(over, queue)
-
-
-def uniform(k: int, version: int = 1) -> Schedule:
-    """Return the schedule with `k` for all requests."""
-    return Schedule(MODEL, POOL, version, 0.0, Guidance(override=Override(k)))

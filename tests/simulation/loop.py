@@ -12,7 +12,7 @@ from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.schedule import Schedule
+from specpilot.policy.schedule import Guidance, Override, Schedule
 from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
 from tests.simulation.plant import Plant
 from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
@@ -147,3 +147,8 @@ def simulate(
             if is_steered and result.guidance is not None:
                 schedule = schedule_of(context, result, second, float(second))
     return run
+
+
+def uniform(k: int, version: int = 1) -> Schedule:
+    """Return the schedule with `k` for all requests."""
+    return Schedule(MODEL, POOL, version, 0.0, Guidance(override=Override(k)))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.evidence.meter import Meter, Outcome, StepShape
-from tests.simulation.engine import Engine, uniform
+from tests.simulation.engine import Engine
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
+from tests.simulation.loop import uniform
 from tests.simulation.plant import Work
 from tests.simulation.traffic import Source
 
