@@ -90,12 +90,12 @@ class Asker:
         """Ask every pool of a model what `policy` would do (`None`: the defaults); K of a frozen model stays."""
         tried = policy or Policy(model, mode=default_mode)
         store = self._store
-        state = await asyncio.to_thread(lambda: (store.engines(), store.freezes(), store.schedules()))
-        freeze, of_model = (
-            freeze_of(state[1], model, self._clock.now()),
-            [item for item in state[0] if item.model == model],
+        engines, freezes, schedules = await asyncio.to_thread(
+            lambda: (store.engines(), store.freezes(), store.schedules())
         )
-        contexts = [item.with_margins() for item in pool_contexts(of_model, {model: tried}, state[2], default_mode)]
+        freeze = freeze_of(freezes, model, self._clock.now())
+        of_model = [item for item in engines if item.model == model]
+        contexts = [item.with_margins() for item in pool_contexts(of_model, {model: tried}, schedules, default_mode)]
         return await asyncio.gather(
             *(self.ask(model, item.pool, Kind.EXPLAIN, _guidance(replace(item, freeze=freeze))) for item in contexts)
         )
