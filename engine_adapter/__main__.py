@@ -16,11 +16,12 @@ from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
-from specpilot.engine_adapter.vllm import compat, engine_facts, versions
+from specpilot.engine_adapter.vllm import before_start, compat, engine_facts, serve_flags, versions
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError
+from specpilot.policy.names import K_LIMIT
 from specpilot.policy.settings import fail, without_secrets
 from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         if fault is not None:
             fail(PROGRAM, f"{presets.FLAG}: {fault}")
     if speculative:
-        _check_steerable(speculative, vllm_flags)
+        _check_steerable(speculative, vllm_flags, settings)
     _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
     environment = dict(os.environ)
@@ -186,26 +187,24 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
         fail(PROGRAM, *error.faults)
 
 
-def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str]) -> None:
+def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], settings: AdapterSettings) -> None:
     """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
-    parser.add_argument("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp", type=int, default=1)
-    for kind, short in (("decode", "-dcp"), ("prefill", "-pcp")):
-        name = f"--{kind}-context-parallel-size"
-        parser.add_argument(name, f"--{kind}_context_parallel_size", short, type=int, default=1)
-    flags, _ = parser.parse_known_args(list(vllm_flags))
-    method = speculative.get("method")
+    try:
+        sizes = before_start.parallel_sizes(serve_flags.read(vllm_flags))
+    except InvalidSettingsError as error:
+        fail(PROGRAM, *error.faults)
+    method, k_max = speculative.get("method"), speculative.get("num_speculative_tokens")
     if not isinstance(method, str):
         method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
     facts = ConfigFacts(
         MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
+        k_max=k_max if isinstance(k_max, int) else K_LIMIT,
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
-        data_parallel=flags.data_parallel_size,
-        pipeline_parallel=flags.pipeline_parallel_size,
-        context_parallel=max(flags.decode_context_parallel_size, flags.prefill_context_parallel_size),
+        data_parallel=sizes.data,
+        pipeline_parallel=sizes.pipeline,
+        context_parallel=sizes.context,
     )
-    faults = compat.drafter_faults(facts) + compat.parallel_faults(facts)
+    faults = compat.drafter_faults(facts) + compat.parallel_faults(facts) + compat.setting_faults(facts, settings)
     if faults:
         fail(PROGRAM, "; ".join(faults))
 

@@ -68,16 +68,19 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
             version = f"{versions.TESTED_VERSIONS[-1]}.0"
             assumed.append(f"vLLM {version} (none is installed here)")
     version += "" if version.count(".") > 1 else ".0"
-    machine = Machine(version, device, versions.is_tested(version, versions.TESTED_ON_V2), _runner())
+    machine = Machine(
+        version, device, versions.is_tested(version, versions.TESTED_ON_V2), _runner(), versions.lists_model
+    )
     try:
         before = before_start.of_flags(model, cache(model_config), flags, machine)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         fault = f"{model}: a field in the config.json of target or head has no value that vLLM takes ({error})"
         raise InvalidSettingsError([f"{fault}: compare it with the published one"]) from error
-    refused = [] if AdapterSettings.read().any_vllm else [versions.version_fault(version, None)]
+    settings = AdapterSettings.read()
+    refused = [] if settings.any_vllm else [versions.version_fault(version, None)]
     less = [_NO_SPECULATION]
     if before.facts is not None:
-        refused += [*before.faults, *compat.faults_of(before.facts)]
+        refused += [*before.faults, *compat.faults_of(before.facts), *compat.setting_faults(before.facts, settings)]
         less = start_notes.limits_of(before.facts)
         scheduler = str(flags.get("scheduler-cls", ""))
         if scheduler.startswith("specpilot."):

@@ -44,9 +44,8 @@ other P-EAGLE heads of the family get the same."""
 _LONG = "made for prompts above 10,000 tokens"
 _MULTIMODAL = "multimodal target: not run with the adapter"
 _MLA = (
-    "MLA: where vLLM schedules asynchronously, only with --attention-backend FLASH_ATTN_MLA or FLASHINFER_MLA (else "
-    "--no-async-scheduling); the head runs in every step, so K = 0 saves less than with other heads; not run with the "
-    "adapter"
+    "MLA: scheduled synchronously, unless vLLM takes the attention backend FLASH_ATTN_MLA or FLASHINFER_MLA; the head "
+    "runs in every step, so K = 0 saves less than with other heads; not run with the adapter"
 )
 """The result of the adapter's own rules (`vllm.compat`) for a target and a head with MLA."""
 

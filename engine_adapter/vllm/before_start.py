@@ -41,12 +41,24 @@ _FULL_GRAPHS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`version` of vLLM, and whether V2 was tested with it; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set."""
+    """`version` of vLLM, and whether V2 was tested with it; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
+
+    `lists_model`: whether vLLM lists a class of models; `None`: not known.
+    """
 
     version: str
     device: str
     is_tested_on_v2: bool
     runner_v2: bool | None = None
+    lists_model: Callable[[str], bool | None] = lambda _: None
+
+
+class ParallelSizes(NamedTuple):
+    """An engine's data, pipeline and context parallelism; 1: none."""
+
+    data: int
+    pipeline: int
+    context: int
 
 
 class _Drafter(NamedTuple):
@@ -78,17 +90,28 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
         target = read(target["speculators_config"]["verifier"]["name_or_path"])
     if not speculative:
         return BeforeStart(None)
-    target = {**model_facts.as_vllm_reads(target), **serve_flags.config(flags, "hf-overrides")}
-    if not model_facts.architecture(target):
-        raise InvalidSettingsError([f"{name}: its config.json has no architectures: name a model that vLLM can serve"])
+    target = model_facts.overridden(model_facts.as_vllm_reads(target), serve_flags.config(flags, "hf-overrides"))
+    if not model_facts.architecture(target) and not target.get("model_type"):
+        fault = f"{name}: its config.json has neither architectures nor model_type: name a model that vLLM can serve"
+        raise InvalidSettingsError([fault])
     head_name, method = _head_and_method(speculative, name)
     # Overrides are of the target alone, also if the head is in its files.
     head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
     if head_name is not None and method not in _TAKEN:
         method = _by_head(method, head_name, head)
     mtp = model_facts.mtp_head(head) if method == MTP else None
-    facts = _facts(_Drafter(method, speculative, head, mtp), target, flags, machine)
-    return BeforeStart(facts, _own_faults(facts, head, mtp), _assumed(facts, target, flags, machine))
+    drafter = _Drafter(method, speculative, head, mtp)
+    facts = _facts(drafter, target, flags, machine)
+    return BeforeStart(facts, _own_faults(facts, drafter, flags), _assumed(facts, target, flags, machine))
+
+
+def parallel_sizes(flags: Flags) -> ParallelSizes:
+    """Return the sizes that the flags state."""
+    data, pipeline, *context = (
+        serve_flags.whole(flags, f"{kind}-parallel-size", 1)
+        for kind in ("data", "pipeline", "decode-context", "prefill-context")
+    )
+    return ParallelSizes(data, pipeline, max(context))
 
 
 def _speculative(flags: Flags) -> dict[str, Any]:
@@ -96,7 +119,13 @@ def _speculative(flags: Flags) -> dict[str, Any]:
     short = {"method": flags.get("spec-method"), "model": flags.get("spec-model")}
     short |= {_K: serve_flags.whole(flags, "spec-tokens", 0) or None}
     stated = {field: value for field, value in short.items() if value is not None}
-    return stated | serve_flags.config(flags, _FLAG)
+    by_json = serve_flags.config(flags, _FLAG)
+    twice = sorted(stated.keys() & by_json.keys())
+    if twice:
+        raise InvalidSettingsError(
+            [f"--{_FLAG}: {' and '.join(twice)}: stated by --spec-... too: remove one of the two"]
+        )
+    return stated | by_json
 
 
 def _by_its_head(head: Config) -> dict[str, Any]:
@@ -142,13 +171,13 @@ def _by_head(method: str, name: str, head: Config) -> str:
 def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) -> ConfigFacts:
     method, speculative, head, mtp = drafter
     is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
-    pipeline = serve_flags.whole(flags, "pipeline-parallel-size", 1)
+    sizes = parallel_sizes(flags)
     may_be_v2 = machine.is_tested_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
-    may_be_v2 = may_be_v2 and "enable-dbo" not in flags
+    may_be_v2 = may_be_v2 and not flags.get("enable-dbo")
     is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
     is_v2 = is_v2 if machine.runner_v2 is None else machine.runner_v2
-    is_async = method not in _SYNCHRONOUS and not speculative.get("disable_padded_drafter_batch")
-    is_async = "async-scheduling" in flags or (is_async and (pipeline == 1 or is_v2))
+    may_be_async = _why_synchronous(drafter) is None and (sizes.pipeline == 1 or is_v2)
+    is_async = bool(flags.get("async-scheduling", may_be_async))
     mode = serve_flags.config(flags, "compilation-config").get("cudagraph_mode")
     length = serve_flags.whole(flags, "max-model-len", -1) if flags.get("max-model-len") != "auto" else -1
     longest = length if length > 0 else model_facts.length(target)
@@ -160,7 +189,8 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         version=machine.version,
         device=machine.device,
         is_v2=is_v2,
-        is_async=is_async and machine.device == "cuda" and "no-async-scheduling" not in flags,
+        is_async=is_async and machine.device == "cuda",
+        asks_async="async-scheduling" in flags or "scheduler-cls" in flags,
         k_max=_k_max(drafter),
         is_parallel=is_parallel,
         is_adaptive=bool(speculative.get("enable_adaptive_verification")),
@@ -178,13 +208,11 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_multimodal=model_facts.is_multimodal(target),
         sees_both_ways=model_facts.sees_both_ways(target),
         length=longest,
-        takes_embeddings="enable-prompt-embeds" in flags,
+        takes_embeddings=bool(flags.get("enable-prompt-embeds")),
         graph_mode=str(mode).upper() if mode is not None else None,
-        data_parallel=serve_flags.whole(flags, "data-parallel-size", 1),
-        pipeline_parallel=pipeline,
-        context_parallel=max(
-            serve_flags.whole(flags, f"{kind}-context-parallel-size", 1) for kind in ("decode", "prefill")
-        ),
+        data_parallel=sizes.data,
+        pipeline_parallel=sizes.pipeline,
+        context_parallel=sizes.context,
         has_connector="kv-transfer-config" in flags or "kv-offloading-size" in flags,
         attention=tuple(_attention(target, speculative, flags).values()) if machine.device == "cuda" else (),
     )
@@ -192,7 +220,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
 
 def _k_max(drafter: _Drafter) -> int:
     method, speculative, head, mtp = drafter
-    default = mtp.tokens if mtp else head.get("block_size") if method in _IN_PARALLEL else None
+    default = (mtp.tokens or None) if mtp else head.get("block_size") if method in _IN_PARALLEL else None
     default = _SUFFIX_K if method == "suffix" else default
     if default is None and speculative.get(_K) is None:
         raise InvalidSettingsError([f"--{_FLAG}: {_K} is missing: add it, for instance 3"])
@@ -231,14 +259,32 @@ def _attention(target: Config, speculative: Mapping[str, Any], flags: Flags) -> 
     return backends | {"Hopper": hopper, "Blackwell": "FLASHINFER_MLA" if is_flashinfer else "CUTLASS_MLA"}
 
 
-def _own_faults(facts: ConfigFacts, head: Config, mtp: MtpHead | None) -> tuple[str, ...]:
+def _why_synchronous(drafter: _Drafter) -> str | None:
+    """Return what of a drafter vLLM does not schedule asynchronously; `None`: nothing."""
+    if drafter.method in _SYNCHRONOUS:
+        return f"method {drafter.method!r}"
+    return "disable_padded_drafter_batch" if drafter.speculative.get("disable_padded_drafter_batch") else None
+
+
+def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[str, ...]:
     """Return why vLLM itself would reject the configuration."""
+    mtp, faults = drafter.mtp, []
+    remedy = f"leave out --{_FLAG}, or name another method"
     if facts.method == MTP and mtp is None:
-        kind = head.get("model_type")
-        return (f"vLLM 0.32 makes no MTP head of this {kind!r} model: leave out --{_FLAG}, or name another method",)
-    if mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
-        return (f"vLLM takes a multiple of {mtp.tokens} for this head: set {_K} to {mtp.tokens}",)
-    return ()
+        faults.append(f"vLLM 0.32 makes no MTP head of this {drafter.head.get('model_type')!r} model: {remedy}")
+    elif mtp and mtp.tokens == 0:
+        faults.append(f"this model's config.json says that it has no MTP layer (0 or null): {remedy}")
+    elif mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
+        faults.append(f"vLLM takes a multiple of {mtp.tokens} for this head: set {_K} to {mtp.tokens}")
+    if facts.is_adaptive and not facts.is_v2:
+        faults.append(
+            "vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: remove "
+            f"enable_adaptive_verification from --{_FLAG}"
+        )
+    reason = _why_synchronous(drafter)
+    if reason is not None and flags.get("async-scheduling"):
+        faults.append(f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling")
+    return tuple(faults)
 
 
 def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine) -> tuple[str, ...]:
@@ -246,6 +292,13 @@ def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine)
     assumed = []
     if machine.runner_v2 is None:
         assumed.append(f"model runner {'V2' if facts.is_v2 else 'V1'} (VLLM_USE_V2_MODEL_RUNNER is not set)")
+    architecture = model_facts.architecture(target)
+    unknown = "vLLM does not list this class of models" if architecture else "it names no architectures"
+    if not architecture or machine.lists_model(architecture) is False:
+        assumed.append(
+            f"what config.json states of {architecture or target['model_type']}: {unknown}, so whether it has "
+            "recurrent layers, MLA or an MTP head is not known"
+        )
     if facts.is_async and "async-scheduling" not in flags:
         assumed.append("asynchronous scheduling, vLLM's default on GPUs")
     backends = _attention(target, {}, flags)

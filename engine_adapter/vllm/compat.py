@@ -42,10 +42,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if vllm_config.speculative_config is None:
         return
     facts = config_facts.of_engine(vllm_config)
-    faults = faults_of(facts)
-    deepest = max(AdapterSettings().graph_k or (), default=0)
-    if deepest > facts.k_max:
-        faults.append(f"--graph-k names K = {deepest} and K_max is {facts.k_max}: leave out larger ones")
+    faults = faults_of(facts) + setting_faults(facts, AdapterSettings())
     faults += scheduler_faults(facts, is_async_scheduler=is_async_scheduler)
     if faults:
         raise UnsupportedEngineError("; ".join(faults))
@@ -61,12 +58,22 @@ def faults_of(facts: ConfigFacts) -> list[str]:
         *recurrent_faults(facts),
         *v2_faults(facts),
     ]
-    inexact = _INEXACT_ATTENTION.intersection(facts.attention)
-    if inexact and facts.is_async:
+    inexact = inexact_attention(facts)
+    if inexact and facts.asks_async:
         faults.append(_inexact_fault(inexact))
     if facts.takes_embeddings:
         faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
     return faults
+
+
+def setting_faults(facts: ConfigFacts, settings: AdapterSettings) -> list[str]:
+    """Return the adapter's own settings that name a K above K_max."""
+    named = {"--graph-k": max(settings.graph_k or (), default=0), "--static-k": settings.static_k or 0}
+    return [
+        f"{flag} names K = {k} and K_max is {facts.k_max}: name none above it"
+        for flag, k in named.items()
+        if k > facts.k_max
+    ]
 
 
 def scheduler_faults(facts: ConfigFacts, *, is_async_scheduler: bool) -> list[str]:
@@ -227,9 +234,23 @@ def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bo
         backend.get_name()
         for group in attention_backends
         for backend in group
-        if is_async and not _reads_any_lengths(backend.get_builder_cls())
+        if is_async and not reads_any_lengths(backend.get_builder_cls())
     }
     return _inexact_fault(inexact) if inexact else None
+
+
+def inexact_attention(facts: ConfigFacts) -> list[str]:
+    """Return the attention backends that an engine may have, and that are inexact as it is scheduled."""
+    return sorted(_INEXACT_ATTENTION.intersection(facts.attention)) if facts.is_async else []
+
+
+def synchronous_note(backends: str) -> str:
+    """Return what an engine with these attention backends does less of, if the adapter chooses the loop."""
+    return (
+        f"with attention backend {backends} steps are scheduled synchronously, because it reads decodes of different "
+        "lengths exactly only so: --attention-backend FLASH_ATTN_MLA or FLASHINFER_MLA, where the GPU has it, needs "
+        "no such step"
+    )
 
 
 def _inexact_fault(inexact: Iterable[str]) -> str:
@@ -241,7 +262,7 @@ def _inexact_fault(inexact: Iterable[str]) -> str:
     )
 
 
-def _reads_any_lengths(builder: Any) -> bool:
+def reads_any_lengths(builder: Any) -> bool:
     """Whether attention with this metadata `builder` treats decodes of any length as decodes."""
     support = getattr(builder, "query_len_support", None)
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)

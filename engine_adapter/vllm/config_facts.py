@@ -18,11 +18,11 @@ MASK_TOKENS = ("ptd_token_id", "pard_token")
 class ConfigFacts:
     """An engine with speculation. A fact that is left out is the harmless one; `None`: not known.
 
-    `version` of vLLM; `device`: `cuda` or `cpu`; `k_max`: draft tokens per request at most; `head_kind`: the
-    `model_type` that vLLM gives an MTP head, and `head_modules`: the number of its modules; `mask_token`: the field
-    that names the token of parallel drafting; `is_recurrent`: the target has layers such as GDN and Mamba;
-    `sees_both_ways`: it attends to images in both directions; `graph_mode`: the `cudagraph_mode` by name; `attention`:
-    attention backends that vLLM may choose, empty if it has not chosen yet.
+    `version` of vLLM; `device`: `cuda` or `cpu`; `asks_async`: the user chose loop or scheduler; `k_max`: draft
+    tokens per request at most; `head_kind`: the `model_type` that vLLM gives an MTP head, and `head_modules`: the
+    number of its modules; `mask_token`: the field that names the token of parallel drafting; `is_recurrent`: the target
+    has layers such as GDN and Mamba; `sees_both_ways`: it attends to images in both directions; `graph_mode`: the
+    `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose, empty if it has not chosen yet.
     """
 
     method: str
@@ -30,6 +30,7 @@ class ConfigFacts:
     device: str | None = None
     is_v2: bool = False
     is_async: bool = False
+    asks_async: bool = False
     k_max: int = 1
     is_parallel: bool = False
     is_adaptive: bool = False

@@ -3,10 +3,11 @@
 With the adapter in `VLLM_PLUGINS`, `vllm serve MODEL --speculative-config '{...}'` needs no further flag. Before vLLM
 makes its configuration of the arguments, the ones that the user left out are filled: the number format on a CPU, the
 largest CUDA graph, the runner, the metrics of each request. Afterwards the configuration gets the adapter's scheduler,
-unless the user named another one.
+unless the user named another one: the synchronous one where attention is exact only with it.
 """
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any
 from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import versions
+from specpilot.engine_adapter.vllm import compat, engine_facts, versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
@@ -26,6 +27,8 @@ _SHORT_FLAGS = {"method": "method", "model": "model", "tokens": "num_speculative
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner."""
+
+logger = logging.getLogger("vllm.specpilot")
 
 
 @cache
@@ -39,7 +42,7 @@ def install() -> None:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         complete(self)
         vllm_config = create(self, *args, **kwargs)
-        set_scheduler(vllm_config)
+        set_scheduler(vllm_config, asks_async=self.async_scheduling is not None)
         return vllm_config
 
     EngineArgs.create_engine_config = create_engine_config
@@ -62,11 +65,45 @@ def complete(args: Any) -> None:
         args.max_cudagraph_capture_size = graph_size.capture_size(args.max_num_seqs, k_max)
 
 
-def set_scheduler(vllm_config: Any) -> None:
-    """Give an engine that speculates the adapter's scheduler of its loop, unless its user named a scheduler."""
+def set_scheduler(vllm_config: Any, *, asks_async: bool = False) -> None:
+    """Give an engine that speculates the adapter's scheduler of its loop, unless its user named a scheduler.
+
+    `asks_async`: the user chose the loop.
+    """
     scheduler = vllm_config.scheduler_config
-    if vllm_config.speculative_config is not None and scheduler.scheduler_cls is None:
-        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
+    if vllm_config.speculative_config is None or scheduler.scheduler_cls is not None:
+        return
+    if scheduler.async_scheduling and not asks_async:
+        backend = _mla_backend(vllm_config)
+        if backend is not None and compat.attention_fault([[backend]], is_async=True) is not None:
+            scheduler.async_scheduling = False
+            logger.warning("SpecPilot: %s", compat.synchronous_note(backend.get_name()))
+    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
+
+
+def _mla_backend(vllm_config: Any) -> Any:
+    """Return the attention backend that vLLM will choose for a model with MLA; `None`: other attention, or not known.
+
+    What is not known here is checked when it is loaded (`compat.attention_fault`).
+    """
+    model = vllm_config.model_config
+    if not engine_facts.uses_mla(model):
+        return None
+    from vllm.config import set_current_vllm_config  # noqa: PLC0415 - as in `install`
+    from vllm.v1.attention.selector import get_attn_backend  # noqa: PLC0415 - as above
+
+    try:
+        with set_current_vllm_config(vllm_config):
+            return get_attn_backend(
+                model.get_head_size(),
+                model.dtype,
+                vllm_config.cache_config.cache_dtype,
+                use_mla=True,
+                use_sparse=hasattr(model.hf_text_config, "index_topk"),
+                num_heads=model.get_num_attention_heads(vllm_config.parallel_config),
+            )
+    except (AssertionError, AttributeError, ImportError, TypeError, ValueError):
+        return None
 
 
 def _speculation(args: Any) -> dict[str, Any]:

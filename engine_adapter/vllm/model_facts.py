@@ -143,6 +143,9 @@ _MTP_BY_TYPE = {
 _OF_TEXT = frozenset(("step3p5_mtp", "minimax_m3_mtp", "inkling_mtp", "nemotron_h_mtp", "bailing_hybrid_v3_mtp"))
 """Kinds whose fields vLLM takes from the text part of a model."""
 
+_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "vision_config", "audio_config")
+"""Parts of a model's configuration that are configurations of their own."""
+
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 _LENGTH_SCALED_ALREADY = frozenset(
     (None, "default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
@@ -151,7 +154,10 @@ _LENGTH_SCALED_ALREADY = frozenset(
 
 
 class MtpHead(NamedTuple):
-    """`kind`: vLLM's `model_type` of it. `modules` as `use_multi_module_mtp` counts. `tokens`: those it proposes."""
+    """`kind`: vLLM's `model_type` of it. `modules` as `use_multi_module_mtp` counts.
+
+    `tokens`: those it proposes; 0: the configuration says that there is no head, `None`: it says nothing.
+    """
 
     kind: str
     modules: int
@@ -216,6 +222,28 @@ def length(config: Config) -> int | None:
     return int(min(stated) * ((scaling.get("factor") or 1) if is_scaled else 1)) if stated else None
 
 
+def overridden(config: Config, overrides: Config) -> dict[str, Any]:
+    """Return a configuration with vLLM's `hf_overrides` (`ModelConfig._apply_dict_overrides`).
+
+    What they state of a part that is a configuration of its own completes this part; anything else is replaced.
+    """
+    parts = {
+        name: _completed(config[name], value)
+        for name, value in overrides.items()
+        if name in _PARTS and isinstance(value, Mapping) and isinstance(config.get(name), Mapping)
+    }
+    return {**config, **overrides, **parts}
+
+
+def _completed(part: Config, changes: Config) -> dict[str, Any]:
+    nested = {
+        name: _completed(part[name], value)
+        for name, value in changes.items()
+        if isinstance(value, Mapping) and isinstance(part.get(name), Mapping)
+    }
+    return {**part, **changes, **nested}
+
+
 def mtp_head(config: Config) -> MtpHead | None:
     """Return the MTP head that vLLM makes of a model, or of a head's own configuration; `None`: it makes none."""
     model_type = str(config.get("model_type"))
@@ -224,24 +252,31 @@ def mtp_head(config: Config) -> MtpHead | None:
         kind = model_type
     if kind is None:
         return None
-    part = text_of(config) if kind in _OF_TEXT else config
-    modules = part.get("num_nextn_predict_layers")
+    text = text_of(config)
+    part = text if kind in _OF_TEXT else config
+    modules = _count("num_nextn_predict_layers", part)
     if kind == "nemotron_h_mtp" and not modules:
         return None
     if kind == "mimo_v2_mtp":
         modules = 1  # vLLM runs the first one alone
     if kind == "inkling_mtp":
-        modules = (config.get("mtp_config") or {}).get("num_nextn_predict_layers")
+        modules = _count("num_nextn_predict_layers", config.get("mtp_config") or {})
     stated = {"qwen3_5_mtp": "mtp_num_hidden_layers", "qwen4_exp_mtp": "mtp_num_hidden_layers"}
     stated |= {"minimax_m3_mtp": "num_mtp_modules"}
     tokens = modules
     if kind in stated:
-        tokens = part.get(stated[kind], text_of(config).get(stated[kind]))
+        tokens = _count(stated[kind], part, text)
     elif kind in ("kimi_k3_mtp", "glm5_next_mtp"):
-        tokens = text_of(config).get("num_nextn_predict_layers")
+        tokens = _count("num_nextn_predict_layers", text)
     elif kind == "gemma4_mtp":
         tokens = 1
     return MtpHead(kind, modules or 1, tokens)
+
+
+def _count(field: str, *parts: Config) -> int | None:
+    """Return the number that the first part states; 0 if it is null there, `None` if no part has the field."""
+    stated = [part[field] for part in parts if field in part]
+    return next((value for value in stated if value is not None), 0 if stated else None)
 
 
 def as_vllm_reads(config: Config) -> Config:

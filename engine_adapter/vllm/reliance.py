@@ -116,11 +116,14 @@ RELIANCE: tuple[Item, ...] = (
     Names("platforms/__init__.py"),
     Method("platforms/interface.py", "Platform", "is_cuda", (), Use.CALL),
     Method("engine/arg_utils.py", "EngineArgs", "create_engine_config", (), Use.WRAP),
+    Names("v1/attention/selector.py", ("get_attn_backend",)),
+    Names("config/__init__.py", ("set_current_vllm_config",)),
     Attributes(
         "engine/arg_utils.py", "EngineArgs",
         (
             "dtype", "quantization", "speculative_config", "per_request_spec_decode_metrics", "max_num_seqs",
             "enforce_eager", "max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config",
+            "async_scheduling",
         ),
     ),
     Attributes(

@@ -1,7 +1,8 @@
 """vLLM's flags, as `vllm serve` takes them, without vLLM. Pure.
 
-A flag's name may have underscores for dashes. A JSON flag may be given by fields (`--speculative-config.method mtp`),
-which replace the flag as a whole, as in vLLM. Flags that nobody asks for are read over.
+A flag's name may have underscores for dashes, and may be cut short if the rest is clear. `--no-NAME` sets a switch to
+`False`. A JSON flag may be given by fields (`--speculative-config.method mtp`), which replace the flag as a whole, as
+in vLLM. Flags that nobody asks for are read over.
 """
 
 import json
@@ -12,6 +13,35 @@ from specpilot.engine_adapter.errors import InvalidSettingsError
 
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
+
+NAMES = frozenset(
+    (
+        "async-scheduling",
+        "attention-backend",
+        "attention-config",
+        "compilation-config",
+        "config",
+        "data-parallel-size",
+        "decode-context-parallel-size",
+        "enable-dbo",
+        "enable-prompt-embeds",
+        "hf-overrides",
+        "kv-cache-dtype",
+        "kv-offloading-size",
+        "kv-transfer-config",
+        "max-model-len",
+        "no-async-scheduling",
+        "pipeline-parallel-size",
+        "prefill-context-parallel-size",
+        "scheduler-cls",
+        "spec-method",
+        "spec-model",
+        "spec-tokens",
+        "speculative-config",
+        "tensor-parallel-size",
+    )
+)
+"""The flags that are asked for, whose names may be cut short."""
 
 _SHORT = {
     "-tp": "tensor-parallel-size",
@@ -37,11 +67,13 @@ def read(arguments: Sequence[str]) -> Flags:
             raise InvalidSettingsError([f"{word}: is no flag and belongs to none: name the model first, then flags"])
         name, mark, value = word.partition("=")
         name, dot, field = name.partition(".")
-        name = _SHORT.get(name, name.lstrip("-").replace("_", "-"))
+        name = _SHORT.get(name) or _whole_name(name.lstrip("-").replace("_", "-"))
         values: list[str] = [value] if mark else []
         while not mark and words and not _is_flag(words[0]):
             values.append(words.pop(0))
         last: Any = values[-1] if values else True
+        if last is True and name.startswith("no-"):
+            name, last = name.removeprefix("no-"), False
         if not dot:
             if not isinstance(flags.get(name), dict):
                 flags[name] = last
@@ -77,6 +109,12 @@ def whole(flags: Mapping[str, Any], name: str, default: int) -> int:
         return int(float(value[:-1]) * factor) if factor else int(value)
     except (ValueError, OverflowError) as error:
         raise InvalidSettingsError([f"{name}: is {value}; it must be a whole number"]) from error
+
+
+def _whole_name(name: str) -> str:
+    """Return the flag whose name begins so, if it is the only one."""
+    begun = [known for known in NAMES if known.startswith(name)]
+    return begun[0] if len(begun) == 1 and name not in NAMES else name
 
 
 def _is_flag(word: str) -> bool:

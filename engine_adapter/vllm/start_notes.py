@@ -5,7 +5,7 @@ from typing import Any
 
 from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.settings import PREFIX
-from specpilot.engine_adapter.vllm import config_facts
+from specpilot.engine_adapter.vllm import compat, config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.engine_facts import why_head_in_every_step
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
@@ -89,6 +89,9 @@ def limits_of(facts: ConfigFacts) -> list[str]:
             f"more than {facts.head_length - facts.k_max} runs, no request speculates; limit --max-model-len, or send "
             "long requests elsewhere"
         )
+    inexact = compat.inexact_attention(facts)
+    if inexact and not facts.asks_async:
+        limits.append(compat.synchronous_note(" or ".join(inexact)))
     without_graphs = sorted(set(facts.attention).difference(ANY_MIX_BACKENDS))
     if facts.is_recurrent:
         without_graphs.append("recurrent layers (GDN, Mamba)")

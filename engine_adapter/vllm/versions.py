@@ -74,17 +74,23 @@ def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
     return None
 
 
+def lists_model(architecture: str) -> bool | None:
+    """Whether the installed vLLM lists this class of models; `None` without vLLM. Others come by plugins."""
+    listed = _installed("model_executor/models/registry.py")
+    return None if listed is None else f'"{architecture}"' in listed
+
+
+def _installed(path: str) -> str | None:
+    """Return the text of a file of the installed vLLM, which is not imported."""
+    spec = util.find_spec("vllm")
+    file = Path(spec.origin).parent / path if spec is not None and spec.origin is not None else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
+
+
 @cache
 def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
-    spec = util.find_spec("vllm")
-    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-
-    def read(path: str) -> str | None:
-        file = folder / path if folder is not None else None
-        return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
-
     # The plugin's wrappers of V1 are installed in every process, so V1's list holds for an engine on V2 too.
-    return lacking(VllmSource(read), (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ())))
+    return lacking(VllmSource(_installed), (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ())))
 
 
 def server_command() -> list[str]:

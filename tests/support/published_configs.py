@@ -60,6 +60,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "ptd_token_id": 201087,
     },
     "glm-4.5": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 1},
+    "glm-4.5-without-mtp": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "num_nextn_predict_layers": 0,
+    },
     "glm-4.7-flash": MLA
     | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "num_nextn_predict_layers": 1},
     "glm-5": SPARSE | {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"},
@@ -112,6 +117,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "mtp_num_hidden_layers": 1,
             "layer_types": ["linear_attention", "full_attention"],
         },
+    },
+    "qwen3.5-without-mtp": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": None,
     },
     "nemotron-3-super": {
         "architectures": ["NemotronHForCausalLM"],

@@ -74,15 +74,22 @@ EVERY_STEP = "runs in every step"
         ("mimo-v2", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
         ("glm-4.7-flash", mtp(1), (), RUNS_WITH_LESS, "MLA"),
         ("deepseek-v3", mtp(1), (), RUNS_WITH_LESS, "MLA"),
-        ("deepseek-v3", mtp(1), FP8, REFUSED, "FLASHMLA reads"),
+        (
+            "deepseek-v3",
+            mtp(1),
+            FP8,
+            RUNS_WITH_LESS,
+            "with attention backend FLASHMLA steps are scheduled synchronously",
+        ),
+        ("deepseek-v3", mtp(1), (*FP8, "--async-scheduling"), REFUSED, "FLASHMLA reads"),
         ("deepseek-v3", mtp(1), (*FP8, "--no-async-scheduling"), RUNS_WITH_LESS, "MLA"),
         ("deepseek-v3", mtp(1), (*FP8, "--attention-backend", "FLASHINFER_MLA"), RUNS_WITH_LESS, "MLA"),
-        ("deepseek-v3", mtp(1), ("--attention-config.backend=TRITON_MLA",), REFUSED, "TRITON_MLA reads"),
+        ("deepseek-v3", mtp(1), ("--attention-config.backend=TRITON_MLA",), RUNS_WITH_LESS, "scheduled synchronously"),
         ("deepseek-v3", mtp(1), ("-cc.cudagraph_mode=full",), REFUSED, "set FULL_DECODE_ONLY"),
         ("deepseek-v3.2", mtp(3), ("-tp", "8"), RUNS_WITH_LESS, EVERY_STEP),
-        ("deepseek-v3.2", mtp(3), ("-tp", "4"), REFUSED, "FLASHMLA_SPARSE reads"),
+        ("deepseek-v3.2", mtp(3), ("-tp", "4"), RUNS_WITH_LESS, "FLASHMLA_SPARSE steps are scheduled synchronously"),
         ("glm-5", mtp(3), ("-tp", "4"), RUNS_WITH_LESS, EVERY_STEP),
-        ("glm-5", mtp(5), FP8, REFUSED, "FLASHMLA_SPARSE reads"),
+        ("glm-5", mtp(5), FP8, RUNS_WITH_LESS, "FLASHMLA_SPARSE steps are scheduled synchronously"),
         ("deepseek-v4", mtp(2), FP8, RUNS_WITH_LESS, EVERY_STEP),
         ("kimi-k2.5", KIMI, (), RUNS_WITH_LESS, "MLA"),
         ("kimi-k2.5", KIMI, NIXL, RUNS_WITH_LESS, "a KV connector stores blocks"),
@@ -90,7 +97,7 @@ EVERY_STEP = "runs in every step"
         ("kimi-k2.5", mtp(1), (), REFUSED, "makes no MTP head"),
         ("qwen3-next", {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, (), REFUSED, "recurrent layers"),
         ("qwen3-next", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS_WITH_LESS, "recurrent layers"),
-        ("qwen3.5", mtp(1), (), REFUSED, "recurrent layers"),
+        ("qwen3.5", mtp(1), FP8, REFUSED, "recurrent layers"),
         ("nemotron-3-super", mtp(3), (), REFUSED, "recurrent layers"),
         ("step-3.7", mtp(3), (), REFUSED, "has 3 modules"),
         ("step-3.7", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
@@ -114,11 +121,44 @@ EVERY_STEP = "runs in every step"
         ("glm-4.5", mtp(1), DP, REFUSED, "one engine per rank"),
         ("glm-4.5", mtp(1), ("--pipeline_parallel_size=2",), REFUSED, "one stage"),
         ("glm-4.5", mtp(1), ("-dcp", "2"), REFUSED, "context parallelism"),
+        ("glm-4.5", mtp(1), ("--pipeline-parallel", "2"), REFUSED, "one stage"),
+        ("glm-4.5", mtp(1), ("--no-async-scheduling", "--async-scheduling"), RUNS, ""),
+        ("glm-4.5", mtp(1) | {"disable_padded_drafter_batch": True}, (), RUNS, ""),
+        (
+            "glm-4.5",
+            mtp(1) | {"disable_padded_drafter_batch": True},
+            ("--async-scheduling",),
+            REFUSED,
+            "disable_padded_drafter_batch asynchronously",
+        ),
+        (
+            "qwen3-8b",
+            {"method": "ngram", "num_speculative_tokens": 3},
+            ("--async-scheduling",),
+            REFUSED,
+            "method 'ngram' asynchronously",
+        ),
+        (
+            "gpt-oss-120b",
+            drafted("eagle3", "gpt-oss-20b-p-eagle", 7, parallel_drafting=True, enable_adaptive_verification=True),
+            (),
+            REFUSED,
+            "remove enable_adaptive_verification",
+        ),
+        ("glm-4.5-without-mtp", mtp(1), (), REFUSED, "no MTP layer"),
+        ("qwen3.5-without-mtp", mtp(1), (), REFUSED, "no MTP layer"),
+        ("kimi-k2.5", KIMI, ("--hf-overrides.text_config.max_position_embeddings=65536",), RUNS_WITH_LESS, "MLA"),
         ("glm-4.5", mtp(1), ("--kv-offloading-size", "8"), RUNS_WITH_LESS, "a KV connector stores blocks"),
         ("glm-4.5", mtp(1), ("--enable-prompt-embeds",), REFUSED, "--enable-prompt-embeds"),
         ("glm-4.5", mtp(1) | {"num_speculative_tokens_per_batch_size": [[1, 8, 1]]}, (), REFUSED, "both set K"),
         ("deepseek-v3", mtp(1), ("--enable-dbo",), REFUSED, "on model runner V1"),
-        ("deepseek-v3", mtp(1), ("--hf-overrides", '{"architectures": ["Mamba2ForCausalLM"]}'), REFUSED, "recurrent"),
+        (
+            "deepseek-v3",
+            mtp(1),
+            ("--hf-overrides", '{"architectures": ["Mamba2ForCausalLM"]}'),
+            REFUSED,
+            "recurrent",
+        ),
         ("glm-4.5", mtp(1), ("--scheduler-cls", "my.Scheduler"), RUNS_WITH_LESS, "leave it out"),
         (
             "glm-4.5",
@@ -151,6 +191,7 @@ def test_every_reason_is_said_at_once() -> None:
         ("0.31", "deepseek-v3", 1, None, REFUSED, "VLLM_USE_V2_MODEL_RUNNER=1"),
         ("0.32", "deepseek-v3", 1, "0", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=1"),
         ("0.31", "glm-4.5", 1, "1", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("0.31", "qwen3.5", 1, None, REFUSED, "install vLLM 0.32"),
         ("0.33.0", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.33.0 was tested: install vLLM 0.29"),
         ("0.22.1", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.22.1 was tested"),
     ],
@@ -178,6 +219,26 @@ def test_what_vllm_decides_later_is_said_to_be_assumed() -> None:
     assert on_cpu.assumed == ("model runner V1 (VLLM_USE_V2_MODEL_RUNNER is not set)",)
 
 
+@pytest.mark.usefixtures("models")
+def test_a_class_of_models_that_vllm_does_not_list_is_not_taken_for_a_known_one() -> None:
+    own = ("--hf-overrides", '{"architectures": ["OwnForCausalLM"]}')
+    eagle3 = drafted("eagle3", "llama-3.1-8b-eagle3", 3)
+    assert any("vLLM does not list" in line for line in asked("llama-3.1-8b", eagle3, *own).assumed)
+    assert not any("vLLM does not list" in line for line in asked("llama-3.1-8b", eagle3).assumed)
+    nameless = asked("llama-3.1-8b", eagle3, "--hf-overrides", '{"architectures": null}')
+    assert any("it names no architectures" in line for line in nameless.assumed)
+
+
+@pytest.mark.parametrize(("setting", "flag"), [("STATIC_K", "--static-k"), ("GRAPH_K", "--graph-k")])
+@pytest.mark.usefixtures("models")
+def test_a_setting_that_names_a_k_above_k_max_is_refused(
+    setting: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"SPECPILOT_ENGINE_{setting}", "2")
+    assert asked("glm-4.5", mtp(1)).refused == (f"{flag} names K = 2 and K_max is 1: name none above it",)
+    assert asked("hy3", mtp(2)).verdict == RUNS
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -198,9 +259,10 @@ def test_what_vllm_decides_later_is_said_to_be_assumed() -> None:
         (("empty",), "there is no config.json"),
         (("broken",), "cannot be read as JSON"),
         (("listed",), "must be a JSON object"),
-        (("nameless", "--spec-method", "mtp", "--spec-tokens", "1"), "has no architectures"),
+        (("nameless", "--spec-method", "mtp", "--spec-tokens", "1"), "neither architectures nor model_type"),
         (("odd", "--spec-method", "mtp", "--spec-tokens", "1"), "compare it with the published one"),
         (("wrong",), "architectures is no list"),
+        (("qwen3-8b", "--spec-method", "mtp", "-sc", '{"method": "mtp"}'), "method: stated by --spec-... too"),
     ],
 )
 @pytest.mark.usefixtures("models")

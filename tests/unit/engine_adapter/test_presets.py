@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from specpilot.engine_adapter import head_config, list_presets, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, expanded, speculative_config
+from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.stack import DEMO_MODEL, ROOT
@@ -41,7 +41,7 @@ def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) ->
     assert item.head is not None or item.limits
     parsed, passed = command._parser().parse_known_args(["--model", item.target, *item.flags])
     assert passed == list(item.flags)  # none of them is a flag of ours
-    command._check_steerable(config, passed)
+    command._check_steerable(config, passed, AdapterSettings())
     assert parsed.model == item.target
 
 
@@ -152,18 +152,14 @@ def test_what_a_head_was_trained_for_bounds_k_only_where_it_is_published() -> No
     assert config_of(expanded(["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"]))["num_speculative_tokens"] == 9
 
 
-def test_a_preset_with_mla_states_what_the_adapter_rejects_and_what_its_head_costs() -> None:
-    class Builder:
-        require_uniform_decodes = True
-
-    backend = SimpleNamespace(get_name=lambda: "FLASHMLA", get_builder_cls=lambda: Builder)
-    refused = compat.attention_fault([[backend]], is_async=True) or ""
+def test_a_preset_with_mla_states_what_the_adapter_does_with_it_and_what_its_head_costs() -> None:
+    said = compat.synchronous_note("FLASHMLA")
     mla = [item for item in PRESETS if "mla" in f"{item.head} {item.target}".lower()]
     assert [item.name for item in mla] == ["kimi-k2.5-eagle3"]
     for item in mla:
-        for remedy in ("--attention-backend", "FLASH_ATTN_MLA or FLASHINFER_MLA", "--no-async-scheduling"):
-            assert remedy in item.limits
-            assert remedy in refused
+        for words in ("scheduled synchronously", "FLASH_ATTN_MLA or FLASHINFER_MLA"):
+            assert words in item.limits
+            assert words in said
         assert "runs in every step" in item.limits  # as `start_notes.notes` logs it
 
 
@@ -237,10 +233,27 @@ def test_the_models_own_mtp_head_is_a_drafter_without_a_folder(given: int | None
 
 @pytest.mark.parametrize("method", ["mtp", "mimo_mtp", "deepseek_mtp"])
 def test_vllms_former_names_of_mtp_are_steered_too(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command._check_steerable({"method": method}, [])
+    command._check_steerable({"method": method}, [], AdapterSettings())
     with pytest.raises(SystemExit):
-        command._check_steerable({"method": "dflash"}, [])
+        command._check_steerable({"method": "dflash"}, [], AdapterSettings())
     assert "not method 'dflash'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--pipeline-parallel", "2"], "pipeline parallelism"),
+        (["-dcp=2"], "context parallelism"),
+        (["--data_parallel_size", "2"], "data parallelism"),
+        (["--pipeline-parallel-size", "x"], "pipeline-parallel-size: is x"),
+    ],
+)
+def test_vllms_flags_are_read_as_check_reads_them(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command._check_steerable({"method": "mtp"}, flags, AdapterSettings())
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("drafter", ["mtp", str(DEMO_MODEL / "eagle3")])

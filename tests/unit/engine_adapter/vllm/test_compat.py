@@ -230,7 +230,7 @@ def test_a_graph_for_a_k_beyond_k_max_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3,9")
     found = config()
     found.num_speculative_tokens = 7
-    with pytest.raises(UnsupportedEngineError, match="--graph-k names K = 9 and K_max is 7: leave out"):
+    with pytest.raises(UnsupportedEngineError, match="--graph-k names K = 9 and K_max is 7: name none"):
         compat.check_config(found, is_async_scheduler=False)
     found.num_speculative_tokens = 9
     compat.check_config(found, is_async_scheduler=False)

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,9 +48,72 @@ def test_an_engine_that_speculates_gets_the_scheduler_of_its_loop_and_another_ke
     engine = SimpleNamespace(
         speculative_config=speculative,
         scheduler_config=SimpleNamespace(scheduler_cls=named, async_scheduling=is_async),
+        model_config=SimpleNamespace(use_mla=False),
     )
     engine_args.set_scheduler(engine)
     assert engine.scheduler_config.scheduler_cls == scheduler
+
+
+class Flashmla:
+    """An attention backend that is exact for decodes of one length, asynchronously."""
+
+    require_uniform_decodes = True
+
+    @classmethod
+    def get_name(cls) -> str:
+        return "FLASHMLA_SPARSE"
+
+    @classmethod
+    def get_builder_cls(cls) -> Any:
+        return cls
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "asks_async", "scheduler"),
+    [
+        (False, False, engine_args.SYNC_SCHEDULER),
+        (False, True, engine_args.ASYNC_SCHEDULER),  # its start is refused, with the remedies
+        (True, False, engine_args.ASYNC_SCHEDULER),
+        (None, False, engine_args.ASYNC_SCHEDULER),  # not known before it is loaded
+    ],
+)
+def test_an_engine_whose_attention_is_exact_only_so_is_scheduled_synchronously_and_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_exact: bool | None,
+    asks_async: bool,
+    scheduler: str,
+) -> None:
+    asked = []
+
+    def choose(*shape: Any, **more: Any) -> Any:
+        asked.append((shape, more))
+        if is_exact is None:
+            raise ValueError("no backend takes this")
+        return type("Exact", (Flashmla,), {"require_uniform_decodes": False}) if is_exact else Flashmla
+
+    monkeypatch.setattr("vllm.v1.attention.selector.get_attn_backend", choose)
+    monkeypatch.setattr("vllm.config.set_current_vllm_config", lambda _: nullcontext())
+    engine = SimpleNamespace(
+        speculative_config="it speculates",
+        scheduler_config=SimpleNamespace(scheduler_cls=None, async_scheduling=True),
+        parallel_config="of four",
+        cache_config=SimpleNamespace(cache_dtype="fp8"),
+        model_config=SimpleNamespace(
+            use_mla=True,
+            dtype="bfloat16",
+            hf_text_config=SimpleNamespace(index_topk=2048),
+            get_head_size=lambda: 576,
+            get_num_attention_heads={"of four": 32}.get,
+        ),
+    )
+    engine_args.set_scheduler(engine, asks_async=asks_async)
+    assert engine.scheduler_config.scheduler_cls == scheduler
+    assert engine.scheduler_config.async_scheduling is (scheduler == engine_args.ASYNC_SCHEDULER)
+    if not asks_async:
+        assert asked == [((576, "bfloat16", "fp8"), {"use_mla": True, "use_sparse": True, "num_heads": 32})]
+    lines = [record.getMessage() for record in caplog.records if "scheduled synchronously" in record.getMessage()]
+    assert len(lines) == (scheduler == engine_args.SYNC_SCHEDULER)
 
 
 def test_what_the_user_left_out_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:

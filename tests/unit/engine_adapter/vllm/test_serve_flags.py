@@ -40,10 +40,26 @@ def test_a_flag_is_read_as_vllm_reads_it(words: tuple[str, ...], beside: tuple[s
         (("--lora-modules", "a=/a", "b=/b", "--x"), {"lora-modules": "b=/b", "x": True}),
         (("--a.b.c", "1", "--a.b.d=x"), {"a": {"b": {"c": 1, "d": "x"}}}),
         (("--a=1.5",), {"a": "1.5"}),
+        (
+            ("--no-enable-prefix-caching", "--no-async-scheduling"),
+            {"enable-prefix-caching": False, "async-scheduling": False},
+        ),
     ],
 )
 def test_flags_that_nobody_asks_for_are_read_over(words: tuple[str, ...], flags: dict[str, Any]) -> None:
     assert serve_flags.read(words) == flags
+
+
+def test_a_name_that_is_cut_short_is_the_flag_that_vllm_takes_it_for() -> None:
+    actions = EngineArgs.add_cli_args(FlexibleArgumentParser())._option_string_actions
+    theirs = {name.removeprefix("--") for name in actions if name.startswith("--")} | {"config"}
+    assert theirs >= serve_flags.NAMES
+    for name in theirs:
+        assert serve_flags._whole_name(name) == name
+    for name in serve_flags.NAMES:
+        for short in (name[:end] for end in range(1, len(name))):
+            if [known for known in theirs if known.startswith(short)] == [name]:
+                assert serve_flags._whole_name(short) == name
 
 
 @pytest.mark.parametrize(("text", "number"), [("8", 8), ("32k", 32_000), ("32K", 32_768), ("1.5m", 1_500_000)])
