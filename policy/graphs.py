@@ -20,7 +20,8 @@ class Graphs:
     the same number of positions, by that number (1 + K). `varlen` are FULL graphs of variable length: for steps of
     decodes alone with any K of each request. A step for which `uniform` has a graph replays that graph. `drafter` are
     the graphs of a parallel drafter (piecewise on model runner V1, FULL on V2). It is empty for a sequential one, whose
-    graphs are not recorded because its passes are small.
+    graphs are not recorded because its passes are small. `need_one_k`: attention has no fast way for decodes of
+    different lengths, so the engine gives all decodes of a step one K.
     """
 
     mode: str
@@ -28,6 +29,7 @@ class Graphs:
     uniform: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     drafter: tuple[int, ...] = ()
     varlen: tuple[int, ...] = ()
+    need_one_k: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -15,6 +15,8 @@ represent the batch:
 - Each group of probed decodes gets the K that it would get if all decodes were in it. An empty group of probed decodes
   gets no K.
 
+Where all decodes of a step need one K, unprobed decodes count for the band in which they start.
+
 If one of these K is above 0, the step drafts. In such a step the other unprobed requests may get free first drafts
 (`plan.probes`).
 """
@@ -126,7 +128,7 @@ def chosen(
     `between` is called between two parts of the computation.
     """
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
-    if unprobed > UNPROBED_RATIO * counts.total():
+    if unprobed > UNPROBED_RATIO * counts.total() and not estimates.prices.need_one_k:
         k_of = _k_of_each_alone(estimates, requirements, counts, near_width, between)
     else:
         k_of = k_of_batch(estimates, requirements, counts, near_width, between)

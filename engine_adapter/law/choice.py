@@ -21,6 +21,9 @@ wins. If no choice keeps all bounds, the choice with the smallest worst ratio of
 `latency`, V is the weighted harmonic mean of AL instead of the arithmetic mean. A group whose smallest K is above 0
 drafts in any case, so its slots are not part of the cost of its first position.
 
+Where all decodes of a step need one K (`Graphs.need_one_k`), the candidates are 0 to K_max for all groups, each within
+its group's bounds.
+
 All widths and prefixes are evaluated together in about twenty numpy operations. Without latency bounds and lower bounds
 on K this number does not grow with the number of groups. The order of the positions depends on the total number of
 decodes, not on their distribution over the groups, so `Chooser` caches it. A thread beside that of the engine's steps
@@ -119,6 +122,9 @@ class Chooser:
         """
         if self._is_fixed:
             return list(self._low_k)
+        if self._prices.need_one_k:
+            each: list[list[int]] = [np.clip(k, self._low, self._high).tolist() for k in range(self._k_max + 1)]
+            return max(each, key=lambda ks: self._outcome_at(decodes, ks).score(self._objective))
         count = np.array(decodes, dtype=np.float64)
         lowest = self._lowest(sum(decodes), count, decodes)
         narrow, wide = self._range(near_width, count)
@@ -201,9 +207,13 @@ class Chooser:
     def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> "_Outcome":
         """Return the step in which every group has its smallest K."""
         if self._least_width or self._slos:
-            groups = [group._replace(decodes=number) for group, number in zip(self._groups, decodes, strict=True)]
-            return _outcome(groups, self._values, self._prices)
+            return self._outcome_at(decodes, self._low_k)
         return _Outcome(n, 0, float(count @ self._low_value), self._prices.plain_s(n), np.inf)
+
+    def _outcome_at(self, decodes: Sequence[int], ks: Sequence[int]) -> "_Outcome":
+        """Return the step of these K by group."""
+        groups = [group._replace(decodes=n, low=k) for group, n, k in zip(self._groups, decodes, ks, strict=True)]
+        return _outcome(groups, self._values, self._prices)
 
     def _limits_s(self, decodes: Sequence[int], owner: Ints) -> Vector:
         """Return the longest seconds of a step that keep all SLOs, by width and number of positions taken."""

@@ -112,6 +112,7 @@ class Prices:
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
+        self.need_one_k = graphs is not None and graphs.need_one_k
         self._graphs = graphs
         self._extras = extras
         self._most = most

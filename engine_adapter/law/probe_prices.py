@@ -29,7 +29,7 @@ class ProbePrices(NamedTuple):
     second has if none of them drafts.
 
     If all decodes have slots whenever one drafts (`Prices.least_width`), `drafting` includes them, and a probe has no
-    positions of its own to pay for.
+    positions of its own to pay for. If then all need one K, `verifying` includes the tokens of all.
     """
 
     drafting: float
@@ -56,7 +56,11 @@ class ProbePrices(NamedTuple):
         most = min(n + max(n, _SPAN), len(prices.mixed) - 1)
         token = max(0.0, prices.step_s(n, most, 0) - prices.step_s(n, n + 1, 0)) / max(1, most - n - 1)
         if prices.least_width is not None:  # all decodes have slots, and nothing is read beside them
-            slots = prices.slots(n, prices.least_width or min(k_max, SEQUENTIAL_PROBE), n)
+            depth = prices.least_width or min(k_max, SEQUENTIAL_PROBE)
+            slots = prices.slots(n, depth, n)
+            if prices.need_one_k:  # all decodes are probed in one step
+                verifies = max(0.0, prices.step_s(n, n * (1 + depth), least, is_uniform=True) - plain)
+                token = 0.0
             drafting = (max(0.0, prices.step_s(n, n, slots) - prices.step_s(n, n, least)) + verifies) / plain
             return cls(drafting, verifies / plain, _LEAST_POSITION, token / plain, drafting, 1.0 / plain)
         verifies += prices.reads_s

@@ -34,13 +34,20 @@ this order (the code has the same numbers):
    into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
    `next_width`, so K is cut for this reason only in a step in which K rises.
 5. *Probes.* Some requests at K = 0 get a draft, so that their acceptance stays known. `plan.probes` describes the
-   choice of these requests, and the cost of a probe.
+   choice of these requests, and the cost of a probe. Where all decodes of a step need one K, all are probed in one
+   step, unless some would have to catch up for it.
 6. *Backlogs* (`plan.catch_up`). A request whose draft KV cache misses positions catches up before its draft. If that
    would take too long in this step, its K is 0 for now. The drafter leaves out requests with K = 0 and one position in
    the step.
 
 A request's ceiling is the K that it asks for, but at most K_max, and at most the draft length that its remaining tokens
 allow (`draftable_tokens`).
+
+*One K for all* (`one_k`). With recurrent layers, and with some attention backends, a step is fast only if all decodes
+have the same number of tokens. The law then chooses one K for all (`law.choice`), and a request near its end verifies
+as many tokens as the others; those beyond its end are dropped, as in vLLM. Steps of other lengths are exact too, and
+only slower. They remain where a request states a ceiling, classes have other bounds, a grammar cuts a draft, or
+requests are postponed.
 
 A *slot* is one position that the drafter prepares for one request, so a step has width x (requests not left out) slots.
 P-EAGLE computes them in one pass. A sequential EAGLE head runs one pass for each position of the width: the same number
@@ -94,7 +101,7 @@ class Planner:
     `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` is as in `CatchUp`.
     `least_width` is 1 for a drafter that must run in every step, unless it reads each step at width 0 too, else 0.
     `room` is the size of vLLM's step. `prices` are the costs of probes, `None` while unknown; another thread replaces
-    them.
+    them. `one_k`: all decodes of a step should have one K.
 
     `next_width` is the width of the next drafts by the law or the table, before 4 and 5.
     """
@@ -107,8 +114,11 @@ class Planner:
         least_width: int = 0,
         room: StepRoom = StepRoom(),  # noqa: B008 - frozen
         prices: ProbePrices | None = None,
+        *,
+        one_k: bool = False,
     ) -> None:
         self.k_max = k_max
+        self.one_k = one_k
         self.next_width = 0
         self.prices = prices
         self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width)
@@ -155,9 +165,7 @@ class Planner:
             width = max(width, self.catch_up.least_width)
             # 5. Probes
             if table.probed and table.probe_ratio > 0.0 and k_room:
-                is_drafting = self.next_width > 0
-                depth = min(k_room, width or self._lone_probe)  # a drafter that runs anyway is not made wider
-                width = self.probes.choose(states, table, self._step, width, depth, is_drafting=is_drafting)
+                width = self._probe(states, table, k_room, width)
         # 6. Backlogs
         if width == 0:
             return self.catch_up.drafting_nothing(batch, self._step)
@@ -166,6 +174,16 @@ class Planner:
         for request_id in postponed:
             self.probes.refund(request_id)
         return plan
+
+    def _probe(self, states: Sequence[DraftState], table: KTable, k_room: int, width: int) -> int:
+        """Set `k` of the requests that are probed (5); return the step's width."""
+        is_drafting = self.next_width > 0
+        depth = min(k_room, width or self._lone_probe)  # a drafter that runs anyway is not made wider
+        width = self.probes.choose(states, table, self._step, width, depth, is_drafting=is_drafting)
+        if self.one_k and self.catch_up.reads_all and not is_drafting and any(state.k for state in states):
+            for state in states:
+                state.k = min(width, probe_depth(state, table))
+        return width
 
     @property
     def has_planned_with_present_prices(self) -> bool:

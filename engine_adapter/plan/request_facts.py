@@ -46,15 +46,17 @@ def min_tokens(request: Any) -> int:
     return int(parameters.min_tokens) if is_bound else 0
 
 
-def draftable_tokens(state: DraftState, request: Any, drafted: int) -> int:
+def draftable_tokens(state: DraftState, request: Any, drafted: int, *, may_exceed: bool = False) -> int:
     """Return the largest length of a request's next draft; this step verifies `drafted` tokens of the last draft.
 
-    A request delivers at most `max_tokens`. While it is shorter than `min_tokens`, its draft must end below
-    `min_tokens`, also on the assumption that all drafts under way are accepted. The reason: vLLM decides once per step
-    whether stop tokens are allowed, from the request's length at the begin of the step, and its asynchronous loop
-    counts all drafts under way as accepted. When the request has passed `min_tokens`, `state.min_tokens` becomes 0.
+    A request delivers at most `max_tokens`. If a draft `may_exceed` them, vLLM drops the tokens beyond. While the
+    request is shorter than `min_tokens`, its draft must end below `min_tokens`, also on the assumption that all drafts
+    under way are accepted. The reason: vLLM decides once per step whether stop tokens are allowed, from the request's
+    length at the begin of the step, and its asynchronous loop counts all drafts under way as accepted. When the request
+    has passed `min_tokens`, `state.min_tokens` becomes 0.
     """
-    draftable: int = request.max_tokens - request.num_output_tokens - _DELIVERED_BESIDE
+    deliverable: int = request.max_tokens - request.num_output_tokens - _DELIVERED_BESIDE
+    draftable = K_LIMIT if may_exceed else deliverable
     if state.min_tokens > request.num_output_tokens + 1:
         longest: int = request.num_output_tokens + max(request.num_output_placeholders, 1 + drafted)
         return min(draftable, state.min_tokens - longest - _DELIVERED_BESIDE)

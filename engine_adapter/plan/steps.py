@@ -126,7 +126,8 @@ class Steps:
             state.grammar_allows, state.positions = None, scheduled
             state.is_text_prompt = reads_text_prompt(state, request, drafted)
             state.decoding = not request.is_prefill_chunk
-            most = min(state.stated_ceiling, self._planner.k_max, draftable_tokens(state, request, drafted))
+            draftable = draftable_tokens(state, request, drafted, may_exceed=self._planner.one_k)
+            most = min(state.stated_ceiling, self._planner.k_max, draftable)
             state.ceiling = max(0, most)
             (view.decoding if state.decoding else view.prefilling).append(state)
         return view

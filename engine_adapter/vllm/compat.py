@@ -189,8 +189,8 @@ def mtp_fault(facts: ConfigFacts) -> str | None:
         )
     if facts.is_recurrent:
         return (
-            "this model has recurrent layers (GDN, Mamba), and steps of different K have no FULL CUDA graph with them, "
-            "so its MTP head may cost more than it gains: start vLLM without the adapter"
+            "whether targets with recurrent layers (GDN, Mamba) and an MTP head are exact while K changes was not "
+            "examined: start vLLM without the adapter"
         )
     if not facts.is_v2 and kind not in PLAIN_MTP:
         return (
@@ -234,7 +234,7 @@ def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bo
         backend.get_name()
         for group in attention_backends
         for backend in group
-        if is_async and not reads_any_lengths(backend.get_builder_cls())
+        if is_async and not _reads_any_lengths(backend.get_builder_cls())
     }
     return _inexact_fault(inexact) if inexact else None
 
@@ -262,10 +262,16 @@ def _inexact_fault(inexact: Iterable[str]) -> str:
     )
 
 
-def reads_any_lengths(builder: Any) -> bool:
+def _reads_any_lengths(builder: Any) -> bool:
     """Whether attention with this metadata `builder` treats decodes of any length as decodes."""
     support = getattr(builder, "query_len_support", None)
     return (support is None or support.name == "VARLEN") and not getattr(builder, "require_uniform_decodes", False)
+
+
+def needs_one_length(builder: Any) -> bool:
+    """Whether attention with this metadata `builder` treats decodes as decodes only if all have one length."""
+    support = getattr(builder, "query_len_support", None)
+    return (support is not None and support.name == "UNIFORM") or getattr(builder, "require_uniform_decodes", False)
 
 
 def transfer_faults(facts: ConfigFacts) -> list[str]:

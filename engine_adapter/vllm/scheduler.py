@@ -81,6 +81,7 @@ class _SpecPilotScheduler:
         )
         self.meter = Meter()
         self.latencies = Latencies()
+        self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         rows = engine_facts.backlog_rows(vllm_config)
         planner = Planner(
             k_max,
@@ -88,9 +89,9 @@ class _SpecPilotScheduler:
             min(CATCH_UP_ROWS, vllm_config.scheduler_config.max_num_batched_tokens),
             least_width=0 if rows or engine_facts.reads_every_step(vllm_config) else min(1, k_max),
             room=engine_facts.step_room(vllm_config),
+            one_k=self.graphs is not None and self.graphs.need_one_k,
         )
         self._config_at = engine_facts.at_widths(vllm_config)
-        self.graphs = graph_record.of_config(self.kv_cache_config)  # type: ignore[attr-defined]
         start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(

@@ -93,7 +93,9 @@ def limits_of(facts: ConfigFacts) -> list[str]:
     if inexact and not facts.asks_async:
         limits.append(compat.synchronous_note(" or ".join(inexact)))
     without_graphs = sorted(set(facts.attention).difference(ANY_MIX_BACKENDS))
-    if facts.is_recurrent:
+    if facts.is_recurrent and facts.is_v2:
+        limits.append("with recurrent layers (GDN, Mamba) all requests of a step get one K, unless they state another")
+    elif facts.is_recurrent:
         without_graphs.append("recurrent layers (GDN, Mamba)")
     if without_graphs:
         limits.append(

@@ -4,6 +4,7 @@ from typing import Any
 
 from vllm.config import CUDAGraphMode
 
+from specpilot.engine_adapter.vllm.compat import needs_one_length
 from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v2.steered import of_speculator
 from specpilot.policy.graphs import Graphs
@@ -31,5 +32,9 @@ def of_runner(runner: Any) -> Graphs | None:
         mixed=sizes(any_step),
         uniform=sizes_by_length((graph.uniform_token_count, graph.num_tokens) for graph in uniform),
         drafter=sizes(drafter),
-        varlen=sizes(graph.num_tokens for graph in full if graph.max_query_len is not None),
+        varlen=sizes(
+            graph.num_tokens for graph in full if graph.uniform_token_count is None and graph.max_query_len is not None
+        ),
+        need_one_k=runner.model_config.is_hybrid
+        or any(needs_one_length(group.backend.get_builder_cls()) for groups in runner.attn_groups for group in groups),
     )

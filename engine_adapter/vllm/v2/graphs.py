@@ -7,7 +7,8 @@ a steered engine gets these graphs, instead of those of vLLM's managers:
 - *the target*: graphs of variable length for any mix of 1 to 1 + K_max positions, if every attention backend supports
   them (`get_varlen_cudagraph_unsupported_backend`) and is one of `ANY_MIX_BACKENDS`. An engine with adaptive
   verification always has them: vLLM starts it on no other backend. Every engine has graphs for each length of
-  `query_lengths`: kernels are faster for a known length, such as one position of each request, K = 0;
+  `query_lengths`: kernels are faster for a known length, such as one position of each request, K = 0. Recurrent layers
+  have these alone;
 - *a sequential head's first pass*: the same lengths, because it runs over the target's step;
 - *its further passes*: one graph of all passes for each width. vLLM's own graph has K_max passes at any width.
 
@@ -37,10 +38,13 @@ class _OfLengths(CudaGraphManager):
 
     They are preferred to graphs of variable length. `longest` is the largest number of positions of a request in the
     step, for a caller that does not pass it to `dispatch`; `None` if the step is no decode.
+
+    `is_hybrid`: attention receives 1 + K_max as the largest number of positions, at the capture and at each replay,
+    because vLLM's Mamba layers refuse to be captured for another one. They read the real numbers from the step.
     """
 
-    def __init__(self, *args: Any, lengths: Iterable[int], **kwargs: Any) -> None:
-        self._lengths = tuple(lengths)
+    def __init__(self, *args: Any, lengths: Iterable[int], is_hybrid: bool = False, **kwargs: Any) -> None:
+        self._lengths, self._is_hybrid = tuple(lengths), is_hybrid
         self.longest: int | None = None
         super().__init__(*args, **kwargs)
 
@@ -76,11 +80,9 @@ class _OfLengths(CudaGraphManager):
         sizes = {-(-size // length) * length for size in compilation.cudagraph_capture_sizes or ()}
         return sorted(size for size in sizes | {self.max_num_reqs * length} if size <= largest)
 
-    @staticmethod
-    def _uniform(length: int, size: int, loras: int) -> BatchExecutionDescriptor:
-        return BatchExecutionDescriptor(
-            CUDAGraphMode.FULL, size, size // length, uniform_token_count=length, num_active_loras=loras
-        )
+    def _uniform(self, length: int, size: int, loras: int) -> BatchExecutionDescriptor:
+        longest = self.decode_query_len if self._is_hybrid and length < self.decode_query_len else None
+        return BatchExecutionDescriptor(CUDAGraphMode.FULL, size, size // length, length, longest, loras)
 
     def _add(self, graphs: list[BatchExecutionDescriptor]) -> None:
         """Capture `graphs` too, smallest first; prefer them for their steps."""
@@ -122,12 +124,7 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Replace the managers that vLLM has just made for a runner by managers for the steps of any K.
-
-    Hybrid models keep vLLM's: their recurrent layers expect a layout with K_max drafts in each uniform step.
-    """
-    if runner.model_config.is_hybrid:
-        return
+    """Replace the managers that vLLM has just made for a runner by managers for the steps of any K."""
     speculator, target = runner.speculator, runner.cudagraph_manager
     k_max = runner.vllm_config.num_speculative_tokens
     is_varlen = runner.adaptive_verification is not None or can_mix(runner)
@@ -136,7 +133,7 @@ def replace_managers(runner: Any) -> None:
             "SpecPilot: this attention has graphs for decodes of one length only: a step of different K has no FULL "
             "CUDA graph; if the GPU supports it, choose --attention-backend FLASH_ATTN (3), or TRITON_ATTN"
         )
-    lengths = query_lengths(k_max, any_mix=is_varlen)
+    lengths, is_hybrid = query_lengths(k_max, any_mix=is_varlen), runner.model_config.is_hybrid
     runner.cudagraph_manager = TargetGraphs(
         runner.vllm_config,
         runner.device,
@@ -146,6 +143,7 @@ def replace_managers(runner: Any) -> None:
         varlen_decode=is_varlen,
         ubatch_runner=target.ubatch_runner,
         lengths=lengths,
+        is_hybrid=is_hybrid,
     )
     first, further = (getattr(speculator, f"{kind}_cudagraph_manager", None) for kind in ("prefill", "decode"))
     if first is None or further is None:  # it drafts in parallel and has made its own, or has no graphs
@@ -157,6 +155,7 @@ def replace_managers(runner: Any) -> None:
         first.decode_query_len,
         varlen_decode=is_varlen,
         lengths=lengths,
+        is_hybrid=is_hybrid,
     )
     if speculator.supports_decode_metadata_update:
         speculator.decode_cudagraph_manager = FurtherPassGraphs(

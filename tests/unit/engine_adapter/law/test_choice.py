@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,6 +202,21 @@ def test_one_k_for_all_wins_where_a_mix_would_lose_its_graph() -> None:
     assert len(set(mixed)) == 2
     uniform = choose(groups, al, prices(in_force=graphs(lengths=(1, 5)), piecewise=6e-2))
     assert len(set(uniform)) == 1
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_where_decodes_need_one_k_it_is_the_best_of_those_within_the_bounds_of_each_group(objective: Objective) -> None:
+    draw = random.Random(6)
+    for _ in range(100):
+        in_force = replace(graphs(lengths=(1, 2, 3, 5)), need_one_k=True)
+        groups, al, priced = drawn(draw, in_force, draw.choice((None, 0)))
+        groups.append(groups[0]._replace(decodes=0))  # for a decode that joins it
+        each = [[min(max(k, group.low), group.high) for group in groups] for k in range(K + 1)]
+        found = choose(groups, al, priced, objective, near_width=draw.choice((None, 1)))
+        assert found in each
+        if objective is Objective.THROUGHPUT:
+            best = max(rate_of(groups, al, priced, ks) for ks in each)
+            assert rate_of(groups, al, priced, found) == pytest.approx(best)
 
 
 def test_near_the_best_width_a_quick_choice_is_the_same() -> None:

@@ -60,25 +60,29 @@ def test_a_probe_alone_is_charged_what_it_adds_to_two_steps(
 @pytest.mark.parametrize("n", [1, 8, 64])
 @pytest.mark.parametrize("drafting_decode_ms", [0.0, 0.05])
 @pytest.mark.parametrize("least_width", [0, 1])
+@pytest.mark.parametrize("one_k", [False, True])
 def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_most(
-    n: int, drafting_decode_ms: float, least_width: int
+    n: int, drafting_decode_ms: float, least_width: int, *, one_k: bool
 ) -> None:
+    graphs = Graphs("FULL_AND_PIECEWISE", SIZES, dict.fromkeys((1, 2, 3), SIZES), need_one_k=True) if one_k else None
     prices = Prices(
         Coefficients(
             tuple((MS | {"drafting_decode": drafting_decode_ms}).get(name, 0.0) * 1e-3 for name in PARTS),
             (1e-4,) * len(KNOTS),
         ),
         1024,
+        graphs,
         least_width=least_width,
     )
-    planner = Planner(K_MAX, 0, least_width=least_width, prices=ProbePrices.of(prices, n, K_MAX))
+    planner = Planner(K_MAX, 0, least_width=least_width, prices=ProbePrices.of(prices, n, K_MAX), one_k=one_k)
     states = decodes(*["chat"] * n)
     accept(states, *[0.05] * n)
     ratio, steps, added_s, verified, probes = 0.02, 2000, 0.0, n, 0
     usual_s = prices.plain_s(n)
     for _ in range(steps):
+        is_uniform = len({state.positions for state in states}) == 1
         plan = planner.plan(states, table(ratio, default=UP))
-        added_s += prices.step_s(n, verified, plan.slots, is_uniform=verified == n) - usual_s
+        added_s += prices.step_s(n, verified, plan.slots, is_uniform=is_uniform) - usual_s
         verified = n
         for state in states:
             state.positions = 1 + state.k
@@ -87,6 +91,7 @@ def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_m
                 probes += 1
                 outcome(state, 0)
     assert probes > 0
+    assert not one_k or probes % n == 0
     assert added_s <= ratio * steps * usual_s
 
 

@@ -25,6 +25,20 @@ def test_a_request_without_verified_drafts_is_probed_regularly_as_deep_as_others
     assert set(depths) == {0, 7}
 
 
+@pytest.mark.parametrize(("rows", "probed"), [(0, [True] * 3), (ROWS, [True, False, False])])
+def test_where_all_need_one_k_all_are_probed_together_unless_they_would_have_to_catch_up(
+    rows: int, probed: list[bool]
+) -> None:
+    planner, states = Planner(K_MAX, rows, one_k=True), decodes(*["chat"] * 3)
+    accept(states, *[0.05] * 3)
+    for state in states[1:]:
+        state.drafted_at = 20 * OFTEN  # only the first one is due
+    while not any(state.k for state in states):
+        planner.plan(states, table(0.05, default=UP))
+    assert [state.k > 0 for state in states] == probed
+    assert len({state.k for state in states} - {0}) == 1
+
+
 def test_while_probes_are_accepted_whole_the_next_follows_at_once_up_to_the_highest_band() -> None:
     planner, states = Planner(K_MAX, ROWS), decodes("json", "chat")
     accept(states, 0.95, 0.1)  # band 1: K is 0 there and in all above

@@ -2,7 +2,9 @@
 
 import pytest
 
+from specpilot.engine_adapter.plan.planner import Planner
 from tests.support.k_tables import table
+from tests.support.planning import K_MAX
 from tests.support.stepped_engine import Engine, named
 
 
@@ -32,6 +34,17 @@ def test_no_more_is_drafted_than_a_request_may_still_deliver(left: int, k: int) 
     engine.requests["a"].max_tokens, engine.requests["a"].num_output_tokens = 100, 100 - left
     engine.begin(a=1, b=1)
     assert [engine.steps.states[name].k for name in "ab"] == [k, 5]
+
+
+def test_where_all_need_one_k_a_request_near_its_end_verifies_as_much_as_the_others() -> None:
+    """vLLM drops what it may not deliver. A ceiling that a request states still holds."""
+    engine = Engine(table(default=5), planner=Planner(K_MAX, 0, one_k=True))
+    engine.requests["c"] = named("c")
+    engine.requests["c"].sampling_params.extra_args = {"k_max": 2}
+    engine.prefill("a", "b", "c")
+    engine.requests["a"].max_tokens, engine.requests["a"].num_output_tokens = 100, 98
+    engine.begin(a=1, b=1, c=1)
+    assert [engine.steps.states[name].k for name in "abc"] == [5, 5, 2]
 
 
 @pytest.mark.parametrize(

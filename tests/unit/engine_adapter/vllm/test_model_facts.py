@@ -132,7 +132,7 @@ def test_the_inexact_attention_backends_are_those_of_vllm() -> None:
         except Exception:  # noqa: BLE001 - kernels of another machine: whatever they raise, they are not here
             continue
         read.add(backend.name)
-        if not compat.reads_any_lengths(builder):
+        if not compat._reads_any_lengths(builder):
             inexact.add(backend.name)
     assert {"FLASHMLA", "FLASHMLA_SPARSE", "TRITON_MLA"} <= inexact
     on_cpus = {"CPU_MLA", "AMX_MLA"}  # vLLM schedules synchronously there

@@ -67,11 +67,13 @@ def runner(
 ) -> Any:
     """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
     unsupported = None if is_varlen else ("FLASHINFER", None)
+    builder = SimpleNamespace(require_uniform_decodes=backend == "FLASHMLA_SPARSE")
+    attention = SimpleNamespace(get_name=lambda: backend, get_builder_cls=lambda: builder)
     monkeypatch.setattr(graphs, "get_varlen_cudagraph_unsupported_backend", lambda *_: unsupported)
     found = SimpleNamespace(
         vllm_config=config(),
         device=None,
-        attn_groups=[[SimpleNamespace(backend=SimpleNamespace(get_name=lambda: backend))]],
+        attn_groups=[[SimpleNamespace(backend=attention)]],
         decode_query_len=1 + K_MAX,
         model_config=SimpleNamespace(is_hybrid=is_hybrid),
         speculator=speculator or Speculator(mode),
@@ -172,8 +174,29 @@ def test_modes_without_graphs_of_decodes_apart_are_left_alone(
     assert own.cudagraph_manager._capture_descs == vllms._capture_descs
 
 
-def test_hybrid_models_keep_vllms_managers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(runner(monkeypatch, is_hybrid=True).cudagraph_manager) is graphs.ModelCudaGraphManager
+@pytest.mark.parametrize(("lengths", "mode"), [([1] * 5, "FULL"), ([3] * 5, "FULL"), ([1, 3], "PIECEWISE")])
+def test_hybrid_models_have_graphs_for_one_k_of_all(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], mode: str
+) -> None:
+    """vLLM's list of unsupported backends has theirs; so it is not in ours of those that ran."""
+    own = runner(monkeypatch, is_hybrid=True, backend="GDN_ATTN")
+    assert found_by(own.cudagraph_manager, lengths)[0] == mode
+    assert found_by(own.speculator.prefill_cudagraph_manager, lengths)[0] == mode
+    captured = [*own.cudagraph_manager._capture_descs[CUDAGraphMode.FULL]]
+    assert {graph.max_query_len or graph.uniform_token_count for graph in captured} == {1 + K_MAX}  # what Mamba takes
+    assert len({(graph.num_tokens, graph.uniform_token_count) for graph in captured}) == len(captured)
+
+
+@pytest.mark.parametrize(
+    ("is_hybrid", "backend", "needed"),
+    [(True, "GDN_ATTN", True), (False, "FLASHMLA_SPARSE", True), (False, "FLASHINFER", False)],
+)
+def test_the_record_says_where_decodes_need_one_k(
+    monkeypatch: pytest.MonkeyPatch, *, is_hybrid: bool, backend: str, needed: bool
+) -> None:
+    found = graph_record.of_runner(runner(monkeypatch, is_hybrid=is_hybrid, backend=backend))
+    assert found is not None
+    assert found.need_one_k is needed
 
 
 def test_each_graph_is_captured_once_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
