@@ -1,4 +1,4 @@
-"""The kernels that a GPU lays out and verifies drafts with give what the CPU's functions give, at every width."""
+"""The kernels of a GPU that lay out drafts, verify them, and read them with recurrent layers, at every width."""
 
 from typing import Any
 
@@ -29,3 +29,11 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_gives_what_the_cpus_own_function_gives(found: dict[str, Any], kernel: str) -> None:
     assert found[kernel] == {"compared": KERNELS[kernel], "differ": []}
+
+
+def test_the_kernels_of_recurrent_layers_are_exact_while_requests_verify_different_numbers_of_drafts() -> None:
+    found = run("interpreter", "tests.support.recurrent_kernels")
+    assert set(found) == {"convolution", "delta rule", "Mamba2"}
+    for kernel in found.values():
+        assert kernel["steps"] > 10
+        assert kernel["largest"] < 1e-4
