@@ -14,7 +14,7 @@ from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
-from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, PLAIN_MTP, STEERABLE_METHODS
+from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
 from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested
 
 _VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
@@ -187,10 +187,10 @@ def mtp_fault(facts: ConfigFacts) -> str | None:
             f"this MTP head has {modules} modules, one for each draft token, and the adapter steers heads of one: set "
             "num_speculative_tokens to 1, or start vLLM without the adapter"
         )
-    if facts.is_recurrent:
+    if facts.is_recurrent and kind not in MTP_ON_RECURRENT:
         return (
-            "whether targets with recurrent layers (GDN, Mamba) and an MTP head are exact while K changes was not "
-            "examined: start vLLM without the adapter"
+            f"whether the recurrent layers of a target with an MTP head of the kind {kind} are exact while K changes "
+            f"was not examined (they are with {', '.join(MTP_ON_RECURRENT)}): start vLLM without the adapter"
         )
     if not facts.is_v2 and kind not in PLAIN_MTP:
         return (

@@ -30,7 +30,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 from vllm import SamplingParams
-from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from specpilot.engine_adapter.vllm import compat
 from tests.support.engine_program import finish, offer, replies, start
@@ -42,8 +41,8 @@ WRITTEN, KEPT = 0.1, 0.99
 K_MAX, REQUESTS, TOKENS = 5, 6, 60
 
 
-def make(folder: Path) -> None:
-    """Write the target and the head."""
+def make(folder: Path, dtype: torch.dtype = torch.bfloat16, older: float = 0.0) -> None:
+    """Write the target with its MTP layer, and an EAGLE-3 head; `older`: weights of older tokens in the convolution."""
     draw = torch.Generator().manual_seed(0)
 
     def normal(*sizes: int) -> Tensor:
@@ -67,7 +66,7 @@ def make(folder: Path) -> None:
         for name, tensor in {
             "in_proj_qkvz.weight": torch.cat([key, key, value, gate]),
             "in_proj_ba.weight": written,
-            "conv1d.weight": functional.one_hot(torch.tensor(3), 4).float().expand(4 * HEAD, 1, 4).contiguous(),
+            "conv1d.weight": older * normal(4 * HEAD, 1, 4) + functional.one_hot(torch.tensor(3), 4),
             "A_log": (-math.log(KEPT) / functional.softplus(bias)).log(),
             "dt_bias": bias,
             "norm.weight": torch.ones(HEAD),
@@ -80,13 +79,25 @@ def make(folder: Path) -> None:
     }
     tensors |= {f"model.layers.1.self_attn.{name}_norm.weight": zeros(64) for name in "qk"}
     tensors["model.layers.1.self_attn.o_proj.weight"] = zeros(HIDDEN, 2 * 64)
-    for of in ("layers.0.mlp", *(f"layers.1.mlp.{name}" for name in ("experts.0", "experts.1", "shared_expert"))):
-        tensors |= {f"model.{of}.{name}_proj.weight": zeros(64, HIDDEN) for name in ("gate", "up")}
-        tensors[f"model.{of}.down_proj.weight"] = zeros(HIDDEN, 64)
-    tensors |= {"model.layers.1.mlp.gate.weight": normal(2, HIDDEN), "model.norm.weight": zeros(HIDDEN)}
-    tensors["model.layers.1.mlp.shared_expert_gate.weight"] = zeros(1, HIDDEN)
+    tensors["model.norm.weight"] = zeros(HIDDEN)
+    for of in ("model.layers.0", "model.layers.1", "mtp.layers.0"):
+        for expert in ("experts.0", "experts.1", "shared_expert"):
+            tensors |= {f"{of}.mlp.{expert}.{name}_proj.weight": zeros(64, HIDDEN) for name in ("gate", "up")}
+            tensors[f"{of}.mlp.{expert}.down_proj.weight"] = zeros(HIDDEN, 64)
+        tensors |= {f"{of}.mlp.gate.weight": normal(2, HIDDEN), f"{of}.mlp.shared_expert_gate.weight": zeros(1, HIDDEN)}
     names = ("input_layernorm", "post_attention_layernorm")
     tensors |= {f"model.layers.{layer}.{name}.weight": zeros(HIDDEN) for layer in (0, 1) for name in names}
+    tensors |= {
+        "mtp." + name: tensor
+        for name, tensor in {
+            "fc.weight": torch.eye(HIDDEN, 2 * HIDDEN),  # the present token alone
+            **{f"{name}.weight": zeros(HIDDEN) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")},
+            **{f"layers.0.{name}.weight": zeros(HIDDEN) for name in names},
+            **{f"layers.0.self_attn.{name}_norm.weight": zeros(64) for name in "qk"},
+            **{f"layers.0.self_attn.{name}_proj.weight": normal(size, HIDDEN) for name, size in attention.items()},
+            "layers.0.self_attn.o_proj.weight": zeros(HIDDEN, 2 * 64),
+        }.items()
+    }
     shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
@@ -95,7 +106,7 @@ def make(folder: Path) -> None:
         "num_key_value_heads": 1,
         "head_dim": 64,
         "max_position_embeddings": 512,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": str(dtype).removeprefix("torch."),
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 0,
@@ -114,7 +125,6 @@ def make(folder: Path) -> None:
         "num_experts_per_tok": 1,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
-        "mlp_only_layers": [0],
     }
     _save(folder / "target", shape | target, tensors)
     layer = {
@@ -146,12 +156,14 @@ def make(folder: Path) -> None:
 def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    whole = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    whole = {name: tensor.to(getattr(torch, config["torch_dtype"])) for name, tensor in tensors.items()}
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def take_any_number() -> None:
     """Let the convolution take any number of accepted tokens."""
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention  # noqa: PLC0415 - another program has no CPU's
+
     update = gdn_attention._causal_conv1d_update_cpu
 
     def update_at_most(*, x: Tensor, num_accepted_tokens: Tensor | None = None, **more: Any) -> Tensor:

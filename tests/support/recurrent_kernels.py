@@ -11,6 +11,7 @@ steps, and the largest difference from reading the sequences token by token.
 
 import importlib
 import random
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -42,6 +43,8 @@ def modules(*names: str) -> list[Any]:
 
     Autotuner.__init__ = take_the_first
     CpuPlatform.is_cpu = lambda _: False
+    for name in names:
+        sys.modules.pop(f"vllm.{name}", None)
     found = [importlib.import_module(f"vllm.{name}") for name in names]
     CpuPlatform.is_cpu = is_cpu
     return found

@@ -48,7 +48,7 @@ class Graph:
     """A graph that calls `forward` again."""
 
     def __init__(self, key: Any, forward: Callable[[Any], None]) -> None:
-        is_varlen = key.max_query_len is not None
+        is_varlen = key.uniform_token_count is None
         passes = getattr(key, "num_speculative_tokens", 0)
         self.kind = f"up to {key.max_query_len}" if is_varlen else f"{key.uniform_token_count} each"
         self.kind += f", width {passes}" if passes else ""
