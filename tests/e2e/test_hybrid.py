@@ -41,11 +41,11 @@ def found_on_v2(kind: str) -> dict[str, Any]:
 
 @on_v2
 @pytest.mark.extended("V2 hybrid")
-@pytest.mark.parametrize(("kind", "without"), [("mtp", "plain"), ("eagle3", "plain"), ("mamba", "mamba plain")])
-def test_on_v2_steps_of_any_mix_of_k_give_the_text_without_speculation(kind: str, without: str) -> None:
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3"])
+def test_on_v2_steps_of_any_mix_of_k_give_the_text_without_speculation(drafter: str) -> None:
     """In float32, with the kernels of a GPU: not one token differs."""
-    found, seen = found_on_v2(kind), found_on_v2(kind)["seen"]
-    assert found["ids"] == found_on_v2(without)["ids"]
+    found, seen = found_on_v2(drafter), found_on_v2(drafter)["seen"]
+    assert found["ids"] == found_on_v2("plain")["ids"]
     assert seen["K = 0"] > 20
     assert all(seen[f"K = {k}"] > 5 for k in (1, 2, 3))
     assert seen["verified"] > seen["accepted"] > 0.05 * seen["verified"] > 2

@@ -5,10 +5,9 @@ Through `tests.support.interpreter`: `run("interpreter", "tests.support.hybrid_o
 - "plain": without speculation;
 - "mtp": with the MTP head; K by class at random, so that a step has decodes of several lengths;
 - "eagle3": the same with a head that is left out and catches up;
-- "graphs": with the MTP head, one K for all at random, and FULL graphs that call again what they were captured from;
-- "mamba", "mamba plain": a target with Mamba2 layers (`tests.support.mamba_target`), and n-grams as drafts.
+- "graphs": with the MTP head, one K for all at random, and FULL graphs that call again what they were captured from.
 
-The other target is that of `tests.support.hybrid_engine`: its text depends on the recurrent state at every token, and
+The target is that of `tests.support.hybrid_engine`: its text depends on the recurrent state at every token, and
 the heads propose the last token again and again, so drafts of every length are accepted. But here the layer's
 convolution reads four tokens, and it runs the Triton kernels of a GPU, interpreted, in float32. On a CPU vLLM has other
 kernels, whose convolution takes one number of drafts. The kernels that read prompts cannot be interpreted: in their
@@ -30,7 +29,7 @@ from torch import Tensor
 from vllm import SamplingParams
 
 from specpilot.engine_adapter.vllm import compat
-from tests.support import hybrid_engine, mamba_target, replayed_graphs
+from tests.support import hybrid_engine, replayed_graphs
 from tests.support.engine_program import finish, offer, replies, start
 from tests.support.in_every_step import count
 from tests.support.recurrent_kernels import modules
@@ -43,19 +42,13 @@ OPS = "vllm.model_executor.layers.mamba.ops"
 def use_kernels_of_a_gpu() -> None:
     """Let the recurrent layer run vLLM's Triton kernels; without speculation not one for single tokens alone."""
     os.environ["VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE"] = "0"
-    convolution, _ = modules(*(f"model_executor.layers.mamba.ops.{name}" for name in ("causal_conv1d", "mamba_ssm")))
-    layers = "vllm.model_executor.layers.mamba"
-    layer, mixer = (
-        importlib.import_module(f"{layers}.{name}") for name in ("gdn.qwen_gdn_linear_attn", "mamba_mixer2")
-    )
-    for user in (layer, mixer):
-        user.causal_conv1d_update = convolution.causal_conv1d_update
-        user.causal_conv1d_fn = importlib.import_module(f"{OPS}.cpu.causal_conv1d").causal_conv1d_fn_cpu
+    [convolution] = modules("model_executor.layers.mamba.ops.causal_conv1d")
+    layer = importlib.import_module("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn")
+    layer.causal_conv1d_update = convolution.causal_conv1d_update
+    layer.causal_conv1d_fn = importlib.import_module(f"{OPS}.cpu.causal_conv1d").causal_conv1d_fn_cpu
     layer.QwenGatedDeltaNetAttention.forward_cpu = layer.QwenGatedDeltaNetAttention.forward_cuda
     layer.ChunkGatedDeltaRule.forward_native = read_prompts
     layer.QwenGatedDeltaNetAttention._warmup_prefill_kernels = lambda *_: None  # of the kernel that is not there
-    updates = importlib.import_module(f"{OPS}.ssu_dispatch")
-    updates._BACKEND_REGISTRY[updates.MambaBackendEnum.CPU] = updates.TritonSSUBackend
 
 
 def read_prompts(
@@ -79,7 +72,6 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "mtp": {"method": "mtp"},
     "eagle3": {"method": "eagle3"},
     "graphs": {"method": "mtp"},
-    "mamba": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
 }
 
 
@@ -88,10 +80,7 @@ def main(kind: str) -> None:
     compat.recurrent_faults = lambda *_, **__: []
     use_kernels_of_a_gpu()
     folder, options = Path(tempfile.mkdtemp()), dict[str, Any]()
-    if "mamba" in kind:
-        mamba_target.make(folder / "target")
-    else:
-        hybrid_engine.make(folder, torch.float32, older=0.2)
+    hybrid_engine.make(folder, torch.float32, older=0.2)
     speculative = SPECULATION[kind] | {"num_speculative_tokens": K_MAX} if kind in SPECULATION else None
     if speculative is not None and kind == "eagle3":
         speculative["model"] = str(folder / "head")
