@@ -78,12 +78,14 @@ def _on_host(whole: Any, at: np.ndarray) -> Any:
     lengths = np.diff(whole.query_start_loc_np[: whole.num_reqs + 1])[at]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     prefilling, as_decode = whole.is_prefilling_np[at], whole.prefill_runs_as_decode_np
+    drafted = whole.num_draft_tokens_per_req
     return replace(
         whole,
         req_ids=[whole.req_ids[place] for place in at],
         num_reqs=len(at),
         idx_mapping_np=whole.idx_mapping_np[at],
         num_scheduled_tokens=whole.num_scheduled_tokens[at],
+        num_draft_tokens_per_req=None if drafted is None else drafted[at],
         num_tokens=int(starts[-1]),
         query_start_loc_np=starts,
         seq_lens_cpu_upper_bound=whole.seq_lens_cpu_upper_bound[torch.from_numpy(at)],
