@@ -27,7 +27,7 @@ from tests.support.controller_program import TOKEN, Controller, running_controll
 from tests.support.controller_writes import Watched
 from tests.support.patience import PATIENCE_S
 
-EXAMPLES = 40
+EXAMPLES = 16
 WRONG_EXAMPLES = 8
 CHECKS = [
     not_a_server_error,
