@@ -28,6 +28,8 @@ from specpilot.policy.text_files import read_text
 PROGRAM = "specpilot engine"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
+_SECRET_FLAGS = ("--api-key", "--hf-token")
+"""vLLM's flags that take a secret, the first one several."""
 MTP, MTP_K_MAX = "mtp", 3
 """The name of the model's own MTP head as drafter, and its K_max if no flag states one."""
 
@@ -104,19 +106,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """Return `vllm_flags` with vLLM's API keys as clients can send them, and make the one in `environment` so."""
+    """Return `vllm_flags` with vLLM's secrets as headers can carry them, and make the one in `environment` so."""
     flags: list[str] = []
-    is_key = False
+    is_key, name = False, ""
     try:
         if environment.get("VLLM_API_KEY"):
             environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"])
         for word in vllm_flags:
             flag, mark, key = word.partition("=")
             if word.startswith("--"):
-                is_key = flag.replace("_", "-") == "--api-key"  # vLLM takes either
+                is_key = flag.replace("_", "-") in _SECRET_FLAGS  # vLLM takes either
+                name = flag
                 flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
             else:
-                flags.append(secret("--api-key", word) if is_key else word)
+                flags.append(secret(name, word) if is_key else word)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(str(fault) for fault in error.faults))
     return flags

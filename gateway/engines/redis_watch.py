@@ -7,6 +7,7 @@ the demand on this gateway and reads the demand on the others. The limits of API
 |---------------------------|---------------------------------------------------------------------------------|
 | Redis does not answer     | it is tried again; the last snapshot and the last shares stay in force          |
 | no announcements arrive   | everything is read every `poll_s` all the same                                  |
+| demand cannot be written  | it is logged once; the last shares stay in force, and everything is read        |
 | a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
 | an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
 | a revoked key is back     | it is in force; it is logged, and a metric counts it                            |
@@ -85,6 +86,7 @@ class Watcher:
         self._lost_hashes: dict[str, None] = {}  # the oldest first
         self._run_id: str | None = None
         self._is_lost = False
+        self._exchange_fault = ""  # logged last
         self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
@@ -152,16 +154,17 @@ class Watcher:
         return [*last_good, *(item for item in by_id.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
-        """Publish the demand on this gateway and return its shares; `None` when the others' demand cannot be read.
-
-        Raises `StoreUnavailableError`.
-        """
+        """Publish the demand on this gateway and return its shares; `None`, and one line is logged, if that fails."""
         usage = GatewayUsage(self._gateway_id, self._demands())
         try:
-            return divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
-        except InvalidDocumentError as error:
-            _log.error("keeping the last shares of the limits: %s", error)
+            shares = divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
+        except PolicyError as error:
+            if self._exchange_fault != str(error):
+                self._exchange_fault = str(error)
+                _log.error("keeping the last shares of the limits: %s", error)
             return None
+        self._exchange_fault = ""
+        return shares
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -184,19 +187,18 @@ class Watcher:
     def _follow(self, changed: str | None) -> None:
         """Perform the due actions. `changed` is the announced document, `None` after a time without an announcement."""
         now = self._clock.monotonic()
+        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
+        if is_news or now - self._read_at >= self._poll_s:
+            self._publish(self.read())
+            self._read_at = now
+            if self._is_lost:
+                self._is_lost = False
+                _log.warning("Redis answers again")
         if changed is None or now - self._exchanged_at >= EXCHANGE_S:
             self._exchanged_at = now
             shares = self.exchange()
             if shares is not None:
                 self._share(shares)
-        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
-        if not is_news and now - self._read_at < self._poll_s:
-            return
-        self._publish(self.read())
-        self._read_at = now
-        if self._is_lost:
-            self._is_lost = False
-            _log.warning("Redis answers again")
 
 
 def _readable(read: Callable[[], T], last: T) -> T:

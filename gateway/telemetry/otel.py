@@ -116,6 +116,18 @@ def _check_headers(environment: Mapping[str, str]) -> None:
                 raise ValueError(f"{variable}: header {number} {fault}")
 
 
+def _endpoint(environment: Mapping[str, str]) -> str | None:
+    """Return the collector's address without white space around it; `None`, if there is none: the SDK's default."""
+    for variable, path in (("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces")):
+        stated = environment.get(variable, "")
+        address = stripped(stated)
+        if address != stated:
+            _log.warning("%s: white space around the value was removed", variable)
+        if address:
+            return address.removesuffix("/") + path if path else address
+    return None
+
+
 class OtelTracing:
     """`gateway.telemetry.tracing.Tracing` by the SDK. `environment` is the one that the SDK reads."""
 
@@ -126,12 +138,10 @@ class OtelTracing:
         )
         _check_headers(environment)
         size = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-        endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get(
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
-        )
+        endpoint = _endpoint(environment)
         session = requests.Session()
         session.trust_env = not is_on_this_machine(endpoint or "http://localhost:4318")  # otherwise its proxies
-        self._exporter = _Exporter(session=session)
+        self._exporter = _Exporter(endpoint=endpoint, session=session)
         self._processor = _Processor(self._exporter, int(size) if size.isdecimal() and int(size) else QUEUE_SPANS)
         resource = Resource.create(None if named else {SERVICE_NAME: "specpilot-gateway"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

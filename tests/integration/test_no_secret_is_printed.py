@@ -74,6 +74,10 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
     yield ENGINE, "--gateway-key", MALFORMED
+    yield ENGINE, "SPECPILOT_ENGINE_GATEWAY_KEY", MALFORMED
+    yield ENGINE, "--api-key", MALFORMED
+    yield ENGINE, "VLLM_API_KEY", MALFORMED
+    yield ENGINE, "--hf-token", MALFORMED
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     yield ("bench", "sweep", "--endpoints", "none=http://127.0.0.1:9"), "--control-token", SECRETS

@@ -163,10 +163,17 @@ def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_n
         assert "x-specpilot-notice" not in controller.call("/admin/keys", "POST", {})[2]
 
 
-async def test_keys_are_revoked_and_rotated_within_a_poll_when_the_channels_are_taken_away(rights: Rights) -> None:
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [("resetchannels", "no announcements"), ("-@write", "keeping the last shares"), ("-sadd", "shares"), ("-srem", "")],
+)
+async def test_keys_are_revoked_and_rotated_within_a_poll_whatever_right_is_taken_away(
+    rights: Rights, taken: str, said: str
+) -> None:
     rights.set(*NO_CHANNEL, "&{specpilot}:*")
     engine = await ScriptedEngine().start()
     rights.admin.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)  # readers remove it, if they may
     revoked, rotated = ApiKey("one", sha256_of("sk-one")), ApiKey("two", sha256_of("sk-two"))
     for key in (revoked, rotated):
         rights.admin.put_api_key(key)
@@ -180,23 +187,47 @@ async def test_keys_are_revoked_and_rotated_within_a_poll_when_the_channels_are_
     try:
         await gateway.started()
         assert [await status(key) for key in ("sk-one", "sk-two")] == [200, 200]
-        rights.set("resetchannels")
-        await eventually(lambda: any("no announcements" in line for line in gateway.errors), 20.0)
+        rights.set(taken)
+        rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)
+        await eventually(lambda: any(said in line for line in gateway.errors), 20.0)
         rights.admin.delete_api_key("one")
         rights.admin.put_api_key(replace(rotated, sha256=sha256_of("sk-new")))
         async with asyncio.timeout(60):
             while [await status(key) for key in ("sk-one", "sk-two", "sk-new")] != [401, 401, 200]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+        assert not any("Redis answers again" in line or "last snapshot" in line for line in gateway.errors)
+        assert len([line for line in gateway.errors if "keeping the last shares" in line]) == ("shares" in said)
     finally:
         gateway.close()
         await engine.stop()
 
 
-async def test_a_gateway_names_the_right_that_is_missing_at_start(rights: Rights) -> None:
-    rights.set(*NO_CHANNEL)
+@pytest.mark.parametrize(("rules", "named"), [((), REMEDY), (("allchannels", "-@write"), "+set")])
+async def test_a_gateway_names_the_right_that_is_missing_at_start(
+    rights: Rights, rules: tuple[str, ...], named: str
+) -> None:
+    rights.set(*NO_CHANNEL, *rules)
     gateway = GatewayProgram(["--redis-url", rights.url])
     try:
         await gateway.started()
-        assert any(REMEDY in line for line in gateway.errors)
+        assert any(named in line for line in gateway.errors)
     finally:
         gateway.close()
+
+
+def test_a_controller_that_may_not_record_publishes_and_says_once_which_right_it_lacks(
+    rights: Rights, tmp_path: Path
+) -> None:
+    rights.set(*NO_CHANNEL, "allchannels", "-xadd")
+    rights.admin.heartbeat(RECORD, 600.0)
+    log = tmp_path / "controller.log"
+    with log.open("wb") as file, running_controller(redis_url=rights.url, log=file) as controller:
+        until(lambda: rights.admin.schedule("tiny", "p") is not None)
+        first = rights.admin.schedule("tiny", "p")
+        assert controller.call("/admin/policies/tiny", "PUT", {"model": "tiny", "k_max": 2})[0] < 300
+        until(lambda: rights.admin.schedule("tiny", "p").guidance != first.guidance)
+    said = log.read_text()
+    assert said.count("going on without it") == 1
+    assert "decision" not in said  # data of the command
+    assert "going on with the last known state" not in said
+    assert "answers again" not in said
