@@ -8,7 +8,8 @@ the demand on this gateway and reads the demand on the others. The limits of API
 | Redis does not answer     | it is tried again; the last snapshot and the last shares stay in force          |
 | no announcements arrive   | everything is read every `poll_s` all the same                                  |
 | demand cannot be written  | it is logged once; the last shares stay in force, and everything is read        |
-| a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
+| a document cannot be read | it is logged once; the last good documents of its kind stay in force            |
+| a kind may not be read    | the same, except for API keys: then nothing counts as read                      |
 | an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
 | a revoked key is back     | it is in force; it is logged, and a metric counts it                            |
 """
@@ -23,7 +24,7 @@ from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, withou
 from specpilot.gateway.limits.rate_limit import Shares, divide
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.errors import InvalidDocumentError, PolicyError, StoreRefusedError
 from specpilot.policy.model_policy import VersionedPolicy
 from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.redis_keys import SCHEDULES
@@ -86,7 +87,7 @@ class Watcher:
         self._lost_hashes: dict[str, None] = {}  # the oldest first
         self._run_id: str | None = None
         self._is_lost = False
-        self._exchange_fault = ""  # logged last
+        self._faults: dict[str, str] = {}  # logged last, by kind of document
         self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
@@ -105,16 +106,34 @@ class Watcher:
         policies: Sequence[VersionedPolicy] = tuple(last.policies.values())
         api_keys = self._api_keys(tuple(last.keys.values()))
         snapshot = Snapshot(
-            engines=tuple(_readable(self._store.engines, last.engines)),
-            policies={item.policy.model: item for item in _readable(self._store.policies, policies)},
+            engines=tuple(self._readable("engines", self._store.engines, last.engines)),
+            policies={item.policy.model: item for item in self._readable("policies", self._store.policies, policies)},
             keys=by_hash([*api_keys, *self._own_keys]),
-            model_routes=_readable(self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)).routes,
+            model_routes=self._readable(
+                "model routes", self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)
+            ).routes,
             needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
         self._settle(last, snapshot, self._store.run_id())
         self._last = self._with_returned(last, follow(last, snapshot, self._unseen))
         return self._last
+
+    def _readable(self, kind: str, read: Callable[[], T], last: T) -> T:
+        """Return the documents of a kind; `last` if they cannot be read or may not be."""
+        try:
+            found = read()
+        except (InvalidDocumentError, StoreRefusedError) as error:
+            self._note(kind, str(error))
+            return last
+        self._note(kind, "")
+        return found
+
+    def _note(self, kind: str, fault: str) -> None:
+        """Log a new `fault`, for which the last documents of a kind stay in force; an empty one is the end of it."""
+        if fault and self._faults.get(kind) != fault:
+            _log.error("keeping the last %s: %s", kind, fault)
+        self._faults[kind] = fault
 
     def _with_returned(self, last: Snapshot, current: Snapshot) -> Snapshot:
         """Return `current` with the keys that were gone before. Log those that `last` did not name."""
@@ -159,11 +178,9 @@ class Watcher:
         try:
             shares = divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
         except PolicyError as error:
-            if self._exchange_fault != str(error):
-                self._exchange_fault = str(error)
-                _log.error("keeping the last shares of the limits: %s", error)
+            self._note("shares of the limits", str(error))
             return None
-        self._exchange_fault = ""
+        self._note("shares of the limits", "")
         return shares
 
     def _run(self) -> None:
@@ -199,11 +216,3 @@ class Watcher:
             shares = self.exchange()
             if shares is not None:
                 self._share(shares)
-
-
-def _readable(read: Callable[[], T], last: T) -> T:
-    try:
-        return read()
-    except InvalidDocumentError as error:
-        _log.error("keeping the last good one: %s", error)
-        return last

@@ -37,7 +37,8 @@ STREAMED: Final = MARKED | STORED
 STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", INVOCATIONS))
 """The routes whose streams state their usage only if `stream_options.include_usage` requests it."""
 
-_STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[^\x00- #\x7f-\xff]{0,1024})?")
+_QUERY: Final = rb"(?:[^\x00- #%\x7f-\xff]|%[2-7][0-9A-Fa-f]){0,1024}"  # no control character, encoded or not
+_STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?%b)?" % _QUERY)
 _SLASHES: Final = re.compile(rb"//+")
 _ID: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
 

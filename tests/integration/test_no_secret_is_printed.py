@@ -46,8 +46,8 @@ ADMIN_COMMANDS = (
     ("token", "list"),
     ("key", "list"),
     ("models",),
-    ("explain", "m"),
-    ("export", "m"),
+    ("explain", "--model", "m"),
+    ("export", "--model", "m", "--pool", "p"),
 )
 MALFORMED = SECRETS[:4]
 """Those with which no program starts, quoted or not."""

@@ -29,6 +29,7 @@ from specpilot.gateway.wire.routes import RESPONSE, RESPONSE_CANCEL, asks_stream
         ("/v1/responses/a%2f..%2f", None),
         ("/v1/responses/resp_1/cancel/x", None),
         ("/v1/responses/resp_1?include%5B%5D=reasoning.encrypted_content&stream=%74rue", RESPONSE),
+        ("/v1/responses/resp_1?a=%0d%0a", None),
         ("/v1/responses/resp_1?a=\r\n", None),
         ("/v1/responses/resp_1?a=b c", None),
         ("/v1/responses/resp_1?a=b#c", None),
