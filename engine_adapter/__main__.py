@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from specpilot.engine_adapter import head_config, plugin_names, presets
@@ -30,6 +31,9 @@ DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
 _SECRET_FLAGS = ("--api-key", "--hf-token")
 """vLLM's flags that take a secret, the first one several."""
+_SECRETS = ("--control-token", "--gateway-key", "--redis-url", *_SECRET_FLAGS)
+_CUT_TO = 6
+"""Characters from which on a flag counts as the beginning of a longer one."""
 MTP, MTP_K_MAX = "mtp", 3
 """The name of the model's own MTP head as drafter, and its K_max if no flag states one."""
 
@@ -58,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
     environment = dict(os.environ)
+    _check_secret_flags(vllm_flags)
     vllm_flags = _with_clean_keys(vllm_flags, environment)
     environment["PYTHONSAFEPATH"] = "1"  # for the processes that vLLM starts
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
@@ -103,6 +108,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
+
+
+def _check_secret_flags(vllm_flags: Sequence[str]) -> None:
+    """End the program for a misspelt flag of a secret: vLLM would print it with its value."""
+    for flag in (word.partition("=")[0].replace("_", "-") for word in vllm_flags if word.startswith("--")):
+        meant = [name for name in _SECRETS if len(flag) >= _CUT_TO and name.startswith(flag)]
+        meant = meant or get_close_matches(flag, _SECRETS, 1, 0.8)
+        if meant and flag not in _SECRETS:
+            fail(PROGRAM, f"{flag}: there is no such flag; did you mean {meant[0]}?")
 
 
 def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> list[str]:
