@@ -110,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: warning: {line}\n")
+
+
 def _check_secret_flags(vllm_flags: Sequence[str]) -> None:
     """End the program for a misspelt flag of a secret: vLLM would print it with its value."""
     for flag in (word.partition("=")[0].replace("_", "-") for word in vllm_flags if word.startswith("--")):
@@ -125,15 +129,15 @@ def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> 
     is_key, name = False, ""
     try:
         if environment.get("VLLM_API_KEY"):
-            environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"])
+            environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"], _warn)
         for word in vllm_flags:
             flag, mark, key = word.partition("=")
             if word.startswith("--"):
                 is_key = flag.replace("_", "-") in _SECRET_FLAGS  # vLLM takes either
                 name = flag
-                flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
+                flags.append(f"{flag}={secret(flag, key, _warn)}" if is_key and mark else word)
             else:
-                flags.append(secret(name, word) if is_key else word)
+                flags.append(secret(name, word, _warn) if is_key else word)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(str(fault) for fault in error.faults))
     return flags
@@ -150,9 +154,9 @@ def _plugins() -> str:
     """Return the plugins that vLLM should load; warn of plugins that no longer load because of the adapter."""
     value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
     if switched_off:
-        sys.stderr.write(
-            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, "
-            f"it may add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
+        _warn(
+            f"{plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, it may add routes to "
+            f"the server; set {plugin_names.VARIABLE} to what is to load"
         )
     return value
 
@@ -248,11 +252,11 @@ def _check_redis(url: str | None) -> None:
     try:
         store.ping()
         if (lacking := store.missing_rights()) is not None:
-            sys.stderr.write(f"{PROGRAM}: warning: --redis-url: {lacking}\n")
+            _warn(f"--redis-url: {lacking}")
     except StoreUnavailableError as error:
-        sys.stderr.write(
-            f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "
-            "serves without a controller, and registers when Redis answers\n"
+        _warn(
+            f"--redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, serves without a "
+            "controller, and registers when Redis answers"
         )
     finally:
         store.close()

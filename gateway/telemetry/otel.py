@@ -27,7 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.heads import RequestHead
-from specpilot.policy.clean_text import fault_of, stripped
+from specpilot.policy.clean_text import fault_of, removed, stripped
 from specpilot.policy.http_client import is_on_this_machine
 
 QUEUE_SPANS: Final = 2048
@@ -111,9 +111,12 @@ def _check_headers(environment: Mapping[str, str]) -> None:
         headers = [item for item in environment.get(variable, "").split(",") if item.strip()]
         for number, item in enumerate(headers, 1):
             _, mark, value = item.partition("=")
-            fault = fault_of(stripped(unquote(value)), is_secret=True) if mark else "is not NAME=VALUE"
+            clean = stripped(unquote(value))  # as the SDK sends it
+            fault = fault_of(clean, is_secret=True) if mark else "is not NAME=VALUE"
             if fault is not None:
                 raise ValueError(f"{variable}: header {number} {fault}")
+            if clean != unquote(value):
+                _log.warning("%s", removed(f"{variable}: header {number}"))
 
 
 def _endpoint(environment: Mapping[str, str]) -> str | None:
@@ -122,7 +125,7 @@ def _endpoint(environment: Mapping[str, str]) -> str | None:
         stated = environment.get(variable, "")
         address = stripped(stated)
         if address != stated:
-            _log.warning("%s: white space around the value was removed", variable)
+            _log.warning("%s", removed(variable))
         if address:
             return address.removesuffix("/") + path if path else address
     return None

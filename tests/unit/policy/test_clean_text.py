@@ -103,6 +103,9 @@ def test_the_adapter_and_vllm_get_clean_keys(
     flags = ["--seed", "1", "--api-key", "a\n", "b ", "--x", "y ", "--hf-token", "c\n"]
     assert _with_clean_keys(flags, environment) == [*flags[:3], "a", "b", "--x", "y ", "--hf-token", "c"]
     assert environment == {"VLLM_API_KEY": "sk-word"}
+    said = capsys.readouterr().err.splitlines()
+    names = ["VLLM_API_KEY", "--api-key", "--api-key", "--hf-token"]
+    assert said == [f"specpilot engine: warning: {name}: white space around the value was removed" for name in names]
     for flag in ("--api_key=sk-word\nx", "--hf-token=sk-word\nx"):
         with pytest.raises(SystemExit):
             _with_clean_keys([flag], {})
@@ -110,8 +113,10 @@ def test_the_adapter_and_vllm_get_clean_keys(
 
 
 def test_the_keys_of_a_file_are_clean() -> None:
-    [key] = keys_of([{"key_id": "a", "key": "sk-word\n"}])
+    said: list[str] = []
+    [key, _] = keys_of([{"key_id": "a", "key": "sk-word\n"}, {"key_id": "b", "key": "sk-other"}], said.append)
     assert key.sha256 == hash_of("sk-word")
+    assert said == ["[0].key: white space around the value was removed"]
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of([{"key_id": "a", "key": "sk-word\nx"}, {"key_id": "b", "key": "\n"}])
     assert "sk-word" not in str(caught.value)

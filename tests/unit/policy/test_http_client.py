@@ -103,9 +103,9 @@ async def test_a_library_that_takes_every_proxy_reaches_this_machine_directly(
     reach_this_machine_directly(os.environ)
     async with aiohttp.ClientSession(trust_env=True) as session:
         for host in ("127.0.0.1", "localhost"):
-            await session.get(f"http://{host}:{server.server_port}/{host}")
+            await (await session.get(f"http://{host}:{server.server_port}/{host}")).read()
         if stated != "*":
-            await session.get("http://engine.example/v1/models")
+            await (await session.get("http://engine.example/v1/models")).read()
     assert server.asked == ["/127.0.0.1", "/localhost"]
     assert proxy.asked == ([] if stated == "*" else ["http://engine.example/v1/models"])
 
