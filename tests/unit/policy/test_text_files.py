@@ -43,5 +43,6 @@ def test_files_with_a_mark_are_read(tmp_path: Path) -> None:
     assert _head_config(str(tmp_path)) is not None
     assert decode(dict, Path(policy).read_bytes()) == {"model": "demo", "k_max": 3}
     assert decode(dict, Path(policy).read_text()) == {"model": "demo", "k_max": 3}
-    written("own.jsonl", {"messages": []})
-    assert read_prompts(tmp_path, ("own",)) == {"own": [{"messages": []}]}
+    own = Path(written("own.jsonl", {"messages": ["\u2028"]}))
+    own.write_bytes(own.read_bytes() + ' \r\n{"messages": ["\u2028"]}\r\n \r\n'.encode())
+    assert read_prompts(tmp_path, ("own",)) == {"own": [{"messages": ["\u2028"]}] * 2}
