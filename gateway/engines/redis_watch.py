@@ -122,12 +122,12 @@ class Watcher:
     def _readable(self, kind: str, read: Callable[[], T], last: T) -> T:
         """Return the documents of a kind; `last` if they cannot be read or may not be."""
         try:
-            found = read()
+            documents = read()
         except (InvalidDocumentError, StoreRefusedError) as error:
             self._note(kind, str(error))
             return last
         self._note(kind, "")
-        return found
+        return documents
 
     def _note(self, kind: str, fault: str) -> None:
         """Log a new `fault`, for which the last documents of a kind stay in force; an empty one is the end of it."""
