@@ -256,11 +256,14 @@ def _has_error_event(body: bytes) -> bool:
 
 
 def _check_same(ours: Reading, theirs: Reading) -> None:
-    """The engine's answer is whole, or a stream that stated its end, which reached the client, before it broke."""
+    """The engine's answer is whole, or a stream that stated its end before it broke: then its beginning, with that end.
+
+    How much of the part that breaks is passed on depends on how the network cuts it.
+    """
     [other] = theirs.messages or [theirs.broken]
     assert other is not None, theirs.fault
-    body = ours.messages[0].body
     assert ours.messages[0].first == other.first
+    body = ours.messages[0].body
     if theirs.messages:
         assert body == other.body
     else:
