@@ -115,7 +115,9 @@ def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
     assert not reader.is_alive()
 
 
-def test_an_engine_that_may_use_no_channel_finds_a_question_when_it_polls(rights: Rights) -> None:
+def test_an_engine_that_may_use_no_channel_says_so_and_finds_a_question_when_it_polls(
+    rights: Rights, caplog: pytest.LogCaptureFixture
+) -> None:
     rights.set(*NO_CHANNEL)
     control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, engine_id="e1")
     record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
@@ -130,6 +132,7 @@ def test_an_engine_that_may_use_no_channel_finds_a_question_when_it_polls(rights
         question = Question("q", "explain", ("e1",))
         rights.admin.put_question("m", "p", question)
         until(lambda: rights.admin.answers(question) == {"e1": Answer("q", "e1")})
+        assert any(REMEDY in line for line in caplog.messages)
     finally:
         link.stop()
         thread.join(PATIENCE_S)
