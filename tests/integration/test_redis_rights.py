@@ -244,3 +244,13 @@ def test_a_controller_that_may_not_record_publishes_and_says_once_which_right_it
     assert "decision" not in said  # data of the command
     assert "going on with the last known state" not in said
     assert "answers again" not in said
+
+
+def test_a_controller_that_may_no_longer_lead_says_so_once(rights: Rights, tmp_path: Path) -> None:
+    rights.set(*NO_CHANNEL, "allchannels")
+    log = tmp_path / "controller.log"
+    with log.open("wb") as file, running_controller(redis_url=rights.url, log=file) as controller:
+        rights.set("-set", "-get", "-pexpire")
+        until(lambda: "this controller cannot lead" in log.read_text())
+        until(lambda: "lease_held 0" in controller.call("/metrics", token=None)[1])
+    assert log.read_text().count("this controller cannot lead") == 1
