@@ -33,6 +33,13 @@ ENDS = [
     ("/v1/responses", b'event: response.incomplete\ndata: {"type":"response.incomplete","response":{}}'),
     ("/v1/responses", b'data: {"type":"response.completed","response":{}}\nevent: response.completed'),
     ("/v1/responses", b'data: {"type":"response.completed","response":{}}'),
+    ("/v1/responses", b'data: {"response":{},"sequence_number":9,"type":"response.completed"}'),
+    ("/v1/responses", b'event: response.cancelled\ndata: {"type":"response.cancelled","response":{}}'),
+    ("/v1/messages", b'data: {"id":"m"}\nevent: message_stop'),
+    ("/v1/messages", b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}'),
+    ("/v1/chat/completions", b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
+    ("/v1/chat/completions", b'id: 1\ndata: {"choices":[{"index":0,"finish_reason":"tool_calls"}],"usage":null}'),
+    ("/v1/completions", b'data: {"id":"c","choices":[{"index":0,"text":"a","finish_reason":"length"}]}\nid: 4'),
 ]
 FAILED = [
     ("/v1/responses", b'event: response.failed\ndata: {"response":{"error":{}},"type":"response.failed"}'),
@@ -42,6 +49,11 @@ FAILED = [
     ("/v1/messages", b'data: {"type":"error","error":{"type":"api_error","message":"x"}}\nevent: error'),
     ("/v1/chat/completions", b'data: {"error":{"message":"x"}}'),
     ("/v1/completions", b'id: 1\ndata: {"error":{"message":"x"}}'),
+    ("/v1/responses", b'data: {"response":{"error":{}},"sequence_number":9,"type":"response.failed"}'),
+    ("/v1/messages", b'data: {"id":"m","error":{"type":"api_error"},"type":"error"}'),
+    ("/v1/messages", b'data: {"id":"m"}\nevent: error'),
+    ("/v1/chat/completions", b'data: {"id":"c","error":{"message":"x"},"choices":[{"finish_reason":"error"}]}'),
+    ("/v1/chat/completions", b'data: {"error":\ndata: {"message":"x"}}'),
 ]
 LINES = [b"", b"\n", b"\n\n", b"\r\n", b"\r\n\r\n", b"\n\n\n"]
 
@@ -113,6 +125,34 @@ async def test_a_stream_that_did_not_is_broken(engine: ScriptedEngine, gateway: 
     answer = await call(gateway.port, request(STREAM))
     events = [part for part in answer.body.split(b"\n\n") if part]
     assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"n": 2}, {"n": "2"}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"prompt": "a", "prompt_embeds": "b"}],
+)
+async def test_of_several_choices_the_usage_behind_all_is_the_end(
+    engine: ScriptedEngine, gateway: GatewayThread, more: dict[str, object]
+) -> None:
+    finished = event("", finish="stop")
+    engine.script = [OPEN_HEAD, finished, CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert b"stream_broken" in answer.body
+    engine.script = [OPEN_HEAD, finished, usage_event(7), CLOSE]
+    assert (await call(gateway.port, request({**STREAM, **more}))).body == finished
+    assert (await call(gateway.port, request({**ASKING, **more}))).body == finished + usage_event(7)
+
+
+@pytest.mark.parametrize("more", [{"n": 1}, {"n": None}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {"prompt": "a"}])
+async def test_the_only_choice_that_finished_is_the_end(
+    engine: ScriptedEngine, gateway: GatewayThread, more: dict[str, object]
+) -> None:
+    engine.script = [OPEN_HEAD, event("a", finish="stop"), CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert answer.body == event("a", finish="stop")
+    engine.script = [OPEN_HEAD, event("a"), CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert b"stream_broken" in answer.body
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
