@@ -14,7 +14,7 @@ import pytest
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Evidence, Meter, Outcome, StepShape
-from specpilot.engine_adapter.evidence.request_acceptance import Kind, Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Kind, Starts
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 
@@ -58,7 +58,7 @@ def scheduler() -> Any:
         control=SpeculationControl("m", "p", 7, 3, 4),
         law=EngineLaw(7, 3, 4),
         meter=Meter(),
-        steps=SimpleNamespace(priors=Priors()),
+        steps=SimpleNamespace(starts=Starts()),
         vllm_config=config,
         notes=[],
         has_unfinished_requests=lambda: False,
@@ -195,7 +195,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
             seen.add((table.source, table.k("default", 0), table.k(calibration.CLASS, 0)))
             outcome = Outcome([Draft("default", 0, 2, 0)], {Cohort("default", 0): 1}, tokens={Cohort("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
-            scheduler.steps.priors.note(Kind("default", 0, is_structured=False), 0, 1)
+            scheduler.steps.starts.note(Kind("default", 0, is_structured=False), 0, 1)
             over.wait(0.001)
 
     def runs_on() -> bool:
@@ -218,7 +218,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     assert scheduler.law.price_list is not None
     assert scheduler.law.estimates is None, "no traffic was seen"
     assert (scheduler.meter.take_evidence(), scheduler.meter.take_steps()) == (Evidence(), [])
-    assert scheduler.steps.priors.known() == Priors().known()
+    assert scheduler.steps.starts.known() == Starts().known()
 
 
 def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
