@@ -111,6 +111,8 @@ async def test_a_stream_that_said_its_end_is_whole_however_its_connection_ends(
 async def test_a_stream_that_did_not_is_broken(engine: ScriptedEngine, gateway: GatewayThread, last: bytes) -> None:
     engine.script = [OPEN_HEAD, event("a"), last, CLOSE]
     answer = await call(gateway.port, request(STREAM))
+    [one] = gateway.context.fleet.engines.values()
+    assert one.outlier_detection.stream_failures == 1
     events = [part for part in answer.body.split(b"\n\n") if part]
     assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
 

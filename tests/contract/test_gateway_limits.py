@@ -73,18 +73,6 @@ async def test_requests_over_the_limit_are_told_when_to_come_back(
     assert not any(name.startswith("x-ratelimit") for name in free.headers)
 
 
-async def test_who_waits_as_long_as_was_said_is_served(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, requests_per_minute=60))
-    assert {answer.status for answer in await asyncio.gather(*(ask(gateway) for _ in range(60)))} == {200}
-    refused = await ask(gateway)
-    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-    clock.at += 1.0
-    assert (await ask(gateway)).status == 200
-    assert (await ask(gateway)).status == 429
-
-
 async def test_without_redis_a_worker_of_two_lets_half_of_a_limit_pass(
     engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
 ) -> None:
