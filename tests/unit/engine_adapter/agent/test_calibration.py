@@ -4,7 +4,7 @@ import http.server
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +20,17 @@ from specpilot.engine_adapter.plan.speculation_control import Source, Speculatio
 
 
 @contextmanager
-def serving(health: int, completions: int) -> Iterator[str]:
-    """An engine's HTTP face that answers with these statuses."""
+def serving(
+    health: int = 200, completions: int = 200, on_call: Callable[[int], object] = lambda _: None
+) -> Iterator[str]:
+    """An engine's HTTP face that answers with these statuses; `on_call` gets the number of prompts of a call."""
 
     class Face(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer(health)
 
         def do_POST(self) -> None:
+            on_call(len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]))
             self._answer(completions)
 
         def _answer(self, status: int) -> None:
@@ -38,13 +41,7 @@ def serving(health: int, completions: int) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with answering(Face) as url:
-        yield url
-
-
-@contextmanager
-def answering(face: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), face)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Face)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -90,7 +87,7 @@ def test_a_fault_that_waiting_cannot_repair_does_not_delay_the_engine(
     url: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(calibration, "START_S", 3600.0)
-    with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+    with serving() as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
     assert "cannot be reached from within the engine" in caplog.text
 
@@ -119,27 +116,13 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
     """As with a small `max_model_len`: each call is answered after three steps, most of them of one request."""
     calls: list[int] = []
 
-    class Short(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            count = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
-            calls.append(count)
-            for running in (count, 1, 1):
-                scheduler.meter.commit(StepShape(running, running, 0), 0.001, 10, Outcome())
-            self._answer()
-
-        def _answer(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
+    def short(count: int) -> None:
+        calls.append(count)
+        for running in (count, 1, 1):
+            scheduler.meter.commit(StepShape(running, running, 0), 0.001, 10, Outcome())
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, 8)
-    with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
+    with serving(on_call=short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
     assert scheduler.notes == []
@@ -151,27 +134,14 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
 def test_slow_steps_of_a_few_requests_are_reported_with_what_helps(
     requests: int, notes: int, scheduler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Slow(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            count = 2 * len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
-            seconds = 0.4 if count >= requests else 0.02
-            for _ in range(calibration.STEPS):
-                scheduler.meter.commit(StepShape(count, count, 0), seconds, 10, Outcome())
-            self._answer()
-
-        def _answer(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
+    def slow(prompts: int) -> None:
+        count = 2 * prompts
+        seconds = 0.4 if count >= requests else 0.02
+        for _ in range(calibration.STEPS):
+            scheduler.meter.commit(StepShape(count, count, 0), seconds, 10, Outcome())
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, requests)
-    with answering(Slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+    with serving(on_call=slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert len(scheduler.notes) == notes
     for note in scheduler.notes:
@@ -208,7 +178,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
 
     scheduler.has_unfinished_requests = runs_on
     runner = threading.Thread(target=run_steps)
-    with serving(200, 200) as url:
+    with serving() as url:
         runner.start()
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert {item[1:] for item in seen if item[0] is Source.CALIBRATING} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
