@@ -20,7 +20,7 @@ from specpilot.policy.store import Store
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.patience import PATIENCE_S
 
-EXAMPLES = 40
+EXAMPLES = 16
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
