@@ -105,20 +105,20 @@ class Agent:
         between()
         guidance, table = scheduler.control.guidance(now), scheduler.control.table(now)
         slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
-        self._exporter.add_latencies(scheduler.latencies.take(), dict.fromkeys(table.rows) | slos)
+        self._exporter.add_latencies(scheduler.latencies.take(), dict.fromkeys(table.k_of) | slos)
         between()
         running = scheduler.running_decodes
-        decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
+        decodes = dict.fromkeys((DEFAULT_CLASS, *table.k_of), 0)
         verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
         between()
-        priors = scheduler.steps.priors
+        starts = scheduler.steps.starts
         self._exporter.show(
             running=decodes,
             active_k={
-                name: verified[name] / count if count else table.k(name, band_of(priors.of_class(name)))
+                name: verified[name] / count if count else table.k(name, band_of(starts.of_class(name)))
                 for name, count in decodes.items()
             },
             backlog=scheduler.backlog_tokens if running else 0,

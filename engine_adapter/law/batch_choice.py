@@ -89,8 +89,15 @@ class Estimates:
     slowdown: float
     choosers: dict[tuple[int, ...], tuple[Requirements, Chooser]] = field(default_factory=dict)
 
-    def chooser(self, requirements: Requirements, codes: tuple[int, ...]) -> Chooser:
-        """Return the chooser for these groups, made on first use."""
+    def k_of(
+        self,
+        requirements: Requirements,
+        decodes: Mapping[int, int],
+        near_width: int | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> dict[int, int]:
+        """Return K by group of a batch that has these groups, with so many decodes in each."""
+        codes = tuple(decodes)
         made_for, chooser = self.choosers.get(codes, (None, None))
         if chooser is None or made_for is not requirements:
             groups = [group_of(requirements, self, code) for code in codes]
@@ -98,7 +105,9 @@ class Estimates:
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
             self.choosers[codes] = requirements, chooser
-        return chooser
+        if between is not None:
+            between()
+        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between), strict=True))
 
 
 class Choice(NamedTuple):
@@ -217,13 +226,9 @@ def k_of_batch(
     between: Callable[[], None] | None = None,
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
-    codes = _codes_of(counts)
-    decodes = [counts[code] + counts[code | UNPROBED] for code in codes]
-    chooser = estimates.chooser(requirements, codes)
-    if between is not None:
-        between()
-    ks = chooser.choose(decodes, near_width, between)
-    return {code | flag: k for flag in (0, UNPROBED) for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code] + counts[code | UNPROBED] for code in _codes_of(counts)}
+    k_of = estimates.k_of(requirements, decodes, near_width, between)
+    return k_of | {code | UNPROBED: k for code, k in k_of.items()}
 
 
 def _k_of_each_alone(
@@ -234,14 +239,11 @@ def _k_of_each_alone(
     between: Callable[[], None] | None,
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
-    codes = _codes_of(counts)
-    chooser = estimates.chooser(requirements, codes)
-    if between is not None:
-        between()
-    ks = chooser.choose([counts[code | UNPROBED] for code in codes], near_width, between)
-    k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code | UNPROBED] for code in _codes_of(counts)}
+    unprobed = estimates.k_of(requirements, decodes, near_width, between)
+    k_of = {code | UNPROBED: k for code, k in unprobed.items()}
     for code in counts.keys() - k_of.keys():
-        [k_of[code]] = estimates.chooser(requirements, (code,)).choose([counts.total()], None, between)
+        k_of |= estimates.k_of(requirements, {code: counts.total()}, None, between)
     return k_of
 
 

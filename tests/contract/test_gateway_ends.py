@@ -58,36 +58,24 @@ FAILED = [
 LINES = [b"", b"\n", b"\n\n", b"\r\n", b"\r\n\r\n", b"\n\n\n"]
 
 
-async def test_a_stream_that_said_its_end_is_whole(
-    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
+@pytest.mark.parametrize("lasts", [ENDS, FAILED])
+async def test_a_stream_that_said_its_end_is_whole_and_one_that_said_that_it_failed_gets_no_second_error(
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests, lasts: list[tuple[str, bytes]]
 ) -> None:
     [one] = gateway.context.fleet.engines.values()
-    for (path, last), line, body in product(ENDS, LINES, (STREAM, ASKING)):
+    errors: dict[str, int] = {}
+    for (path, last), line, body in product(lasts, LINES, (STREAM, ASKING)):
         if not line and not last.endswith((b"}", b"]")):
             continue  # its last line is not whole
         with subtests.test(path=path, last=last + line, asks=body is ASKING):
             first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
             engine.script = [OPEN_HEAD, first, last + line, CLOSE]
+            if lasts is FAILED:
+                errors["error_event"] = errors.get("error_event", 0) + 1
             answer = await call(gateway.port, request(body, path=path))
             assert answer.body == first + last + line
-            assert gateway.context.metrics.upstream_errors == {}
-            assert one.outlier_detection.stream_failures == 0
-
-
-async def test_a_stream_that_said_that_it_failed_gets_no_second_error(
-    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
-) -> None:
-    for (path, last), line, body in product(FAILED, LINES, (STREAM, ASKING)):
-        if not line and not last.endswith((b"}", b"]")):
-            continue  # its last line is not whole
-        with subtests.test(path=path, last=last + line, asks=body is ASKING):
-            first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
-            engine.script = [OPEN_HEAD, first, last + line, CLOSE]
-            before = dict(gateway.context.metrics.upstream_errors)
-            answer = await call(gateway.port, request(body, path=path))
-            assert answer.body == first + last + line
-            count = before.get("error_event", 0) + 1
-            assert gateway.context.metrics.upstream_errors == {"error_event": count}
+            assert gateway.context.metrics.upstream_errors == errors
+            assert one.outlier_detection.stream_failures == 0 or lasts is FAILED
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET, HANG])
@@ -123,6 +111,8 @@ async def test_a_stream_that_said_its_end_is_whole_however_its_connection_ends(
 async def test_a_stream_that_did_not_is_broken(engine: ScriptedEngine, gateway: GatewayThread, last: bytes) -> None:
     engine.script = [OPEN_HEAD, event("a"), last, CLOSE]
     answer = await call(gateway.port, request(STREAM))
+    [one] = gateway.context.fleet.engines.values()
+    assert one.outlier_detection.stream_failures == 1
     events = [part for part in answer.body.split(b"\n\n") if part]
     assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
 
