@@ -126,7 +126,12 @@ class Agent:
             age_s=scheduler.control.age_s(now),
         )
         law = scheduler.law
-        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
+        self._exporter.show_law(
+            law.decode_s,
+            breaks_slo=law.breaks_slo,
+            predicted_s=law.predicted_s,
+            mean_predicted_s=law.mean_predicted_s,
+        )
         between()
         self._exporter.write()
 
