@@ -95,6 +95,7 @@ class MetricsExporter:
         self._mean_predicted = self._gauge(
             names.SLO_MEAN_PREDICTED_SECONDS, "Predicted mean inter-token latency of a class", label
         )
+        self._limit = self._gauge(names.RUNNING_LIMIT, "Most requests that may run, for a latency goal that no K keeps")
         self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = self._gauge(
             names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
@@ -173,6 +174,13 @@ class MetricsExporter:
                 gauge.clear()
                 for name, seconds in values.items():
                     gauge.set(seconds, self._model, name)
+
+    def show_limit(self, limit: int | None) -> None:
+        """Show the most requests that may run; `None`: no limit."""
+        with self._lock:
+            self._limit.clear()
+            if limit is not None:
+                self._limit.set(limit, self._model)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""
