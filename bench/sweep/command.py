@@ -21,7 +21,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report.output import say
-from specpilot.bench.sweep import pareto, report
+from specpilot.bench.sweep import pareto_picture, report
 from specpilot.bench.sweep.client import Client, ClientFailedError, flags, is_installed
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, P_EAGLE, STEPPED, SYSTEMS, Arm, Cell, Load, plan
 from specpilot.bench.sweep.steering import EndpointError, RefusedError, Steering, model_of
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
     if cells:
         text = report.markdown(cells)
         (settings.out / "report.md").write_text(text)
-        if (picture := pareto.picture(cells)) is not None:
+        if (picture := pareto_picture.picture(cells)) is not None:
             (settings.out / "pareto.svg").write_text(picture)
         say(f"{text}\nreport: {settings.out / 'report.md'}")
     if failure is not None:

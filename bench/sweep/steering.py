@@ -87,8 +87,8 @@ class Steering:
             return
         fault = fault_of(self.state(), self._version, source=_LAW if k is None else _FIXED)
         if fault is not None:
-            asked = f"goal of {goal_ms:g} ms" if k is None else f"K = {k}"
-            raise EndpointError(f"{self._shown} no longer has the {asked} of this arm: {fault}")
+            setting = f"goal of {goal_ms:g} ms" if k is None else f"K = {k}"
+            raise EndpointError(f"{self._shown} no longer has the {setting} of this arm: {fault}")
 
     def give_back(self) -> None:
         """Restore the schedule from before the first `set_k`; raises `EndpointError`."""
@@ -157,16 +157,16 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
 
 def fault_of(state: Mapping[str, Any], version: int | None, source: str = _FIXED) -> str | None:
     """Return why an engine with `state` does not apply the schedule of `version`; `None` if it does."""
-    current, found = state["version"], state["source"]
-    if current == version and found == source:
+    current, present_source = state["version"], state["source"]
+    if current == version and present_source == source:
         return None
-    if found == _CALIBRATING:
+    if present_source == _CALIBRATING:
         return "it measures its own steps, as it does after its start; wait until that is over"
     if not current:
         return "it was restarted meanwhile"
     return (
-        f"version {current} (source {found}) is in force there, not version {version}, so a controller steers this "
-        "engine. Stop the controller, or measure an engine that was started without --redis-url"
+        f"version {current} (source {present_source}) is in force there, not version {version}, so a controller steers "
+        "this engine. Stop the controller, or measure an engine that was started without --redis-url"
     )
 
 

@@ -154,10 +154,10 @@ class LatencyGoals:
                     window.add(ended, at)
             if record.margin is not None:
                 running = PASSED_BY * evidence.running.get(name, 0.0)
-                left = min(engine.to_pass.get(name, 0.0), ended.requests + running)
-                if is_chosen and left <= 0:
+                to_pass = min(engine.to_pass.get(name, 0.0), ended.requests + running)
+                if is_chosen and to_pass <= 0:
                     record.learn(ended, evidence.slo_mean_predicted.get(name), at)
-                engine.to_pass[name] = max(0.0, left - ended.requests) if is_chosen else running
+                engine.to_pass[name] = max(0.0, to_pass - ended.requests) if is_chosen else running
 
     def margins(self, margins: Mapping[str, float], engines: Mapping[str, Evidence]) -> dict[str, float]:
         """Return the margins from now on; `margins` are in force, `engines` the newest evidence of each engine."""

@@ -215,10 +215,10 @@ def _with_turns(choices: Sequence[Choice]) -> Choice:
             continue
         both = [mean(steps[one], steps[other], share) for share in _SHARES]
         seconds, lengths = np.array([step.seconds for step in both]), np.array([step.lengths for step in both])
-        found = worths(groups, seconds, lengths, objective)
-        at = int(found.argmax())
-        if found[at] > most * LEAST_TURN_GAIN:
-            most, turned = float(found[at]), at + 1
+        values_in_turn = worths(groups, seconds, lengths, objective)
+        at = int(values_in_turn.argmax())
+        if values_in_turn[at] > most * LEAST_TURN_GAIN:
+            most, turned = float(values_in_turn[at]), at + 1
             usual, rare = choices[one], choices[other]
             if turned > TURN_STEPS // 2:
                 usual, rare, turned = rare, usual, TURN_STEPS - turned

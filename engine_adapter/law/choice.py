@@ -219,8 +219,8 @@ class Chooser:
             k = np.minimum(group.low + (owner == at).cumsum(axis=1), self._k_max)
             excess = seconds / self._lengths[group.band][k] / group.itl_slo_s
             cost += share * np.log(np.clip(excess, 1.0, MOST_EXCESS))
-        kept: Vector = np.exp(-self._price * cost)
-        return kept
+        ratio: Vector = np.exp(-self._price * cost)
+        return ratio
 
 
 def _number_that_would_pay(decodes: Vector, density: Vector, rate: float) -> int:

@@ -89,14 +89,14 @@ def worths(
     for at, share in goal_shares(groups, [group.decodes for group in groups]):
         excess = seconds / lengths[..., at] / groups[at].itl_slo_s
         cost += share * np.log(np.clip(excess, 1.0, MOST_EXCESS))
-    found: Vector = rate(value, seconds, objective) * np.exp(-price * cost)
-    return found
+    worth: Vector = rate(value, seconds, objective) * np.exp(-price * cost)
+    return worth
 
 
 def rate(value: Vector, seconds: Vector, objective: Objective) -> Vector:
     """Return R of steps with this V; with objective `latency` V is -sum_g w_g n_g / AL_g."""
-    found: Vector = value / seconds if objective is Objective.THROUGHPUT else -1.0 / (value * seconds)
-    return found
+    per_s: Vector = value / seconds if objective is Objective.THROUGHPUT else -1.0 / (value * seconds)
+    return per_s
 
 
 def goal_shares(groups: Sequence[Group], decodes: Sequence[int]) -> list[tuple[int, float]]:

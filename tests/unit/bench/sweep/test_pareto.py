@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specpilot.bench.sweep import command, pareto
+from specpilot.bench.sweep import command, pareto, pareto_picture
 from specpilot.bench.sweep.report import Results, markdown
 from tests.unit.bench.sweep.test_report import Cell, cell
 
@@ -17,16 +17,16 @@ def cells() -> list[Cell]:
 
 
 def test_a_line_is_an_arm_and_its_points_are_loads() -> None:
-    lines = pareto.lines_of(Results(cells()), "code")
+    lines = pareto_picture.lines_of(Results(cells()), "code")
     assert lines == {
         "none": [(50.0, 500.0)],
         "p-eagle-k3": [(1000 / 6, 150.0), (1000 / 9, 900.0)],
         "adaptive": [(200.0, 200.0), (100.0, 800.0)],
     }
-    drawn = pareto.picture(cells())
+    drawn = pareto_picture.picture(cells())
     assert drawn is not None
     ET.fromstring(drawn)
-    assert pareto.picture([item for item in cells() if item["load"] == "c8"]) is None
+    assert pareto_picture.picture([item for item in cells() if item["load"] == "c8"]) is None
 
 
 def test_the_report_names_the_arms_that_adaptive_k_lies_under() -> None:
