@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ from specpilot.engine_adapter.law.step_worth import (
     PRICE,
     Group,
     Step,
+    hopes,
     keeps_slos,
     mean,
     step_of,
@@ -82,7 +84,19 @@ class Aim(Enum):
 
     THROUGHPUT = (0.0, 1.0)
     BOTH = (PRICE, 1.0)
-    GOALS = (8 * PRICE, 1e-3)
+    GOALS = (4 * PRICE, 1e-3)
+
+
+class Search(NamedTuple):
+    """How K is chosen: among the widths near `near_width` (`None`: all), for `aim`, with this `hope` by group's code.
+
+    `between` is called between two parts of the computation. Without any `hope` it is 1.
+    """
+
+    near_width: int | None = None
+    between: Callable[[], None] | None = None
+    aim: Aim = Aim.BOTH
+    hope: Mapping[int, float] = {}
 
 
 class Requirements(NamedTuple):
@@ -186,26 +200,28 @@ def chosen(
 
     `between` is called between two parts of the computation.
     """
+    unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
+    way = _k_of_each_alone if unprobed > UNPROBED_RATIO * counts.total() else k_of_batch
 
-    def choice_of(aim: Aim) -> Choice:
-        unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
-        way = _k_of_each_alone if unprobed > UNPROBED_RATIO * counts.total() else k_of_batch
-        k_of = way(estimates, requirements, counts, near_width, between, aim)
+    def choice_of(aim: Aim, hope: Mapping[int, float] = MappingProxyType({})) -> Choice:
+        k_of = way(estimates, requirements, counts, Search(near_width, between, aim, hope))
         return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
 
     choice = choice_of(Aim.THROUGHPUT)
     if requirements.has_bounds and not keeps_slos(choice.groups, choice.step()):
-        choice = _with_turns([choice, choice_of(Aim.BOTH), choice_of(Aim.GOALS)])
-    if near_width is not None and not any(
-        choice.k_of[code] for code in counts
-    ):  # a smaller width may be worth its cost
+        fastest = choice_of(Aim.GOALS)
+        hope = dict(zip(counts, hopes(choice.groups, fastest.step()), strict=True))
+        choice = _with_turns([choice, choice_of(Aim.BOTH, hope), fastest], [*hope.values()])
+    is_plain = not any(choice.k_of[code] for code in counts)
+    if near_width is not None and is_plain:  # a smaller width may be worth its cost
         return chosen(estimates, requirements, counts)
     return choice
 
 
-def _with_turns(choices: Sequence[Choice]) -> Choice:
+def _with_turns(choices: Sequence[Choice], hope: Sequence[float]) -> Choice:
     """Return the choice with the largest worth, alone or in turn with another; the last one is for goals alone."""
-    groups, objective = choices[0].groups, choices[0].requirements.objective
+    objective = choices[0].requirements.objective
+    groups = [group._replace(hope=each) for group, each in zip(choices[0].groups, hope, strict=True)]
     steps = [choice.step() for choice in choices]
     values = [worth_of_step(groups, step, objective) for step in steps]
     most = max(values)
@@ -257,52 +273,53 @@ def k_of_every_group(
         alike: Counter[int] = Counter()
         for code, count in counts.items():
             alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
-        k_of |= k_of_batch(estimates, requirements, alike, None, between)
+        k_of |= k_of_batch(estimates, requirements, alike, Search(between=between))
         one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
         for code in _codes_of(alike):
             if not alike[code] + alike[code | UNPROBED]:
                 between()
                 moved = alike - one + Counter({code: 1})
-                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(
+                    estimates, requirements, moved, Search(between=between)
+                )[code]
     return k_of
 
 
-def k_of_batch(  # noqa: PLR0913, PLR0917 - what to choose, and how
+def k_of_batch(
     estimates: Estimates,
     requirements: Requirements,
     counts: Counter[int],
-    near_width: int | None = None,
-    between: Callable[[], None] | None = None,
-    aim: Aim = Aim.BOTH,
+    search: Search = Search(),  # noqa: B008 - frozen
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
     codes = _codes_of(counts)
-    decodes = [counts[code] + counts[code | UNPROBED] for code in codes]
-    chooser = estimates.chooser(requirements, codes, aim)
-    if between is not None:
-        between()
-    ks = chooser.choose(decodes, near_width, between)
+    ks = _choose(estimates, requirements, codes, [counts[code] + counts[code | UNPROBED] for code in codes], search)
     return {code | flag: k for flag in (0, UNPROBED) for code, k in zip(codes, ks, strict=True)}
 
 
-def _k_of_each_alone(  # noqa: PLR0913, PLR0917 - as `k_of_batch`
-    estimates: Estimates,
-    requirements: Requirements,
-    counts: Counter[int],
-    near_width: int | None,
-    between: Callable[[], None] | None,
-    aim: Aim,
+def _k_of_each_alone(
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], search: Search
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
     codes = _codes_of(counts)
+    ks = _choose(estimates, requirements, codes, [counts[code | UNPROBED] for code in codes], search)
+    k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
+    for code in counts.keys() - k_of.keys():
+        alone = search._replace(near_width=None)
+        [k_of[code]] = _choose(estimates, requirements, (code,), [counts.total()], alone)
+    return k_of
+
+
+def _choose(
+    estimates: Estimates, requirements: Requirements, codes: tuple[int, ...], decodes: Sequence[int], search: Search
+) -> list[int]:
+    """Return K of the groups with these codes."""
+    near_width, between, aim, hope = search
     chooser = estimates.chooser(requirements, codes, aim)
     if between is not None:
         between()
-    ks = chooser.choose([counts[code | UNPROBED] for code in codes], near_width, between)
-    k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
-    for code in counts.keys() - k_of.keys():
-        [k_of[code]] = estimates.chooser(requirements, (code,), aim).choose([counts.total()], None, between)
-    return k_of
+    by_group = [max(hope.get(code, 0.0), hope.get(code | UNPROBED, 0.0)) for code in codes] if hope else None
+    return chooser.choose(decodes, near_width, between, by_group)
 
 
 def _codes_of(counts: Counter[int]) -> tuple[int, ...]:

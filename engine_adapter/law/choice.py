@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.law.prices import Prices
 from specpilot.engine_adapter.law.step_worth import (
-    MOST_EXCESS,
     PRICE,
     Group,
     Vector,
@@ -112,15 +111,21 @@ class Chooser:
         self._orders: dict[tuple[int, int, int], tuple[Ints, Vector]] = {}
 
     def choose(
-        self, decodes: Sequence[int], near_width: int | None = None, between: Callable[[], None] | None = None
+        self,
+        decodes: Sequence[int],
+        near_width: int | None = None,
+        between: Callable[[], None] | None = None,
+        hope: Sequence[float] | None = None,
     ) -> list[int]:
-        """Return K of each group; `decodes` are not all 0.
+        """Return K of each group; `decodes` are not all 0. `hope` is that of each group, by default 1.
 
         With `near_width`, the candidates are the widths within `NEAR_WIDTHS` of it, and the smallest K for each group.
         With `between`, some widths are evaluated at a time, and it is called between them.
         """
         if self._is_fixed:
             return list(self._low_k)
+        if hope is not None:
+            self._groups = [group._replace(hope=each) for group, each in zip(self._groups, hope, strict=True)]
         count = np.array(decodes, dtype=np.float64)
         lowest = self._lowest(sum(decodes), count, decodes)
         narrow, wide = self._range(near_width, count)
@@ -218,7 +223,7 @@ class Chooser:
             group = self._groups[at]
             k = np.minimum(group.low + (owner == at).cumsum(axis=1), self._k_max)
             excess = seconds / self._lengths[group.band][k] / group.itl_slo_s
-            cost += share * np.log(np.clip(excess, 1.0, MOST_EXCESS))
+            cost += share * np.log(np.maximum(excess, 1.0))
         ratio: Vector = np.exp(-self._price * cost)
         return ratio
 

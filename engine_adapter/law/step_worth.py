@@ -3,11 +3,13 @@
     worth = R * prod_g (b_g / l_g)^(P s_g),    R = V / T,    V = sum_g w_g n_g AL_g,    l_g = T / AL_g
 
 g: groups; w: weight; n: decodes; AL: acceptance length, the mean tokens per decode and step; T: seconds of the step;
-l: latency, the mean seconds per token of a decode; b: its bound. The product is over the groups with l > b, and its
-factors stop falling at l = `MOST_EXCESS` b. s: the group's share of the decodes with its bound, times its weight over
-the largest weight that has a bound. So 1 % of latency beyond the bound of a whole class costs as much as P % of
-throughput. A goal that can be kept is kept, unless that costs many times more throughput. A goal that no K keeps costs
-the others little: the violation is summed over groups, not the worst one, and beyond `MOST_EXCESS` it is lost anyway.
+l: latency, the mean seconds per token of a decode; b: its bound. The product is over the groups with l > b. s is the
+group's share of the decodes with its bound, times its weight over the largest weight that has a bound, times its hope.
+So 1 % of latency beyond the bound of a whole class costs as much as P % of throughput: a goal that K can keep is kept,
+unless that costs several times more throughput, and two goals that no K keeps together are weighed against each other.
+
+Hope is 1 where the fastest choice, which looks at bounds alone, keeps the bound of the group, and falls to 0 where even
+that exceeds it by `HOPELESS`: requests that miss their goal anyway do not hold the others back.
 
 With objective `latency` R is 1 / (T sum_g w_g n_g / AL_g): the weighted mean speed of a request.
 
@@ -26,18 +28,18 @@ from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
 
-PRICE = 8.0
-"""P. With a larger value a goal is kept at a larger loss of throughput, also one that is just out of reach."""
+PRICE = 16.0
+"""P. With a larger value a goal is kept at a larger loss of throughput."""
 
-MOST_EXCESS = 1.5
-"""Latency over its bound beyond which a group's violation costs no more: its requests miss the goal anyway."""
+HOPELESS = 1.25
+"""Latency by the fastest choice, over the bound, from which on a group's bound has no price."""
 
 
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
-    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. A group without decodes does not change K of the
-    others; its K is for a decode that joins it later.
+    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. `hope` is the part of the bound's price that counts.
+    A group without decodes does not change K of the others; its K is for a decode that joins it later.
     """
 
     decodes: int
@@ -46,6 +48,7 @@ class Group(NamedTuple):
     low: int
     high: int
     itl_slo_s: float = 0.0
+    hope: float = 1.0
 
 
 class Step(NamedTuple):
@@ -88,7 +91,7 @@ def worths(
     cost = np.zeros(seconds.shape)
     for at, share in goal_shares(groups, [group.decodes for group in groups]):
         excess = seconds / lengths[..., at] / groups[at].itl_slo_s
-        cost += share * np.log(np.clip(excess, 1.0, MOST_EXCESS))
+        cost += share * np.log(np.maximum(excess, 1.0))
     worth: Vector = rate(value, seconds, objective) * np.exp(-price * cost)
     return worth
 
@@ -106,7 +109,16 @@ def goal_shares(groups: Sequence[Group], decodes: Sequence[int]) -> list[tuple[i
     whole: dict[float, int] = {}
     for at, group in bound:
         whole[group.itl_slo_s] = whole.get(group.itl_slo_s, 0) + decodes[at]
-    return [(at, group.weight / most * decodes[at] / whole[group.itl_slo_s]) for at, group in bound]
+    return [(at, group.hope * group.weight / most * decodes[at] / whole[group.itl_slo_s]) for at, group in bound]
+
+
+def hopes(groups: Sequence[Group], fastest: Step) -> list[float]:
+    """Return the hope of each group, by the step of the fastest choice; 1 for a group without a bound."""
+    excess = [
+        fastest.seconds / length / group.itl_slo_s if group.itl_slo_s else 1.0
+        for group, length in zip(groups, fastest.lengths, strict=True)
+    ]
+    return [min(max(float(HOPELESS - item) / (HOPELESS - 1.0), 0.0), 1.0) for item in excess]
 
 
 def keeps_slos(groups: Sequence[Group], step: Step) -> bool:
