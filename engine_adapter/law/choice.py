@@ -78,6 +78,7 @@ class Chooser:
         price: float = PRICE,
     ) -> None:
         self._groups, self._prices, self._objective, self._lengths = groups, prices, objective, lengths
+        self._present = groups  # with the hope of the present call
         self._price, self._has_goals = price, price > 0 and any(group.itl_slo_s for group in groups)
         k_max = self._k_max = lengths.shape[1] - 1
         bands, low, high = np.array([(group.band, group.low, group.high) for group in groups]).T
@@ -117,15 +118,16 @@ class Chooser:
         between: Callable[[], None] | None = None,
         hope: Sequence[float] | None = None,
     ) -> list[int]:
-        """Return K of each group; `decodes` are not all 0. `hope` is that of each group, by default 1.
+        """Return K of each group; `decodes` are not all 0. `hope` is that of each group, by default that of `Group`.
 
         With `near_width`, the candidates are the widths within `NEAR_WIDTHS` of it, and the smallest K for each group.
         With `between`, some widths are evaluated at a time, and it is called between them.
         """
         if self._is_fixed:
             return list(self._low_k)
+        self._present = self._groups
         if hope is not None:
-            self._groups = [group._replace(hope=each) for group, each in zip(self._groups, hope, strict=True)]
+            self._present = [group._replace(hope=each) for group, each in zip(self._groups, hope, strict=True)]
         count = np.array(decodes, dtype=np.float64)
         lowest = self._lowest(sum(decodes), count, decodes)
         narrow, wide = self._range(near_width, count)
@@ -210,7 +212,7 @@ class Chooser:
         if not self._least_width and not self._has_goals:
             plain = rate(np.array(value), np.array(self._prices.plain_s(n)), self._objective)
             return _Lowest(n, 0, value, float(plain))
-        groups = [group._replace(decodes=number) for group, number in zip(self._groups, decodes, strict=True)]
+        groups = [group._replace(decodes=number) for group, number in zip(self._present, decodes, strict=True)]
         step = step_of(groups, self._lengths, self._prices, self._low_k)
         drafted = int(count[self._low > 0].sum())
         worth = worth_of_step(groups, step, self._objective, self._price)
@@ -219,8 +221,8 @@ class Chooser:
     def _kept_ratio(self, decodes: Sequence[int], owner: Ints, seconds: Vector) -> Vector:
         """Return what the price of latency bounds leaves of the rate, by width and number of positions taken."""
         cost = np.zeros(owner.shape)
-        for at, share in goal_shares(self._groups, decodes):
-            group = self._groups[at]
+        for at, share in goal_shares(self._present, decodes):
+            group = self._present[at]
             k = np.minimum(group.low + (owner == at).cumsum(axis=1), self._k_max)
             excess = seconds / self._lengths[group.band][k] / group.itl_slo_s
             cost += share * np.log(np.maximum(excess, 1.0))

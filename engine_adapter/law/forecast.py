@@ -29,6 +29,8 @@ from specpilot.policy.schedule import KRange
 _EACH_UP_TO = 8
 _STEP = 1.25
 """K by load is computed for each number of decodes up to the first value, then in steps by this factor."""
+_KEPT = 1.02
+"""A bound counts as kept up to this multiple of it: it has a price, so a choice may exceed it a little."""
 _MS = 1000.0
 
 
@@ -102,24 +104,21 @@ def breaks_slo(choice: Choice, static_k: int) -> bool | None:
     groups = choice.groups
     static = [min(max(static_k, group.low), group.high) for group in groups]
     with_static = choice.step(dict(zip(choice.counts, static, strict=True)))
-    return bool(keeps_slos(groups, choice.step()) and not keeps_slos(groups, with_static))
+    return bool(keeps_slos(groups, choice.step(), _KEPT) and not keeps_slos(groups, with_static, _KEPT))
 
 
 def slowest_s(choice: Choice) -> dict[int, float]:
     """Return the predicted mean inter-token latency of the slowest group of each requirement with a bound, in seconds.
 
-    Where the choice exceeds the bound, it is that of the fastest choice: whether K could keep the bound. Keys are the
-    indices of the requirements; one without decodes has no entry.
+    Where the choice exceeds the bound, and the fastest one would not, it is the bound: K could keep it. Where both do,
+    it is that of the fastest one. Keys are the indices of the requirements; one without decodes has no entry.
     """
     if choice.estimates is None or not choice.requirements.has_bounds:
         return {}
     slowest = _slowest_s(choice, choice.step())
     fastest = _slowest_s(choice, choice.step(choice.fastest)) if choice.fastest else slowest
     bounds_s = {index: (item.itl_slo_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
-    return {
-        index: seconds if seconds <= bounds_s[index] else min(seconds, fastest[index])
-        for index, seconds in slowest.items()
-    }
+    return {index: min(seconds, max(fastest[index], bounds_s[index])) for index, seconds in slowest.items()}
 
 
 def mean_s(choice: Choice) -> dict[int, float]:

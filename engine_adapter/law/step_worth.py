@@ -121,10 +121,10 @@ def hopes(groups: Sequence[Group], fastest: Step) -> list[float]:
     return [min(max(float(HOPELESS - item) / (HOPELESS - 1.0), 0.0), 1.0) for item in excess]
 
 
-def keeps_slos(groups: Sequence[Group], step: Step) -> bool:
-    """Return whether a step keeps the latency bound of every group with decodes."""
+def keeps_slos(groups: Sequence[Group], step: Step, tolerance: float = 1.0) -> bool:
+    """Return whether a step keeps the latency bound of every group with decodes, times `tolerance`."""
     bound = [at for at, group in enumerate(groups) if group.itl_slo_s and group.decodes]
-    return all(step.seconds <= groups[at].itl_slo_s * step.lengths[at] for at in bound)
+    return all(step.seconds <= tolerance * groups[at].itl_slo_s * step.lengths[at] for at in bound)
 
 
 def tokens_of(groups: Sequence[Group], step: Step) -> float:

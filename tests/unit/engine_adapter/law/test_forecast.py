@@ -123,7 +123,9 @@ def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     choice = Choice(estimates(2.0), asked, counts, k_of)
     assert slowest_s(choice) == pytest.approx({1: 2 * (0.011 + 7e-4)})
     faster = choice._replace(requirements=requirements(code=ClassGuidance(itl_slo_ms=22.0)))
-    assert slowest_s(faster._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 2 * (0.010 + 5e-4)})
+    assert slowest_s(faster._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 0.022})
+    fast = faster._replace(requirements=requirements(code=ClassGuidance(itl_slo_ms=20.0)))
+    assert slowest_s(fast._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 2 * (0.010 + 5e-4)})
     assert slowest_s(Choice(estimates(), FREE, counts, k_of)) == {}
 
 
