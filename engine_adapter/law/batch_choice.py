@@ -212,8 +212,8 @@ def chosen(
         fastest = choice_of(Aim.GOALS)
         hope = dict(zip(counts, hopes(choice.groups, fastest.step()), strict=True))
         choice = _with_turns([choice, choice_of(Aim.BOTH, hope), fastest], [*hope.values()])
-    is_plain = not any(choice.k_of[code] for code in counts)
-    if near_width is not None and is_plain:  # a smaller width may be worth its cost
+    drafts_nothing = not choice.turned and not any(choice.k_of[code] for code in counts)
+    if near_width is not None and drafts_nothing:  # a smaller width may be worth its cost
         return chosen(estimates, requirements, counts)
     return choice
 
