@@ -112,20 +112,20 @@ class Agent:
         guidance, table = scheduler.control.guidance(now), scheduler.control.table(now)
         slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
         latencies, running = scheduler.latencies.take(), scheduler.running_decodes
-        self._exporter.add_latencies(latencies, dict.fromkeys(table.rows) | slos)
+        self._exporter.add_latencies(latencies, dict.fromkeys(table.k_of) | slos)
         self._limit_running(guidance, latencies, running.total())
         between()
-        decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
+        decodes = dict.fromkeys((DEFAULT_CLASS, *table.k_of), 0)
         verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
         between()
-        priors = scheduler.steps.priors
+        starts = scheduler.steps.starts
         self._exporter.show(
             running=decodes,
             active_k={
-                name: verified[name] / count if count else table.k(name, band_of(priors.of_class(name)))
+                name: verified[name] / count if count else table.k(name, band_of(starts.of_class(name)))
                 for name, count in decodes.items()
             },
             backlog=scheduler.backlog_tokens if running else 0,

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
@@ -83,7 +84,10 @@ class EngineLink:
         self._is_connected = True
 
     def run(self) -> None:
-        """Follow the store until `stop`."""
+        """Name the rights that the store's user lacks, and follow the store until `stop`."""
+        with suppress(StoreUnavailableError):
+            if (lacking := self._store.missing_rights()) is not None:
+                logger.warning("SpecPilot: %s", lacking)
         while not self._stopped.is_set():
             try:
                 for count, change in enumerate(self._store.changes(POLL_S, (self._control.model, self._control.pool))):

@@ -140,8 +140,9 @@ class Estimates:
     slowdown: float
     choosers: dict[tuple[Aim, tuple[int, ...]], tuple[Requirements, Chooser]] = field(default_factory=dict)
 
-    def chooser(self, requirements: Requirements, codes: tuple[int, ...], aim: Aim = Aim.BOTH) -> Chooser:
-        """Return the chooser for these groups, made on first use."""
+    def k_of(self, requirements: Requirements, decodes: Mapping[int, int], search: Search) -> dict[int, int]:
+        """Return K by group of a batch that has these groups, with so many decodes in each."""
+        codes, (near_width, between, aim, hope) = tuple(decodes), search
         made_for, chooser = self.choosers.get((aim, codes), (None, None))
         if chooser is None or made_for is not requirements:
             price, others = aim.value
@@ -151,7 +152,10 @@ class Estimates:
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
             self.choosers[aim, codes] = requirements, chooser
-        return chooser
+        if between is not None:
+            between()
+        by_group = [max(hope.get(code, 0.0), hope.get(code | UNPROBED, 0.0)) for code in codes] if hope else None
+        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between, by_group), strict=True))
 
 
 class Choice(NamedTuple):
@@ -292,34 +296,21 @@ def k_of_batch(
     search: Search = Search(),  # noqa: B008 - frozen
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
-    codes = _codes_of(counts)
-    ks = _choose(estimates, requirements, codes, [counts[code] + counts[code | UNPROBED] for code in codes], search)
-    return {code | flag: k for flag in (0, UNPROBED) for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code] + counts[code | UNPROBED] for code in _codes_of(counts)}
+    k_of = estimates.k_of(requirements, decodes, search)
+    return k_of | {code | UNPROBED: k for code, k in k_of.items()}
 
 
 def _k_of_each_alone(
     estimates: Estimates, requirements: Requirements, counts: Counter[int], search: Search
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
-    codes = _codes_of(counts)
-    ks = _choose(estimates, requirements, codes, [counts[code | UNPROBED] for code in codes], search)
-    k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code | UNPROBED] for code in _codes_of(counts)}
+    unprobed = estimates.k_of(requirements, decodes, search)
+    k_of = {code | UNPROBED: k for code, k in unprobed.items()}
     for code in counts.keys() - k_of.keys():
-        alone = search._replace(near_width=None)
-        [k_of[code]] = _choose(estimates, requirements, (code,), [counts.total()], alone)
+        k_of |= estimates.k_of(requirements, {code: counts.total()}, search._replace(near_width=None))
     return k_of
-
-
-def _choose(
-    estimates: Estimates, requirements: Requirements, codes: tuple[int, ...], decodes: Sequence[int], search: Search
-) -> list[int]:
-    """Return K of the groups with these codes."""
-    near_width, between, aim, hope = search
-    chooser = estimates.chooser(requirements, codes, aim)
-    if between is not None:
-        between()
-    by_group = [max(hope.get(code, 0.0), hope.get(code | UNPROBED, 0.0)) for code in codes] if hope else None
-    return chooser.choose(decodes, near_width, between, by_group)
 
 
 def _codes_of(counts: Counter[int]) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from specpilot.engine_adapter.agent.answers import Answers
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
-from specpilot.engine_adapter.evidence.request_acceptance import Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Starts
 from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
 from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.planner import Planner
@@ -170,7 +170,7 @@ class Engine:
         self._meter.take_evidence()
         self._meter.take_steps()
         self._latencies = Latencies()
-        self._steps.priors = Priors()
+        self._steps.starts = Starts()
         self.tokens, self._table = tokens, table
 
     def run(
@@ -209,7 +209,7 @@ class Engine:
         """Return the adapter's page of metrics in Prometheus' text format."""
         self._take()
         schedule = self._schedule
-        running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
+        running = dict.fromkeys((DEFAULT_CLASS, *self._table.k_of), 0)
         verified: Counter[str] = Counter()
         for state in self._steps.decoding if self._requests.running else ():
             running[state.label] += 1
