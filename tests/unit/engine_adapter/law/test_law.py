@@ -145,7 +145,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
         law.refresh()
         law.k_of(batch)
         law.refresh()
-        assert 0.8 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
+        assert 0.5 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
 
 
 @pytest.mark.parametrize("k_max", [0, 1])
