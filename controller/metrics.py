@@ -78,6 +78,9 @@ class ControllerMetrics:
             "target_ratio": gauge("slo_target_ratio", "Share of requests that must meet a percentile", of_goal),
             "budget_left_ratio": gauge("slo_budget_left_ratio", "Error budget left of one day", of_goal),
             "margin": gauge("slo_margin_ratio", "Bound on the predicted mean over the goal", of_goal),
+            "forecast_error_ratio": gauge(
+                "slo_forecast_error_ratio", "Measured over predicted mean TPOT of an hour, less 1", of_goal
+            ),
             "is_unreachable": gauge("slo_unreachable", "1 while no K keeps the goal", of_goal),
         }
         self._attained = gauge("slo_attained_ratio", "Share of requests within the goal", (*of_goal, "window"))

@@ -143,7 +143,7 @@ class Store(QuestionDocuments):
         """Register an engine or renew it for `ttl_s` seconds."""
         key = redis_keys.engine(record.engine_id)
         is_new = self._renew(redis_keys.ENGINES, record.engine_id, key, record, ttl_s)
-        if is_new or record.draining or record.stalled:
+        if is_new or record.draining or record.stalled or record.running_limit is not None:
             self._announce(redis_keys.ENGINES)
 
     def remove_engine(self, engine_id: str) -> None:

@@ -180,6 +180,8 @@ class Planner:
         if not states or self.k_max == 0:
             return 0
         ahead = self.catch_up.identical_steps_ahead(states, self._step)
+        if table.law is not None:
+            ahead = min(ahead, table.law.steps_with_same_k)
         if table.probe_ratio > 0.0:
             probed = [state for state in states if probe_depth(state, table)]
             if probed:
@@ -189,6 +191,8 @@ class Planner:
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` steps that repeated the last plan, at most `identical_steps_ahead`."""
         self.catch_up.skip_steps(states, count)
+        if table.law is not None:
+            table.law.skip_steps(count)
         self._step += count
         self.probes.earn(table.probe_ratio, count)
 

@@ -218,7 +218,12 @@ class Engine:
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
         law = self.law
-        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
+        self._exporter.show_law(
+            law.decode_s,
+            breaks_slo=law.breaks_slo,
+            predicted_s=law.predicted_s,
+            mean_predicted_s=law.mean_predicted_s,
+        )
         return self._exporter.text()
 
     @property
