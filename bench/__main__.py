@@ -11,6 +11,10 @@ MEASUREMENTS = {
         "specpilot.bench.sweep.command",
         "no speculation, EAGLE-3, P-EAGLE at each K and adaptive K, by load and text; also on endpoints by URL",
     ),
+    "pareto": (
+        "specpilot.bench.sweep.pareto",
+        "a sweep drawn as throughput over tokens per second and user: adaptive K, with and without a goal, and each K",
+    ),
     "demo": (
         "specpilot.bench.demo.command",
         "a shifting load against the running system: adaptive K beside every static K",

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import PolicyError, StoreUnavailableError
+from specpilot.policy.errors import PolicyError, StoreRefusedError, StoreUnavailableError
 from specpilot.policy.records import Lease
 from specpilot.policy.store import Store
 
@@ -33,6 +33,7 @@ class Leadership:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: tuple[Lease, float] | None = None  # and the steady time until which it is certainly held
+        self._is_refused = False  # Redis grants no right to the lease
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -60,6 +61,11 @@ class Leadership:
                 if is_alive():
                     try:
                         self.renew()
+                        self._is_refused = False
+                    except StoreRefusedError as error:
+                        if not self._is_refused:
+                            _log.error("this controller cannot lead: %s", error)
+                        self._is_refused = True
                     except StoreUnavailableError:
                         pass  # the loop logs that Redis does not answer
                     except PolicyError as error:

@@ -250,10 +250,12 @@ class ControlLoop:
             self._audit(canary_ended(experiment, at))
 
     def _act(self, context: PoolContext, result: TickResult, lease: Lease) -> None:
-        """Add the compared window to the daily gain, publish and record; runs in a thread."""
-        self._gains.count((context.model, context.pool), result.log_gains, self._clock.now(), lease)
-        if self._publisher.write(context, result, self._shared.state.schedules, lease):
-            self._shared.was_written()
+        """Publish and record, and add the compared window to the daily gain, whichever is refused; runs in a thread."""
+        try:
+            if self._publisher.write(context, result, self._shared.state.schedules, lease):
+                self._shared.was_written()
+        finally:
+            self._gains.count((context.model, context.pool), result.log_gains, self._clock.now(), lease)
 
 
 def _undecided(context: PoolContext) -> TickResult:

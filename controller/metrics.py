@@ -60,16 +60,14 @@ class ControllerMetrics:
         )
         self._measured_step = gauge("measured_step_seconds", "Measured mean step, without the time of prefill", _POOL)
         self._probe = gauge("probe_ratio", "Share of an engine's time that pays for probes, as published", _POOL)
-        gain, measured_by = "What adaptive K gains over the static K", (*_POOL, "measure", "decides", "bound")
-        self._control_group = (
-            gauge("control_group_gain_ratio", gain, measured_by),
-            gauge("hold_out_gain_ratio", f"Deprecated name. {gain}", measured_by),
-        )
-        today, bounds = "What adaptive K gained over the static K today (UTC)", (*_POOL, "measure", "bound")
-        self._daily = (
-            gauge("control_group_day_gain_ratio", today, bounds),
-            gauge("hold_out_day_gain_ratio", f"Deprecated name. {today}", bounds),
-        )
+        self._control_group = gauge(
+            "control_group_gain_ratio", "What adaptive K gains over the static K",
+            (*_POOL, "measure", "decides", "bound"),
+        )  # fmt: skip
+        self._daily = gauge(
+            "control_group_day_gain_ratio", "What adaptive K gained over the static K today (UTC)",
+            (*_POOL, "measure", "bound"),
+        )  # fmt: skip
         self._canary = gauge(
             "canary_gain_ratio", "Gain of the running or latest canary over the present policy",
             ("model_name", "measure", "bound"),
@@ -80,6 +78,9 @@ class ControllerMetrics:
             "target_ratio": gauge("slo_target_ratio", "Share of requests that must meet a percentile", of_goal),
             "budget_left_ratio": gauge("slo_budget_left_ratio", "Error budget left of one day", of_goal),
             "margin": gauge("slo_margin_ratio", "Bound on the predicted mean over the goal", of_goal),
+            "forecast_error_ratio": gauge(
+                "slo_forecast_error_ratio", "Measured over predicted mean TPOT of an hour, less 1", of_goal
+            ),
             "is_unreachable": gauge("slo_unreachable", "1 while no K keeps the goal", of_goal),
         }
         self._attained = gauge("slo_attained_ratio", "Share of requests within the goal", (*of_goal, "window"))
@@ -150,8 +151,7 @@ class ControllerMetrics:
         """Show today's gain of adaptive K; nothing while its windows are too few."""
         for measure in MEASURES:
             for bound, value in (gain_ratio_of(today, measure) or {}).items():
-                for metric in self._daily:
-                    self._show(metric, value, model, pool, measure, bound)
+                self._show(self._daily, value, model, pool, measure, bound)
 
     def show_decision(self, model: str, pool: str, result: TickResult) -> None:
         """Show the decision for one pool. A value that is unknown in this tick is removed from the page."""
@@ -193,8 +193,7 @@ class ControllerMetrics:
         for measure in MEASURES:
             decides = "true" if measure == evidence.get("measure") else "false"
             for bound, value in (evidence.get(f"{measure}_gain_ratio") or {}).items():
-                for metric in self._control_group:
-                    self._show(metric, value, model, pool, measure, decides, bound)
+                self._show(self._control_group, value, model, pool, measure, decides, bound)
 
     def _show(self, metric: Gauge, value: float | None, *labels: str) -> None:
         """Set a gauge if its value is known. A gauge that a tick does not set is removed from the page."""

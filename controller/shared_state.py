@@ -1,8 +1,8 @@
 """The loop's view of Redis: the state that was read last, and calls of the store that never raise.
 
-A call can fail because Redis does not answer, is full, has another leader, or holds a document that cannot be read. In
-each case the call has no effect and the loop goes on with the state that was read last. The log has one line when Redis
-stops answering or is full, and one when that is over.
+A call can fail because Redis does not answer, is full, grants no right to it, has another leader, or holds a document
+that cannot be read. In each case the call has no effect and the loop goes on with the state that was read last. The log
+has one line when Redis stops answering or is full, and one when that is over; and one for each right that is missing.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from specpilot.policy.errors import (
     FencedError,
     InvalidDocumentError,
     StoreFullError,
+    StoreRefusedError,
     StoreUnavailableError,
     VersionConflictError,
 )
@@ -62,6 +63,7 @@ class SharedReader:
         self._clock = clock
         self._audit = audit
         self._is_full = False
+        self._refused: set[str] = set()  # the lacking rights that were logged
         self._unreadable: frozenset[str] = frozenset()  # the state logged last
         self._memory_at = float("-inf")
         self.state = SharedState()
@@ -76,15 +78,8 @@ class SharedReader:
         """Call `question` in a thread and return its answer; `None` when the store failed."""
         try:
             answer = await asyncio.to_thread(question)
-        except StoreFullError as error:
-            if not self._is_full:
-                _log.warning("schedules stay as they are: %s", error)
-            self._is_full = True
-            return None
         except StoreUnavailableError as error:
-            if self.is_up:
-                _log.warning("going on with the last known state: %s", error)
-            self.is_up = False
+            self._note(error)
             return None
         except FencedError as error:
             _log.warning("%s", error)
@@ -101,6 +96,21 @@ class SharedReader:
         self.is_up = True
         return answer
 
+    def _note(self, error: StoreUnavailableError) -> None:
+        """Log a failure of the store that is not known yet."""
+        if isinstance(error, StoreFullError):
+            if not self._is_full:
+                _log.warning("schedules stay as they are: %s", error)
+            self._is_full = True
+        elif isinstance(error, StoreRefusedError):
+            if str(error) not in self._refused:
+                _log.warning("going on without it: %s", error)
+            self._refused.add(str(error))
+        else:
+            if self.is_up:
+                _log.warning("going on with the last known state: %s", error)
+            self.is_up = False
+
     def begin_to_lead(self) -> None:
         """Log a full store again, as another controller logged it last."""
         self._is_full = False
@@ -112,6 +122,13 @@ class SharedReader:
         self._is_full = False
 
     def _read(self) -> bool:
+        try:
+            self._read_all()
+        except StoreRefusedError as error:
+            raise StoreUnavailableError(str(error)) from error  # of no use without this right
+        return True
+
+    def _read_all(self) -> None:
         documents = self._store.policies_by_model()
         policies = [item for item in documents.values() if not isinstance(item, InvalidDocumentError)]
         unreadable = {model: item for model, item in documents.items() if isinstance(item, InvalidDocumentError)}
@@ -133,7 +150,6 @@ class SharedReader:
             for freeze in ended_within(self.state.freezes.values(), before.at, self.state.at):
                 self._audit(freeze_ended(freeze, self.state.at))
         self._read_memory()
-        return True
 
     def _read_memory(self) -> None:
         """Read the memory of Redis every `MEMORY_S`."""

@@ -53,6 +53,9 @@ install_torch() {
 # An interrupted run may have left an environment without pip.
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
     { say "making $venv"; "$python" -m venv --clear "$venv"; rm -f "$venv/installed.txt"; }
+version='import sys; print("Python %d.%d" % sys.version_info[:2])'
+has=$("$venv/bin/python" -c "$version") wants=$("$python" -c "$version")
+[ "$has" = "$wants" ] || say "$venv keeps its $has; delete it for one with $wants ($python)"
 installed="$venv/installed.txt"
 touch "$installed"
 pins=$(grep -vE '^(#|$)' constraints.txt)

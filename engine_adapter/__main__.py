@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from specpilot.engine_adapter import head_config, plugin_names, presets
@@ -29,6 +30,11 @@ from specpilot.policy.text_files import read_text
 PROGRAM = "specpilot engine"
 DEFAULT_K_MAX = 7
 """K_max if neither a flag nor the head states one."""
+_SECRET_FLAGS = ("--api-key", "--hf-token")
+"""vLLM's flags that take a secret, the first one several."""
+_SECRETS = ("--control-token", "--gateway-key", "--redis-url", *_SECRET_FLAGS)
+_CUT_TO = 6
+"""Characters from which on a flag counts as the beginning of a longer one."""
 MTP, MTP_K_MAX = "mtp", 3
 """The name of the model's own MTP head as drafter, and its K_max if no flag states one."""
 
@@ -57,6 +63,7 @@ def main(arguments: Sequence[str]) -> None:
     _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
     environment = dict(os.environ)
+    _check_secret_flags(vllm_flags)
     vllm_flags = _with_clean_keys(vllm_flags, environment)
     environment["PYTHONSAFEPATH"] = "1"  # for the processes that vLLM starts
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
@@ -104,20 +111,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{PROGRAM}: warning: {line}\n")
+
+
+def _check_secret_flags(vllm_flags: Sequence[str]) -> None:
+    """End the program for a misspelt flag of a secret: vLLM would print it with its value."""
+    for flag in (word.partition("=")[0].replace("_", "-") for word in vllm_flags if word.startswith("--")):
+        meant = [name for name in _SECRETS if len(flag) >= _CUT_TO and name.startswith(flag)]
+        meant = meant or get_close_matches(flag, _SECRETS, 1, 0.8)
+        if meant and flag not in _SECRETS:
+            fail(PROGRAM, f"{flag}: there is no such flag; did you mean {meant[0]}?")
+
+
 def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """Return `vllm_flags` with vLLM's API keys as clients can send them, and make the one in `environment` so."""
+    """Return `vllm_flags` with vLLM's secrets as headers can carry them, and make the one in `environment` so."""
     flags: list[str] = []
-    is_key = False
+    is_key, name = False, ""
     try:
         if environment.get("VLLM_API_KEY"):
-            environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"])
+            environment["VLLM_API_KEY"] = secret("VLLM_API_KEY", environment["VLLM_API_KEY"], _warn)
         for word in vllm_flags:
             flag, mark, key = word.partition("=")
             if word.startswith("--"):
-                is_key = flag.replace("_", "-") == "--api-key"  # vLLM takes either
-                flags.append(f"{flag}={secret(flag, key)}" if is_key and mark else word)
+                is_key = flag.replace("_", "-") in _SECRET_FLAGS  # vLLM takes either
+                name = flag
+                flags.append(f"{flag}={secret(flag, key, _warn)}" if is_key and mark else word)
             else:
-                flags.append(secret("--api-key", word) if is_key else word)
+                flags.append(secret(name, word, _warn) if is_key else word)
     except InvalidDocumentError as error:
         fail(PROGRAM, *(str(fault) for fault in error.faults))
     return flags
@@ -134,9 +155,9 @@ def _plugins() -> str:
     """Return the plugins that vLLM should load; warn of plugins that no longer load because of the adapter."""
     value, switched_off = plugin_names.with_adapter(os.environ.get(plugin_names.VARIABLE))
     if switched_off:
-        sys.stderr.write(
-            f"{PROGRAM}: warning: {plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, "
-            f"it may add routes to the server; set {plugin_names.VARIABLE} to what is to load\n"
+        _warn(
+            f"{plugin_names.VARIABLE} is {value}, without {', '.join(switched_off)}: named there, it may add routes to "
+            f"the server; set {plugin_names.VARIABLE} to what is to load"
         )
     return value
 
@@ -230,11 +251,11 @@ def _check_redis(url: str | None) -> None:
     try:
         store.ping()
         if (lacking := store.missing_rights()) is not None:
-            sys.stderr.write(f"{PROGRAM}: warning: --redis-url: {lacking}\n")
+            _warn(f"--redis-url: {lacking}")
     except StoreUnavailableError as error:
-        sys.stderr.write(
-            f"{PROGRAM}: warning: --redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, "
-            "serves without a controller, and registers when Redis answers\n"
+        _warn(
+            f"--redis-url: {error}; check {without_secrets(url)}. The engine starts all the same, serves without a "
+            "controller, and registers when Redis answers"
         )
     finally:
         store.close()

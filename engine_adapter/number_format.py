@@ -5,12 +5,11 @@ software: with the demo pair a step takes 10 to 100 times as long as in float32 
 these instructions bfloat16 is faster than float32, and takes half of the memory.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from specpilot.policy.text_files import read_text
+from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.model_files import model_config
 
 FLAG: Final = "--dtype"
 PLAIN: Final = "float32"
@@ -43,12 +42,12 @@ def lacks_bfloat16() -> bool:
 
 
 def fitting(model: str = "") -> str:
-    """Return the `dtype` for an engine of the model in the folder `model` on this machine: `auto` or `float32`.
+    """Return the `dtype` for an engine of `model`, a folder or a hub's name, on this machine: `auto` or `float32`.
 
-    A quantised model keeps vLLM's choice: its kernels take certain formats only. A model in no folder of this machine
-    counts as not quantised. For a model in float32 vLLM's choice is bfloat16 too (`_resolve_auto_dtype`).
+    A quantised model keeps vLLM's choice: its kernels take certain formats only. A model whose configuration cannot be
+    read counts as not quantised. For a model in float32 vLLM's choice is bfloat16 too (`_resolve_auto_dtype`).
     """
-    return AUTO if _is_quantised(model) or not lacks_bfloat16() else PLAIN
+    return AUTO if not lacks_bfloat16() or _is_quantised(model) else PLAIN
 
 
 def notes(vllm_config: Any) -> list[str]:
@@ -64,9 +63,9 @@ def notes(vllm_config: Any) -> list[str]:
 
 
 def _is_quantised(model: str) -> bool:
-    """Whether the model in the folder `model` is known to be quantised."""
+    """Whether a model, in a folder or of a hub, is known to be quantised."""
     try:
-        config = json.loads(read_text(Path(model) / "config.json"))
-    except (OSError, ValueError):
-        return False  # no folder of this machine
-    return not isinstance(config, dict) or any(map(config.get, ("quantization_config", "compression_config")))
+        config = model_config(model)
+    except InvalidSettingsError:
+        return False  # vLLM says what is wrong with it
+    return any(map(config.get, ("quantization_config", "compression_config")))

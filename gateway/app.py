@@ -240,7 +240,8 @@ def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
         return ()
     flag = "--api-keys-file"
     try:
-        return keys_of(orjson.loads(read_text(Path(settings.api_keys_file))))
+        plain = orjson.loads(read_text(Path(settings.api_keys_file)))
+        return keys_of(plain, lambda line: _log.warning("%s: %s", flag, line))
     except OSError as error:
         raise StartError(f"{flag}: cannot read {settings.api_keys_file}: {error.strerror}; check the path") from error
     except ValueError as error:

@@ -6,6 +6,7 @@ characters are refused. No message contains the text.
 """
 
 import re
+from collections.abc import Callable
 
 from specpilot.policy.errors import Fault, InvalidDocumentError
 
@@ -34,9 +35,19 @@ def has_login(text: str) -> bool:
     return re.search(r"https?://[^/\s]*@", text) is not None
 
 
-def secret(name: str, text: str) -> str:
-    """Return the secret `text` of `name` as it can be sent; raises `InvalidDocumentError`, which names `name` only."""
+def removed(name: str) -> str:
+    """Return the line about white space that was removed."""
+    return f"{name}: white space around the value was removed"
+
+
+def secret(name: str, text: str, say: Callable[[str], None] = lambda _: None) -> str:
+    """Return the secret `text` of `name` as it can be sent; raises `InvalidDocumentError`, which names `name` only.
+
+    `say` gets a line if white space was removed.
+    """
     clean = stripped(text)
+    if clean != text:
+        say(removed(name))
     fault = fault_of(clean, is_secret=True)
     if fault is not None:
         raise InvalidDocumentError("secret", (Fault(name, fault),))

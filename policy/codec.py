@@ -31,8 +31,9 @@ def _built(kind: Any) -> TypeAdapter[Any]:
 def decode(kind: type[T], data: bytes | str) -> T:
     """Return the JSON text `data` as a value of type `kind`; fields that are unknown in `kind` are left out.
 
-    Raises `InvalidDocumentError` with every fault found.
+    A byte order mark before it is ignored. Raises `InvalidDocumentError` with every fault found.
     """
+    data = data.removeprefix("\ufeff") if isinstance(data, str) else data.removeprefix(b"\xef\xbb\xbf")
     try:
         value: T = _adapter(kind).validate_json(data)
     except ValidationError as error:

@@ -37,6 +37,8 @@ STATIC_BREAKS_SLO = (
     PREFIX + "static_breaks_slo"
 )  # gauge, only with an SLO: the static K breaks one, the law's choice none
 SLO_PREDICTED_SECONDS = PREFIX + "slo_predicted_seconds"  # gauge, traffic_class: mean ITL of its slowest group
+SLO_MEAN_PREDICTED_SECONDS = PREFIX + "slo_mean_predicted_seconds"  # gauge, traffic_class: mean ITL of the class
+RUNNING_LIMIT = PREFIX + "running_limit"  # gauge, only with a limit: the most requests that may run
 
 LABEL_MODEL = "model_name"
 LABEL_CLASS = "traffic_class"

@@ -58,6 +58,10 @@ class StoreUnavailableError(PolicyError):
     code = "store_unavailable"
 
 
+class StoreRefusedError(StoreUnavailableError):
+    """The user of Redis lacks a right for this command; Redis answers others."""
+
+
 class StoreFullError(StoreUnavailableError):
     """Redis has reached `maxmemory`: it refuses commands that need memory, and answers all others."""
 

@@ -5,12 +5,20 @@ it.
 """
 
 import ipaddress
+from collections.abc import MutableMapping
 from http.client import HTTPResponse
 from typing import Final, cast
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 _DIRECT: Final = build_opener(ProxyHandler({}))
+_HERE: Final = "localhost,127.0.0.1,::1"
+
+
+def reach_this_machine_directly(environment: MutableMapping[str, str]) -> None:
+    """Add this machine to `no_proxy`, for libraries of others that read proxies from `environment`."""
+    stated = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    environment["no_proxy"] = stated if stated == "*" else f"{stated},{_HERE}".lstrip(",")
 
 
 def is_on_this_machine(url: str) -> bool:

@@ -121,7 +121,8 @@ class Policy:
     cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
     `probe_ratio` (0..0.5) is the share of an engine's time that pays for probes. `control_group_ratio` (0..0.5) is the
     share of time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no
-    control group. `slo` are the latency goals of classes that have none of their own.
+    control group. `slo` are the latency goals of classes that have none of their own. With `limit_running` engines
+    limit the requests that run where no K keeps a latency goal, and gateways hold the others.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -134,6 +135,7 @@ class Policy:
     probe_ratio: float = 0.005
     control_group_ratio: float = 0.01
     slo: Slo | None = None
+    limit_running: bool = False
     classes: Mapping[str, ClassPolicy] = field(default_factory=dict)
     match: tuple[MatchRule, ...] = ()
 

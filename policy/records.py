@@ -17,7 +17,8 @@ class EngineRecord:
     `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its own static K,
     `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
     `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` if it has none. `stalled`: it
-    has requests, and no step has ended for much longer than a step takes. Times are Unix seconds.
+    has requests, and no step has ended for much longer than a step takes. `running_limit`: the most requests that
+    gateways may have there, for its latency goals; `None`: any number. Times are Unix seconds.
     """
 
     engine_id: str
@@ -36,6 +37,7 @@ class EngineRecord:
     draining: bool = False
     graphs: Graphs | None = None
     stalled: bool = False
+    running_limit: int | None = None
 
     def __post_init__(self) -> None:
         faults = name_faults(engine_id=self.engine_id, pool=self.pool)

@@ -4,6 +4,7 @@ Only this module, `redis_dials` and `redis_rights` import `redis`. The client ha
 behind Sentinel and as a cluster.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +19,15 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from specpilot.policy import redis_dials
-from specpilot.policy.errors import StoreFullError, StoreUnavailableError
+from specpilot.policy.errors import StoreFullError, StoreRefusedError, StoreUnavailableError
 from specpilot.policy.redis_rights import RIGHTS
 from specpilot.policy.redis_url import TLS_OPTIONS, RedisAddress, Topology
 
 K = TypeVar("K")
 _LACKS_RIGHT = ("NOPERM", "ACL failure", "The user executing the script can't")
 """In the errors of a transaction and of a script, which have another class."""
+_OF_PIPELINE = re.compile(r"^Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+"""What redis-py puts before an error: the command with its data."""
 _TLS_REMEDIES = {
     "certificate is not valid for": "; write a name that the certificate has, or add ?ssl_check_hostname=false",
     "CERTIFICATE_VERIFY_FAILED": "; name the file with its authority: ?ssl_ca_certs=FILE",
@@ -48,8 +51,10 @@ def translated() -> Iterator[None]:
     except redis.ResponseError as error:
         # A loading or read-only server refuses commands. For every caller this equals no answer.
         lacks_right = isinstance(error, NoPermissionError) or any(mark in str(error) for mark in _LACKS_RIGHT)
-        remedy = f"; its user needs {RIGHTS}" if lacks_right else ""
-        raise StoreUnavailableError(f"Redis refused a command: {error}{remedy}") from error
+        message = f"Redis refused a command: {_OF_PIPELINE.sub('', str(error))}"
+        if lacks_right:
+            raise StoreRefusedError(f"{message}; its user needs {RIGHTS}") from error
+        raise StoreUnavailableError(message) from error
 
 
 def guarded(kind: type[K]) -> type[K]:

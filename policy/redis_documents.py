@@ -8,6 +8,7 @@ checked without the server knowing what a document is.
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from specpilot.policy import redis_keys, redis_scripts
@@ -157,12 +158,16 @@ class Documents:
         return read
 
     def _present(self, kind: type[T], members: str, key_of: Callable[[str], str]) -> list[T]:
-        """Return the documents of the members of the set `members` that have not expired; remove the other members."""
+        """Return the documents of the members of the set `members` that have not expired.
+
+        Removes the other members, if it may.
+        """
         ids = sorted(item.decode() for item in self._redis.smembers(members))
         stored = self._redis.mget([key_of(item) for item in ids]) if ids else []
         silent = [item for item, text in zip(ids, stored, strict=True) if text is None]
         if silent:
-            self._redis.srem(members, *silent)
+            with suppress(StoreUnavailableError), translated():
+                self._redis.srem(members, *silent)
         texts = {item.encode(): text for item, text in zip(ids, stored, strict=True) if text is not None}
         return self._readable(kind, "the record of", texts)
 

@@ -125,7 +125,8 @@ class Guidance:
 
     A class that is not named has the requirements of `default`, which must exist. `probe_ratio` (0..1) is the share
     of the engine's time that pays for probes, free first drafts excepted; 0 means no probes. `static_k` is K until the
-    law has enough evidence; `None`: the engine's own static K. With `override` the law does not choose K.
+    law has enough evidence; `None`: the engine's own static K. With `override` the law does not choose K. With
+    `limit_running` engines limit the requests that run, where no K keeps a latency goal.
     """
 
     __pydantic_config__: ClassVar = _STRICT
@@ -134,6 +135,7 @@ class Guidance:
     probe_ratio: float = 0.0
     static_k: int | None = None
     override: Override | None = None
+    limit_running: bool = False
 
     def __post_init__(self) -> None:
         faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]

@@ -77,7 +77,7 @@ def cleaned(
     if fault is not None:
         raise ValueError(fault)
     if clean != text:
-        _log.warning("%s: white space around the value was removed", _flag(name))
+        _log.warning("%s", clean_text.removed(_flag(name)))
     return clean
 
 

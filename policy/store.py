@@ -16,12 +16,18 @@ import logging
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import GatewayUsage
 from specpilot.policy.codec import encode
-from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import (
+    InvalidDocumentError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    VersionConflictError,
+)
 from specpilot.policy.question_documents import QuestionDocuments
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
@@ -137,7 +143,7 @@ class Store(QuestionDocuments):
         """Register an engine or renew it for `ttl_s` seconds."""
         key = redis_keys.engine(record.engine_id)
         is_new = self._renew(redis_keys.ENGINES, record.engine_id, key, record, ttl_s)
-        if is_new or record.draining or record.stalled:
+        if is_new or record.draining or record.stalled or record.running_limit is not None:
             self._announce(redis_keys.ENGINES)
 
     def remove_engine(self, engine_id: str) -> None:
@@ -208,7 +214,7 @@ class Store(QuestionDocuments):
         to be had, for want of a right or of its connection, it yields `None` every `poll_s`.
         """
         epoch = self._dials.epoch
-        with translated():
+        with suppress(StoreRefusedError), translated():
             self._redis.exists(redis_keys.LEASE)  # makes a cluster's client look up the primary; subscribing does not
         while self._dials.epoch == epoch:
             is_subscribed = False

@@ -45,7 +45,8 @@ class Stated:
 
 
 def stated(environment: Mapping[str, str], engines: int = 1, controllers: int = 1) -> Stated:
-    """Return the contents of `environment` for so many engines and controllers."""
+    """Return the contents of `environment`, without white space around a value, for so many engines and controllers."""
+    environment = {name: value.strip() for name, value in environment.items()}
     platform = _of_platform(environment, engines, controllers)
     settings, faults = dict(platform.settings), [*platform.faults]
     flags = [platform.engine_args] if platform.engine_args else []

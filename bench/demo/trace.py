@@ -120,5 +120,6 @@ def read_trace(path: Path) -> Trace:
 def read_prompts(folder: Path, names: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """Return for each name the chat requests in `folder/<name>.jsonl`; raises `OSError`."""
     return {
-        name: [json.loads(line) for line in read_text(folder / f"{name}.jsonl").splitlines() if line] for name in names
+        name: [json.loads(line) for line in read_text(folder / f"{name}.jsonl").split("\n") if line.strip()]
+        for name in names
     }

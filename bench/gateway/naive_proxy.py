@@ -15,7 +15,9 @@ from fastapi.responses import StreamingResponse
 def create_app(engine: str) -> FastAPI:
     """Return a proxy to one engine that parses every body, and relays streams event by event."""
     app = FastAPI()
-    client = httpx.AsyncClient(base_url=engine, timeout=600.0, limits=httpx.Limits(max_connections=None))
+    client = httpx.AsyncClient(
+        base_url=engine, timeout=600.0, limits=httpx.Limits(max_connections=None), trust_env=False
+    )
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:

@@ -20,6 +20,7 @@ from unittest.mock import patch
 from specpilot.bench.sweep.plan import Load
 from specpilot.bench.sweep.texts import Prompt
 from specpilot.demo_model import DEMO_MODEL
+from specpilot.policy.http_client import reach_this_machine_directly
 
 SHOWN_ERRORS = 3
 _ONE_EACH = (
@@ -95,6 +96,7 @@ def is_installed() -> bool:
 
 def _serve(connection: Connection, log: Path) -> None:
     """The process: one run for each message, until the other end is closed."""
+    reach_this_machine_directly(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the sweep, which ends this process
     with log.open("a") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())

@@ -21,7 +21,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
 from specpilot.bench.report.output import say
-from specpilot.bench.sweep import report
+from specpilot.bench.sweep import pareto_picture, report
 from specpilot.bench.sweep.client import Client, ClientFailedError, flags, is_installed
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, P_EAGLE, STEPPED, SYSTEMS, Arm, Cell, Load, plan
 from specpilot.bench.sweep.steering import EndpointError, RefusedError, Steering, model_of
@@ -56,6 +56,9 @@ class SweepSettings(ProgramSettings):
     output_tokens: int = Field(default=96, ge=2, description="tokens of a reply, in the mean")
     ignore_eos: bool = Field(default=True, description="give replies their full length (vLLM and SGLang)")
     goodput: str = Field(default="", description="SLOs in ms, as ttft:500,tpot:50,e2el:5000")
+    goal_ms: float | None = Field(
+        default=None, gt=0, description="one more arm of the endpoint `adaptive`: with this goal on mean TPOT, in ms"
+    )
     client_args: str = Field(default="", description="further flags for vllm bench serve, in one string")
     tokenizer: str | None = Field(
         default=None, description="tokenizer of the client's own data sets; default: --model, or the endpoints' model"
@@ -96,6 +99,8 @@ def main(arguments: Sequence[str]) -> None:
     if cells:
         text = report.markdown(cells)
         (settings.out / "report.md").write_text(text)
+        if (picture := pareto_picture.picture(cells)) is not None:
+            (settings.out / "pareto.svg").write_text(picture)
         say(f"{text}\nreport: {settings.out / 'report.md'}")
     if failure is not None:
         sys.stderr.write(f"{PROGRAM}: {failure}\n")
@@ -151,7 +156,7 @@ class _Bench:
 
         Raises `EndpointError` when the server had another K than the cell's arm, and `ClientFailedError`.
         """
-        system.steering.set_k(cell.arm.k)
+        system.steering.set_k(cell.arm.k, cell.arm.goal_ms)
         if not system.is_warm:
             self._play(system, cell._replace(load=WARM_UP))
             system.is_warm = True
@@ -160,7 +165,7 @@ class _Bench:
             self._play(system, cell)
             is_settled = time.monotonic() >= ends_at
         figures = self._play(system, cell)
-        system.steering.check(cell.arm.k)
+        system.steering.check(cell.arm.k, cell.arm.goal_ms)
         return figures
 
     def _play(self, system: RunningSystem, cell: Cell) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _line(cell: Cell, figures: Mapping[str, Any]) -> str:
     return f"{where} {figures['output_throughput']:8.0f} tok/s{accepted}{failed}"
 
 
-def _question(settings: SweepSettings) -> Question:
+def _question(settings: SweepSettings) -> Question:  # noqa: C901 - one check after the other
     """Return the measurement; checks each endpoint. Ends the program when a setting or an endpoint is wrong."""
     if not is_installed():
         fail(PROGRAM, "vLLM, whose bench serve drives the load, is not installed here: install specpilot[engine]")
@@ -220,6 +225,10 @@ def _question(settings: SweepSettings) -> Question:
                 fail(PROGRAM, f"--endpoints: {name}: {error}")
         is_stepped = name in STEPPED and (url is None or _can_set_k(name, Steering(url, token)))
         arms += [Arm(name, k) for k in ks] if is_stepped else [Arm(name)]
+    if settings.goal_ms is not None:
+        if (url := endpoints.get(ADAPTIVE)) is None or not _can_set_k(ADAPTIVE, Steering(url, token)):
+            fail(PROGRAM, "--goal-ms: needs an endpoint named adaptive: an engine of SpecPilot's without a controller")
+        arms.append(Arm(ADAPTIVE, goal_ms=settings.goal_ms))
     heads = {P_EAGLE: settings.p_eagle, EAGLE_3: settings.eagle3}
     engines = Engines(
         settings.model, heads, max(*ks, 1), settings.max_num_seqs, settings.engine_args, settings.out, settings.port

@@ -30,15 +30,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Arm:
-    """A system at K draft tokens; `k` is `None` when the sweep does not set it."""
+    """A system at K draft tokens; `k` is `None` when the sweep does not set it. `goal_ms`: a goal on mean TPOT."""
 
     system: str
     k: int | None = None
+    goal_ms: float | None = None
 
     @property
     def name(self) -> str:
-        """`p-eagle-k7`, or the system's name alone."""
-        return self.system if self.k is None else f"{self.system}-k{self.k}"
+        """`p-eagle-k7`, `adaptive-goal20`, or the system's name alone."""
+        goal = "" if self.goal_ms is None else f"-goal{self.goal_ms:g}"
+        return self.system + ("" if self.k is None else f"-k{self.k}") + goal
 
 
 class Load(NamedTuple):

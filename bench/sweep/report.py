@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from specpilot.bench.report.markdown import table
 from specpilot.bench.sweep.plan import ADAPTIVE, EAGLE_3, NO_SPECULATION, P_EAGLE, SYSTEMS
 
-RATE = "output_throughput"
+RATE, TPOT = "output_throughput", "median_tpot_ms"
 UNKNOWN = "-"
 _FIGURES = (
     ("spec_decode_acceptance_length", "acceptance length", "{:.2f}"),
     ("median_ttft_ms", "TTFT p50, ms", "{:.1f}"),
     ("p99_ttft_ms", "p99", "{:.1f}"),
-    ("median_tpot_ms", "TPOT p50, ms", "{:.1f}"),
+    (TPOT, "TPOT p50, ms", "{:.1f}"),
     ("p99_tpot_ms", "p99", "{:.1f}"),
     ("request_goodput", "good requests/s", "{:.2f}"),
 )
@@ -52,6 +52,13 @@ class Results:
         rates, others = self.values(arm, place), self.values(other, place)
         return [rates[number] / others[number] for number in rates.keys() & others.keys()]
 
+    def point(self, arm: Arm, place: tuple[str, str]) -> tuple[float, float] | None:
+        """Return the tokens per second of a user, by the median TPOT, and of all together; `None`: unknown."""
+        rates, tpots = self.values(arm, place), self.values(arm, place, TPOT)
+        if not rates or not tpots or min(tpots.values()) <= 0:
+            return None
+        return 1000 / statistics.median(tpots.values()), statistics.median(rates.values())
+
     def best(self, systems: Sequence[str], place: tuple[str, str]) -> Arm | None:
         """Return the arm of `systems` with the highest median throughput."""
         known = {
@@ -70,6 +77,7 @@ def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
         "# Speculation sweep\n",
         f"Model {models}. Medians over the repetitions, with their range; figures are those of vllm bench serve.\n",
         *_adaptive(results),
+        *_pareto(results),
         *_all(results),
         *_failures(cells),
     ]
@@ -115,6 +123,25 @@ def _adaptive(results: Results) -> list[str]:
         "`specpilot bench demo`.\n"
     )
     return ["## Adaptive K beside the best single K of each load\n", text, *table(heads, rows), ""]
+
+
+def _pareto(results: Results) -> list[str]:
+    """Return each arm's tokens per second in all and per user, and whether another arm has more of both."""
+    rows = []
+    for place in results.places:
+        points = {arm.name: point for arm in results.arms if (point := results.point(arm, place)) is not None}
+        for name, (user, rate) in points.items():
+            better = [other for other, point in points.items() if point[0] > user and point[1] > rate]
+            if name.startswith(ADAPTIVE):
+                rows.append(
+                    [place[0], _title(place[1]), name, f"{user:.1f}", f"{rate:,.0f}", ", ".join(better) or "none"]
+                )
+    heads = ("data set", "load", "arm", "tokens/s per user", "output tokens/s", "arms with more of both")
+    text = (
+        "Per user: 1 s over the median TPOT. `pareto.svg` has all arms over all loads. Medians of a few cells differ "
+        "by noise: see the ranges below.\n"
+    )
+    return ["## Throughput and speed per user\n", text, *table(heads, rows), ""] if rows else []
 
 
 def _failures(cells: Sequence[Mapping[str, Any]]) -> list[str]:

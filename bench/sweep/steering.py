@@ -25,7 +25,7 @@ CALIBRATED_WITHIN_S = 180.0
 """Seconds in which a starting engine has measured its own steps, or stopped trying."""
 TIMEOUT_S = 10.0
 _POLL_S = 0.2
-_FIXED, _CALIBRATING = "fixed", "calibrating"
+_FIXED, _LAW, _CALIBRATING = "fixed", "law", "calibrating"
 _NOT_FOUND = 404
 
 
@@ -67,21 +67,28 @@ class Steering:
         self._before: dict[str, Any] | None = None
         self._version: int | None = None
 
-    def set_k(self, k: int | None) -> None:
-        """Set K = `k` for all requests from the next step on, or restore what was before; raises `EndpointError`."""
-        if k is None:
+    def set_k(self, k: int | None, goal_ms: float | None = None) -> None:
+        """Set K = `k` for all requests from the next step on, or let the law choose by a goal on their mean TPOT.
+
+        Without either restore what was before. Raises `EndpointError`.
+        """
+        if k is None and goal_ms is None:
             self.give_back()
             return
         if self._before is None:
             self._before = self._calibrated()
-        self._version = int(self._put({"guidance": {"override": {"k": k}}})["version"])
-        self.check(k)
+        guidance = {"override": {"k": k}} if k is not None else {"classes": {"default": {"itl_slo_ms": goal_ms}}}
+        self._version = int(self._put({"guidance": guidance})["version"])
+        self.check(k, goal_ms)
 
-    def check(self, k: int | None) -> None:
-        """Raise `EndpointError` unless the schedule by which K was set to `k` is the one in force."""
-        fault = None if k is None else fault_of(self.state(), self._version)
+    def check(self, k: int | None, goal_ms: float | None = None) -> None:
+        """Raise `EndpointError` unless the schedule by which K or a goal was set is the one in force."""
+        if k is None and goal_ms is None:
+            return
+        fault = fault_of(self.state(), self._version, source=_LAW if k is None else _FIXED)
         if fault is not None:
-            raise EndpointError(f"{self._shown} no longer has the K = {k} of this arm: {fault}")
+            setting = f"goal of {goal_ms:g} ms" if k is None else f"K = {k}"
+            raise EndpointError(f"{self._shown} no longer has the {setting} of this arm: {fault}")
 
     def give_back(self) -> None:
         """Restore the schedule from before the first `set_k`; raises `EndpointError`."""
@@ -148,18 +155,18 @@ def _refusal(answer: str, *, has_token: bool) -> str | None:
     return f"refuses this --control-token: {remedy}" if has_token else f"wants --control-token to set K: {remedy}"
 
 
-def fault_of(state: Mapping[str, Any], version: int | None) -> str | None:
+def fault_of(state: Mapping[str, Any], version: int | None, source: str = _FIXED) -> str | None:
     """Return why an engine with `state` does not apply the schedule of `version`; `None` if it does."""
-    current, source = state["version"], state["source"]
-    if current == version and source == _FIXED:
+    current, present_source = state["version"], state["source"]
+    if current == version and present_source == source:
         return None
-    if source == _CALIBRATING:
+    if present_source == _CALIBRATING:
         return "it measures its own steps, as it does after its start; wait until that is over"
     if not current:
         return "it was restarted meanwhile"
     return (
-        f"version {current} (source {source}) is in force there, not version {version}, so a controller steers this "
-        "engine. Stop the controller, or measure an engine that was started without --redis-url"
+        f"version {current} (source {present_source}) is in force there, not version {version}, so a controller steers "
+        "this engine. Stop the controller, or measure an engine that was started without --redis-url"
     )
 
 

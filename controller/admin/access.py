@@ -78,10 +78,11 @@ class Access:
             raise ApiError(403, "role_too_low", message, param="Authorization")
 
     async def _caller(self, request: Request) -> Caller:
-        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
-        token = credential.strip()
-        if scheme.lower() == "bearer" and token:
-            return await self._named(token)
+        for stated in request.headers.getlist("authorization"):  # a proxy may add an empty one
+            scheme, _, credential = stated.partition(" ")
+            token = credential.strip()
+            if scheme.lower() == "bearer" and token:
+                return await self._named(token)
         if self._trusts_this_machine:
             require_this_machine(request)
             return Caller("this machine", Role.ADMIN)

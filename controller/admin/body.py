@@ -1,12 +1,13 @@
 """Reads the JSON object that a caller of the admin API sent, within a size limit, and reports its faults."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.policy.codec import decode, from_plain
+from specpilot.policy.codec import decode, from_plain, schema
 from specpilot.policy.errors import Fault, InvalidDocumentError
 
 T = TypeVar("T")
@@ -16,18 +17,13 @@ _DISCARDED_BYTES = 64 << 20
 reply."""
 
 
-def body_schema(schema: dict[str, Any], *, is_required: bool = True) -> dict[str, Any]:
-    """Return the OpenAPI description of a body.
+def body_schema(shape: type[object] | dict[str, Any], *, is_required: bool = True) -> dict[str, Any]:
+    """Return the OpenAPI description of a body of this shape: a type, or a schema.
 
     The routes read their bodies themselves, not through FastAPI, so that every fault is reported in our envelope.
     """
-    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
-
-
-def unknown_fields(plain: dict[str, Any], schema: dict[str, Any]) -> list[Fault]:
-    """Return a fault for each member of `plain` that is no property of `schema`."""
-    known = schema["properties"]
-    return [Fault(name, f"is not known; give only {', '.join(known)}") for name in plain if name not in known]
+    plain = shape if isinstance(shape, dict) else schema(shape)
+    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": plain}}}}
 
 
 async def _body_of(request: Request) -> bytes:
@@ -53,12 +49,18 @@ async def object_of(request: Request) -> dict[str, Any]:
         raise invalid(error.faults, "JSON object") from error
 
 
-def document_from(kind: type[T], plain: dict[str, Any], label: str) -> T:
-    """Return `plain` as a value of type `kind`; raises `ApiError` with all its faults, under the name `label`."""
+def document_from(kind: type[T], plain: dict[str, Any], label: str, faults: Sequence[Fault] = ()) -> T:
+    """Return `plain` as a value of type `kind`.
+
+    Raises `ApiError` with all its faults, under the name `label`, and the further `faults`.
+    """
     try:
-        return from_plain(kind, plain)
+        document = from_plain(kind, plain)
     except InvalidDocumentError as error:
-        raise invalid(error.faults, label) from error
+        raise invalid([*error.faults, *faults], label) from error
+    if faults:
+        raise invalid(faults, label)
+    return document
 
 
 async def _write_alone(request: Request, write: Writing) -> Write:

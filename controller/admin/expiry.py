@@ -8,10 +8,6 @@ LONGEST_S = 10 * 366 * 86_400
 """Ten years. The bound detects times given in milliseconds."""
 
 EXPIRY_FIELDS = ("expires_at", "expires_in_s")
-EXPIRY: dict[str, Any] = {
-    "expires_at": {"type": ["number", "null"], "description": "Unix seconds; null: it does not expire"},
-    "expires_in_s": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
-}
 
 
 def expiry_faults(

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
+from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import expiry_faults, expiry_in
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import FreezeList, refusals
+from specpilot.controller.admin.requests import FreezeRequest
 from specpilot.policy.clock import Clock, utc
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault
@@ -24,17 +25,6 @@ from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.history import differences
 from specpilot.policy.names import model_name_faults
 from specpilot.policy.store import Store
-
-_FREEZE_REQUEST: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "hold": {"enum": [hold.value for hold in Hold], "default": Hold.CURRENT.value},
-        "until": {"type": ["number", "null"], "description": "Unix seconds; null: until it is lifted"},
-        "for_s": {"type": "number", "exclusiveMinimum": 0},
-        "replace": {"type": "boolean", "default": False, "description": "also a freeze that somebody else began"},
-    },
-    "additionalProperties": False,
-}
 
 
 def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
@@ -50,9 +40,11 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         if faults:
             raise invalid([Fault("model", fault) for fault in faults], "freeze")
         plain, now = await object_of(request), clock.now()
-        freeze = _freeze(plain, model, write, now)
+        document = document_from(FreezeRequest, plain, "freeze", expiry_faults(plain, now, "until", "for_s"))
+        until = expiry_in(plain, now, "until", "for_s")
+        freeze = Freeze(model, Hold(document.hold), now, until, write.caller.name, write.note.comment)
         present = await in_force(model, now)
-        if present is not None and present.author != freeze.author and not plain.get("replace"):
+        if present is not None and present.author != freeze.author and not document.replace:
             raise _anothers(present)
         changes = differences(_shown(present), _shown(freeze))
         if write.is_dry_run:
@@ -81,7 +73,7 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         freezes, now = await asyncio.to_thread(store.freezes), clock.now()
         return JSONResponse({"freezes": [to_plain(item) for item in freezes.values() if item.holds(now)], "now": now})
 
-    body = body_schema(_FREEZE_REQUEST, is_required=False)
+    body = body_schema(FreezeRequest, is_required=False)
     written: dict[str, Any] = {
         "response_model": Freeze | DryRun,
         "responses": refusals(409, 413),
@@ -110,20 +102,6 @@ def freeze_routes(store: Store, clock: Clock, on_change: Callable[[], None], rou
         return await lift_freeze(model, write)
 
     return router
-
-
-def _freeze(plain: dict[str, Any], model: str, write: Write, now: float) -> Freeze:
-    faults = unknown_fields(plain, _FREEZE_REQUEST)
-    hold = plain.get("hold", Hold.CURRENT.value)
-    if hold not in tuple(Hold):
-        faults.append(Fault("hold", f"must be one of {', '.join(Hold)}"))
-    if not isinstance(plain.get("replace", False), bool):
-        faults.append(Fault("replace", "must be true or false"))
-    faults += expiry_faults(plain, now, "until", "for_s")
-    if faults:
-        raise invalid(faults, "freeze")
-    until = expiry_in(plain, now, "until", "for_s")
-    return Freeze(model, Hold(str(hold)), now, until, write.caller.name, write.note.comment)
 
 
 def _anothers(freeze: Freeze) -> ApiError:

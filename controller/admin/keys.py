@@ -9,10 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
+from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
-    EXPIRY,
     EXPIRY_FIELDS,
     expiry_faults,
     expiry_in,
@@ -21,51 +20,12 @@ from specpilot.controller.admin.expiry import (
 )
 from specpilot.controller.admin.problems import ApiError, invalid, unknown_id
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals, shown
+from specpilot.controller.admin.requests import KeyRequest, KeyRotation
 from specpilot.policy.access import sha256_of
-from specpilot.policy.api_key import (
-    ALLOWED_MODELS_LIMIT,
-    RATE_LIMIT_MAX,
-    ApiKey,
-    ceiling_faults,
-    model_faults,
-    rate_faults,
-)
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import Fault
 from specpilot.policy.history import differences
-from specpilot.policy.names import K_LIMIT, class_name_faults, is_class_name
 from specpilot.policy.store import Store
-
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
-_LONGEST_GRACE_S = 30 * 86_400.0
-
-_CLASS = {"type": "string", "pattern": "^[a-z][a-z0-9_-]{0,31}$"}
-_LIMIT = {"type": ["integer", "null"], "minimum": 1, "maximum": RATE_LIMIT_MAX}
-_KEY_REQUEST: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "traffic_class": {"anyOf": [_CLASS, {"type": "null"}]},
-        "allowed_classes": {"anyOf": [{"type": "array", "items": _CLASS}, {"type": "null"}]},
-        "allowed_models": {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": ALLOWED_MODELS_LIMIT},
-        **dict.fromkeys(_LIMITS, _LIMIT),
-        "k_max": {"type": ["integer", "null"], "minimum": 0, "maximum": K_LIMIT},
-        **EXPIRY,
-    },
-    "additionalProperties": False,
-}
-_ROTATION: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "grace_s": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": _LONGEST_GRACE_S,
-            "description": "seconds for which the old key is still good; 0 by default",
-        },
-        **EXPIRY,
-    },
-    "additionalProperties": False,
-}
 
 
 def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
@@ -79,7 +39,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
     @router.post(
         "/keys",
-        openapi_extra=body_schema(_KEY_REQUEST),
+        openapi_extra=body_schema(KeyRequest),
         status_code=201,
         response_model=NewKey,
         responses={200: {"model": DryRun}, **refusals(413)},
@@ -98,7 +58,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
     @router.patch(
         "/keys/{key_id}",
-        openapi_extra=body_schema(_KEY_REQUEST),
+        openapi_extra=body_schema(KeyRequest),
         response_model=KeyShown | DryRun,
         responses=refusals(413),
     )
@@ -114,7 +74,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
 
     @router.post(
         "/keys/{key_id}/rotate",
-        openapi_extra=body_schema(_ROTATION, is_required=False),
+        openapi_extra=body_schema(KeyRotation, is_required=False),
         response_model=NewKey | DryRun,
         responses=refusals(409, 413),
     )
@@ -124,7 +84,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         An expired key needs a new expiry, and its old secret has no grace.
         """
         plain, now = await object_of(request), clock.now()
-        grace_s = _grace_in(plain, now)
+        grace_s = document_from(KeyRotation, plain, "rotation", expiry_faults(plain, now)).grace_s
         secret = _secret()
         before = await asyncio.to_thread(_existing, store, key_id)
         faults = rotation_faults(plain, before.expires_at, now)
@@ -183,18 +143,6 @@ def _secret() -> str:
     return "sk-" + secrets.token_urlsafe(32)
 
 
-def _grace_in(plain: dict[str, Any], now: float) -> float:
-    """Return the `grace_s` of a rotation."""
-    faults = unknown_fields(plain, _ROTATION) + expiry_faults(plain, now)
-    grace_s = plain.get("grace_s", 0)
-    is_number = isinstance(grace_s, int | float) and not isinstance(grace_s, bool)
-    if not is_number or not 0 <= grace_s <= _LONGEST_GRACE_S:
-        faults.append(Fault("grace_s", f"must be a number of seconds between 0 and {_LONGEST_GRACE_S:.0f}"))
-    if faults:
-        raise invalid(faults, "rotation")
-    return float(grace_s)
-
-
 def _change(store: Store, key_id: str, fields: dict[str, Any]) -> tuple[ApiKey, ApiKey]:
     """Change a key, again if another write came first; return it before and after. Raises `ApiError` 404. Blocks."""
     while True:
@@ -206,31 +154,7 @@ def _change(store: Store, key_id: str, fields: dict[str, Any]) -> tuple[ApiKey, 
 
 def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of `ApiKey` in a request."""
-    faults = unknown_fields(plain, _KEY_REQUEST)
-    traffic_class = plain.get("traffic_class")
-    allowed = plain.get("allowed_classes")
-    if traffic_class is not None:
-        name = traffic_class if isinstance(traffic_class, str) else ""
-        faults.extend(Fault("traffic_class", fault) for fault in class_name_faults(repr(traffic_class), name))
-    if allowed is not None and not (
-        isinstance(allowed, list) and all(isinstance(item, str) and is_class_name(item) for item in allowed)
-    ):
-        faults.append(Fault("allowed_classes", "must be a list of class names"))
-    models = plain.get("allowed_models")
-    if models is not None and not (isinstance(models, list) and all(isinstance(item, str) for item in models)):
-        faults.append(Fault("allowed_models", "must be a list of model names, or null for any"))
-    elif models is not None:
-        faults.extend(Fault("allowed_models", fault) for fault in model_faults(tuple(models)))
-    for name in (*_LIMITS, "k_max"):
-        limit = plain.get(name)
-        if limit is not None and type(limit) is not int:
-            faults.append(Fault(name, "must be a whole number, or null for none"))
-        else:
-            problems = ceiling_faults(limit) if name == "k_max" else rate_faults(**{name: limit})
-            faults.extend(Fault(name, fault) for fault in problems)
-    faults += expiry_faults(plain, now)
-    if faults:
-        raise invalid(faults, "key request")
+    document_from(KeyRequest, plain, "key request", expiry_faults(plain, now))
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
     if fields.keys() & EXPIRY_FIELDS:
         fields["expires_at"] = expiry_in(plain, now)

@@ -3,41 +3,27 @@
 import asyncio
 import secrets
 from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, object_of, unknown_fields
+from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
 from specpilot.controller.admin.dry_run import DryRun, answer
 from specpilot.controller.admin.expiry import (
-    EXPIRY,
     expiry_faults,
     expiry_in,
     rotated_expiry,
     rotation_faults,
 )
-from specpilot.controller.admin.problems import ApiError, invalid, unknown_id
+from specpilot.controller.admin.problems import ApiError, unknown_id
 from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals, shown
-from specpilot.policy.access import TOKEN_NAME_LIMIT, AdminToken, Role, is_token_name, sha256_of
+from specpilot.controller.admin.requests import Rotation, TokenRequest
+from specpilot.policy.access import AdminToken, Role, sha256_of
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import Fault
 from specpilot.policy.history import differences
 from specpilot.policy.store import Store
-
-_TOKEN_REQUEST: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": TOKEN_NAME_LIMIT},
-        "role": {"enum": [role.value for role in Role]},
-        **EXPIRY,
-    },
-    "required": ["name", "role"],
-    "additionalProperties": False,
-}
-_ROTATION: dict[str, Any] = {"type": "object", "properties": EXPIRY, "additionalProperties": False}
 
 
 def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
@@ -57,17 +43,19 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
     @router.post(
         "/tokens",
-        openapi_extra=body_schema(_TOKEN_REQUEST),
+        openapi_extra=body_schema(TokenRequest),
         status_code=201,
         response_model=NewToken,
         responses={200: {"model": DryRun}, **refusals(413)},
     )
     async def add_token(request: Request, write: Writing) -> JSONResponse:
         """Make a token. It is shown only this once."""
-        name, role, expires_at = _token_request(await object_of(request), clock.now())
+        plain, now = await object_of(request), clock.now()
+        document = document_from(TokenRequest, plain, "token", expiry_faults(plain, now))
+        name, role, expires_at = document.name, Role(document.role), expiry_in(plain, now)
         token_id = secrets.token_hex(6)
         secret = _secret(token_id)
-        token = AdminToken(token_id, name, role, sha256_of(secret), clock.now(), write.caller.name, expires_at)
+        token = AdminToken(token_id, name, role, sha256_of(secret), now, write.caller.name, expires_at)
         changes = differences({}, {"name": name, "role": role.value, "expires_at": expires_at})
         if write.is_dry_run:
             return answer(name, None, changes)
@@ -77,7 +65,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
     @router.post(
         "/tokens/{token_id}/rotate",
-        openapi_extra=body_schema(_ROTATION, is_required=False),
+        openapi_extra=body_schema(Rotation, is_required=False),
         response_model=NewToken | DryRun,
         responses=refusals(409, 413),
     )
@@ -88,10 +76,8 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         """
         plain, now = await object_of(request), clock.now()
         before = await asyncio.to_thread(store.admin_token, token_id)
-        faults = unknown_fields(plain, _ROTATION) + expiry_faults(plain, now)
-        faults += rotation_faults(plain, before.expires_at if before else None, now)
-        if faults:
-            raise invalid(faults, "rotation")
+        faults = expiry_faults(plain, now) + rotation_faults(plain, before.expires_at if before else None, now)
+        document_from(Rotation, plain, "rotation", faults)
         if before is None:
             raise unknown_id("token", token_id)
         secret = _secret(token_id)
@@ -127,20 +113,3 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
 
 def _secret(token_id: str) -> str:
     return f"spt_{token_id}_{secrets.token_urlsafe(32)}"
-
-
-def _token_request(plain: dict[str, Any], now: float) -> tuple[str, Role, float | None]:
-    """Return the name, role and expiry in a request."""
-    faults = unknown_fields(plain, _TOKEN_REQUEST)
-    name, role = plain.get("name"), plain.get("role")
-    if not isinstance(name, str) or not is_token_name(name):
-        faults.append(
-            Fault("name", f"must be 1 to {TOKEN_NAME_LIMIT} letters, digits, spaces or ._@+-, the first no sign")
-        )
-    if role not in tuple(Role):
-        faults.append(Fault("role", f"must be one of {', '.join(Role)}"))
-    faults += expiry_faults(plain, now)
-    if faults:
-        raise invalid(faults, "token")
-    assert isinstance(name, str)
-    return name, Role(str(role)), expiry_in(plain, now)

@@ -6,31 +6,24 @@ policy of a model with a name that ends in `/versions` cannot be read.
 """
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import body_schema, object_of, unknown_fields
+from specpilot.controller.admin.body import body_schema, document_from, object_of
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
 from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
-from specpilot.controller.admin.problems import ApiError, invalid
+from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
+from specpilot.controller.admin.requests import NEWEST_VERSION, Rollback
 from specpilot.policy.codec import to_plain
-from specpilot.policy.errors import Fault
 from specpilot.policy.history import VERSIONS_KEPT, Cause, PolicyVersion, differences
 from specpilot.policy.model_policy import VersionedPolicy
 
-_NEWEST = 2**53
-Number = Annotated[int, Path(ge=1, le=_NEWEST)]
-_ROLLBACK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"version": {"type": "integer", "minimum": 1}},
-    "required": ["version"],
-    "additionalProperties": False,
-}
+Number = Annotated[int, Path(ge=1, le=NEWEST_VERSION)]
 
 
 def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
@@ -48,7 +41,7 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     async def list_versions(
         model: str,
         limit: Annotated[int, Query(ge=1, le=VERSIONS_KEPT)] = 50,
-        before: Annotated[int | None, Query(ge=1, le=_NEWEST)] = None,
+        before: Annotated[int | None, Query(ge=1, le=NEWEST_VERSION)] = None,
     ) -> JSONResponse:
         """A policy's versions, newest first; `before` (a version) pages back. A deletion is a version too."""
         versions = await asyncio.to_thread(store.policy_versions, model, limit, before)
@@ -62,8 +55,8 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.get("/policies/{model:path}/diff", response_model=PolicyDiff)
     async def diff_versions(
         model: str,
-        before: Annotated[int, Query(alias="from", ge=0, le=_NEWEST, description="version; 0: the defaults")],
-        after: Annotated[int, Query(alias="to", ge=0, le=_NEWEST, description="version; 0: the defaults")],
+        before: Annotated[int, Query(alias="from", ge=0, le=NEWEST_VERSION, description="version; 0: the defaults")],
+        after: Annotated[int, Query(alias="to", ge=0, le=NEWEST_VERSION, description="version; 0: the defaults")],
     ) -> JSONResponse:
         """The fields in which two versions of a policy differ."""
         older, newer = [
@@ -74,7 +67,7 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
 
     @router.post(
         "/policies/{model:path}/rollback",
-        openapi_extra=body_schema(_ROLLBACK),
+        openapi_extra=body_schema(Rollback),
         response_model=VersionedPolicy | DryRun,
         responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
     )
@@ -82,7 +75,7 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
         """Write an older version of a policy again, as a new version; conditions as for PUT."""
-        number = _number_in(await object_of(request))
+        number = document_from(Rollback, await object_of(request), "rollback").version
         present = await writer.stored(model)
         await writer.expected(model, present, if_match, if_none_match)
         version = await version_of(model, number)
@@ -93,14 +86,3 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         return await writer.put(version.policy, present, write, Cause.ROLLBACK)
 
     return router
-
-
-def _number_in(plain: dict[str, Any]) -> int:
-    number = plain.get("version")
-    faults = unknown_fields(plain, _ROLLBACK)
-    if type(number) is not int or not 1 <= number <= _NEWEST:
-        faults.append(Fault("version", "must be the number of a version, 1 or more"))
-    if faults:
-        raise invalid(faults, "rollback")
-    assert isinstance(number, int)
-    return number

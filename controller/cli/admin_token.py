@@ -9,7 +9,8 @@ from urllib.parse import quote
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
-from specpilot.controller.cli.credentials import expiry, expiry_body, parsed, secret
+from specpilot.controller.cli.credentials import expiry, expiry_body, secret
+from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot token"
@@ -35,8 +36,9 @@ class TokenSettings(AdminSettings):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`specpilot token`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": False, "create": True, "rotate": True, "revoke": True}
-    command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    commands = {"list": "", "create": "name", "rotate": "id", "revoke": "id"}
+    command, names, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    name = "".join(names)
     settings = load(TokenSettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
     body, place = expiry_body(PROGRAM, settings.expires_in), "/admin/tokens/" + quote(name, safe="")

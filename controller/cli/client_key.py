@@ -9,7 +9,8 @@ from urllib.parse import quote
 from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
-from specpilot.controller.cli.credentials import expiry, expiry_body, parsed, seconds, secret
+from specpilot.controller.cli.credentials import expiry, expiry_body, seconds, secret
+from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import load
 
 PROGRAM = "specpilot key"
@@ -50,8 +51,9 @@ class KeySettings(AdminSettings):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`specpilot key`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": False, "create": False, "change": True, "rotate": True, "revoke": True}
-    command, name, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    commands = {"list": "", "create": "", "change": "id", "rotate": "id", "revoke": "id"}
+    command, names, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    name = "".join(names)
     settings = load(KeySettings, f"{PROGRAM} {command}", rest)
     client, place = AdminClient(settings, PROGRAM), "/admin/keys/" + quote(name, safe="")
     if command == "list":

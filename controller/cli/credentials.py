@@ -1,34 +1,10 @@
-"""Shared by the commands `token`, `key` and `freeze`: arguments, durations, and the output of a new secret."""
+"""Shared by the commands `token`, `key` and `freeze`: durations, and the output of a new secret."""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from specpilot.controller.cli import text
 from specpilot.policy.settings import fail
-
-HELP = frozenset({"-h", "--help"})
-
-
-def parsed(
-    arguments: Sequence[str] | None, commands: dict[str, bool], program: str, usage: str
-) -> tuple[str, str, list[str]]:
-    """Return the command, its name (empty when it takes none), and the flags."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in HELP:
-        sys.stdout.write(usage)
-        sys.exit(0 if words else 2)
-    command = words.pop(0)
-    if command not in commands:
-        fail(program, f"there is no such command; choose one of {', '.join(commands)}")
-    if not commands[command]:
-        return command, "", words
-    if words and words[0] in HELP:
-        sys.stdout.write(usage)
-        sys.exit(0)
-    if not words or words[0].startswith("-"):
-        fail(program, f"{command}: give the name or id, as in {usage}")
-    return command, words.pop(0), words
 
 
 def seconds(program: str, flag: str, duration: str) -> float:

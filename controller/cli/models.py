@@ -9,6 +9,7 @@ from pydantic import Field
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot models"
@@ -37,24 +38,13 @@ class ModelsSettings(AdminSettings):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`specpilot models`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in {"-h", "--help"}:
-        sys.stdout.write(_USAGE)
-        sys.exit(0 if words else 2)
-    command = words.pop(0)
-    if command not in {"list", "set", "remove"}:
-        fail(PROGRAM, "there is no such command; choose one of list, set, remove")
-    names = []
-    while words and not words[0].startswith("-"):
-        names.append(words.pop(0))
-    settings = load(ModelsSettings, f"{PROGRAM} {command}", words)
+    commands = {"list": "", "set": "name [model...]", "remove": "name"}
+    command, names, rest = parsed(arguments, commands, PROGRAM, _USAGE)
+    settings = load(ModelsSettings, f"{PROGRAM} {command}", rest)
     client = AdminClient(settings, PROGRAM)
     if command == "list":
         _list(client)
-        return
-    if not names:
-        fail(PROGRAM, f"{command}: give the model name in requests, as in {_USAGE}")
-    if command == "set":
+    elif command == "set":
         _write(client, settings, names[0], _route(names[1:], settings.fallback))
     elif names[0] in client.ask(_PATH)[0]["routes"]:
         _write(client, settings, names[0], None)

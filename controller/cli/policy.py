@@ -15,7 +15,7 @@ from pydantic import Field
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
-from specpilot.controller.cli.credentials import HELP
+from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.settings import fail, load
 from specpilot.policy.text_files import read_text
@@ -48,18 +48,18 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   --comment TEXT            with every command that writes: its purpose; goes into the history and the audit
 """
 _TAKES = {
-    "list": (),
-    "get": ("model",),
-    "put": ("file",),
-    "edit": ("model",),
-    "delete": ("model",),
-    "history": ("model",),
-    "diff": ("model", "version"),
-    "rollback": ("model", "version"),
-    "canary start": ("file",),
-    "canary show": ("model",),
-    "canary promote": ("model",),
-    "canary abort": ("model",),
+    "list": "",
+    "get": "model",
+    "put": "file",
+    "edit": "model",
+    "delete": "model",
+    "history": "model",
+    "diff": "model version [version]",
+    "rollback": "model version",
+    "canary start": "file",
+    "canary show": "model",
+    "canary promote": "model",
+    "canary abort": "model",
 }
 
 
@@ -79,26 +79,8 @@ class PolicySettings(AdminSettings):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in HELP:
-        sys.stdout.write(USAGE)
-        sys.exit(0 if words else 2)
-    command = words.pop(0)
-    if command == "canary":
-        command = f"canary {words.pop(0) if words else ''}"
-    if command not in _TAKES:
-        fail(PROGRAM, f"there is no such command; choose one of {', '.join(_TAKES)}")
-    names = []
-    for argument in _TAKES[command]:
-        if words and words[0] in HELP:
-            sys.stdout.write(USAGE)
-            sys.exit(0)
-        if not words or (words[0].startswith("-") and words[0] != "-"):
-            fail(PROGRAM, f"{command}: name the {argument}, as in {USAGE}")
-        names.append(words.pop(0))
-    last = words.pop(0) if command == "diff" and words and words[0].isdecimal() else None
-    settings = load(PolicySettings, f"{PROGRAM} {command}", words)
-    _Commands(settings).do(command, names, last)
+    command, names, rest = parsed(arguments, _TAKES, PROGRAM, USAGE)
+    _Commands(load(PolicySettings, f"{PROGRAM} {command}", rest)).do(command, names)
 
 
 class _Commands:
@@ -108,8 +90,8 @@ class _Commands:
         self._settings = settings
         self._client = AdminClient(settings, PROGRAM)
 
-    def do(self, command: str, names: Sequence[str], last: str | None) -> None:
-        """Run `command` with `names`; `last` is the later version of a diff."""
+    def do(self, command: str, names: Sequence[str]) -> None:
+        """Run `command` with `names`."""
         if command == "list":
             self._list()
         elif command == "get":
@@ -126,7 +108,7 @@ class _Commands:
         elif command == "history":
             self._history(names[0])
         elif command == "diff":
-            self._diff(names[0], _version(names[1]), None if last is None else int(last))
+            self._diff(names[0], *map(_version, names[1:]))
         elif command == "rollback":
             body = json.dumps({"version": _version(names[1])}).encode()
             path = _path(names[0])
@@ -229,7 +211,7 @@ class _Commands:
                 f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
             )
 
-    def _diff(self, model: str, older: int, newer: int | None) -> None:
+    def _diff(self, model: str, older: int, newer: int | None = None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))[0]["version"])
         diff = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")

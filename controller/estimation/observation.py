@@ -27,6 +27,7 @@ _GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
     names.RUNNING_DECODES: _CLASS,
     names.STATIC_BREAKS_SLO: (),
     names.SLO_PREDICTED_SECONDS: _CLASS,
+    names.SLO_MEAN_PREDICTED_SECONDS: _CLASS,
 }
 LABELS: Mapping[str, tuple[str, ...]] = {
     names.TRIALS: _POSITION,
@@ -65,7 +66,8 @@ class Evidence:
     the number of the steps, their duration and their decodes, by kind (`engine_metrics`). `decode_s` is the duration of
     steps with decodes except those of kind `catch_up`, without the time of prefilling by the engine's prices.
     `slo_requests` are requests by (class, measure, result), `slo_seconds` their latencies by (class, measure),
-    `slo_predicted` the predicted mean inter-token latency of the slowest group by class, of one engine.
+    `slo_predicted` the predicted mean inter-token latency of the slowest group by class, of one engine, and
+    `slo_mean_predicted` that of the whole class.
     """
 
     trials: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class Evidence:
     slo_requests: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     slo_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     slo_predicted: Mapping[str, float] = field(default_factory=dict)
+    slo_mean_predicted: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def steps(self) -> float:
@@ -187,6 +190,7 @@ def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
         names.SLO_REQUESTS: (evidence.slo_requests, 3),
         names.SLO_SECONDS: (evidence.slo_seconds, 2),
         names.SLO_PREDICTED_SECONDS: (evidence.slo_predicted, 1),
+        names.SLO_MEAN_PREDICTED_SECONDS: (evidence.slo_mean_predicted, 1),
     }
     for (metric, labels), value in totals.items():
         if metric in placed:

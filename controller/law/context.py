@@ -105,7 +105,7 @@ class PoolContext:
         if self.mode is not Mode.ACT:
             override = Override(self.effective_static_k, Cause(self.mode.value))
         policy = self.policy
-        return Guidance(policy.objective, classes, policy.probe_ratio, policy.static_k, override)
+        return Guidance(policy.objective, classes, policy.probe_ratio, policy.static_k, override, policy.limit_running)
 
     def static_guidance(self, cause: Cause) -> Guidance:
         """Return the guidance of `policy` with the static K in force, for an experiment."""

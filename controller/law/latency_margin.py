@@ -21,13 +21,12 @@ step is halved after each change of direction, down to `LEAST_SHARE`, and grows 
 
 A step is taken only from enough evidence: M differs from (1 - q) n by more than `DEVIATIONS` standard deviations of a
 binomial plus one request; the mean differs from g by more than `MEAN_BAND`. Otherwise requests are added up, with a
-memory of `MEMORY / (1 - q)`. After a step, requests that ran before it do not count: the next ones to end, half as
-many again as were running.
+memory of `MEMORY / (1 - q)`. Requests that ran before a step, or while K was fixed, do not count (`latency_goals`).
 
 | where K cannot help                                            | then                                               |
 |----------------------------------------------------------------|----------------------------------------------------|
 | easing, and no engine is near its bound (`SLACK`)              | m stays: the bound is not what limits K            |
-| tightening, and every engine's choice breaks its bound already | m stays: the goal is *unreachable* by K            |
+| tightening, and no choice of any engine would keep its bound   | m stays: the goal is *unreachable* by K            |
 
 The margin in force is in the schedule: b / g. So the next leader goes on with it, and a goal that changes begins at 1.
 A change of load resets nothing: a burst comes back, and after `MEMORY` a dozen misses beyond the allowed ones suffice
@@ -65,9 +64,6 @@ far below."""
 
 BROKEN = 1.02
 """The bound is broken if the slowest group is predicted beyond this multiple of it."""
-
-PASSED_BY = 1.5
-"""Requests that are passed by after a step, over those that were running. Replies differ in length."""
 
 _DIGITS = 3
 _MS = 1000.0
@@ -107,18 +103,15 @@ class Margin:
     count: float = 0.0
     missed: float = 0.0
     tpot_s: float = 0.0
-    passed_by: float = 0.0  # requests still to end that do not count
     share: float = 1.0  # of a step
     is_easing: bool = False  # the last step
 
-    def step(self, margin: float, ended: Ended, running: float, predicted_s: Sequence[float]) -> float:
-        """Add requests that ended while others were `running`, and return the margin from now on.
+    def step(self, margin: float, ended: Ended, predicted_s: Sequence[float]) -> float:
+        """Add requests that ended, and return the margin from now on.
 
-        `predicted_s`: of each engine with such requests the predicted latency of its slowest group.
+        `predicted_s`: of each engine with such requests the predicted latency of its slowest group; where that exceeds
+        the bound, as fast as any K can make it.
         """
-        if self.passed_by > 0:
-            self.passed_by -= ended.requests
-            return margin
         self.count += ended.requests
         self.missed += ended.missed
         self.tpot_s += ended.tpot_s
@@ -132,7 +125,6 @@ class Margin:
         eases_nothing = max(predicted_s, default=0.0) * SLACK < bound_s
         if tightens_nothing if change < 0 else eases_nothing:
             return margin
-        self.passed_by = PASSED_BY * running
         is_turn = self.is_easing != (change > 0)
         self.share, self.is_easing = min(max(self.share * (0.5 if is_turn else 1.5), LEAST_SHARE), 1.0), change > 0
         return round(min(max(margin * math.exp(change * self.share), LEAST_MARGIN), MOST_MARGIN), _DIGITS)

@@ -60,7 +60,6 @@ class PoolMemory:
     def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
         """Add one snapshot of the whole pool."""
         self.newest = Snapshot(at, elapsed_s, evidence)
-        self.goals.add(evidence, at)
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts

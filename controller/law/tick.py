@@ -180,16 +180,19 @@ class Tick:
     def _follow_goals(self, *, is_known: bool) -> None:
         """Move the margins of latency goals, if engines choose K, and put the goals into the evidence."""
         context, pool, slos = self._context, self._pool, self._present.policy.slos
-        pool.goals.keep(slos)
+        pool.goals.keep(slos, pool.engines)
         if not slos:
             return
         has_fallen_back = self._has_lost and not pool.breaks_slo(self._now)
-        if is_known and self._is_measured and not has_fallen_back:
-            snapshots = [item for item in pool.engines.values() if self._now - item.at <= STALE_S]
-            margins = pool.goals.margins(context.margins, [item.evidence for item in snapshots])
-            self._context = replace(context, margins=margins)
-        else:
-            pool.goals.skip()
+        is_chosen = is_known and self._is_measured and not has_fallen_back
+        if (in_force := context.in_force) is not None and in_force.guidance is not None:
+            drawn = self._drawn(in_force)
+            for name, snapshot in pool.engines.items():
+                guidance = (in_force.drawn_guidance if name in drawn else None) or in_force.guidance
+                pool.goals.add(name, snapshot, guidance, is_chosen=is_chosen)
+        if is_chosen:
+            fresh = {name: item.evidence for name, item in pool.engines.items() if self._now - item.at <= STALE_S}
+            self._context = replace(context, margins=pool.goals.margins(context.margins, fresh))
         self._evidence["slo"] = pool.goals.described(self._now, self._context.margins)
 
     def _describe(self) -> None:

@@ -96,6 +96,8 @@ def slo_line(name: str, measure: str, facts: Mapping[str, Any]) -> str:
         line += f", budget left {facts['budget_left_ratio']:.0%}"
     if "margin" in facts:
         line += f", margin {facts['margin']:.2f}"
+    if facts.get("forecast_error_ratio") is not None:
+        line += f", measured {facts['forecast_error_ratio']:+.0%} beside the forecast in 1h"
     return line + ("; unreachable: no K keeps it at this load" if facts.get("is_unreachable") else "")
 
 

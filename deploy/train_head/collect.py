@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from openai import APIError, AsyncOpenAI
+from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 
 async def reply_rows(
@@ -69,12 +69,14 @@ def done_before(arguments: argparse.Namespace, prompts: list[Any]) -> set[int]:
 async def collect(arguments: argparse.Namespace) -> int:
     """Collect the missing rows; return the number of prompts that failed."""
     # split at "\n" only: a text may hold other line separators
-    lines = arguments.prompts.read_text(encoding="utf-8").split("\n")
+    lines = arguments.prompts.read_text(encoding="utf-8-sig").split("\n")
     prompts = [json.loads(line)["messages"] for line in lines if line.strip()]
     numbers = done_before(arguments, prompts)
     waiting = iter([number for number in range(len(prompts)) if number not in numbers])
     failed = 0
-    async with AsyncOpenAI(base_url=f"{arguments.url}/v1", api_key=arguments.api_key, max_retries=2) as client:
+    direct = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is never behind the user's proxy
+    key = arguments.api_key.strip()
+    async with AsyncOpenAI(base_url=f"{arguments.url}/v1", api_key=key, max_retries=2, http_client=direct) as client:
 
         async def work() -> None:
             nonlocal failed

@@ -20,7 +20,7 @@ STEP_X, STEP_Y, BOX_W, BOX_H = 150, 80, 124, 32
 def folder_of(module: str, leaves: Collection[str] = ()) -> str | None:
     """Return what a module is drawn as: `gateway/wire`, `gateway`, `policy`; `None` for the package itself.
 
-    A program's root modules are one node, except `leaves`, which its folders import (`settings`, `errors`).
+    A program's root modules are one node, except `leaves`, which its folders rest on (`settings`, `errors`).
     """
     parts = module.split(".")[1:]
     if not parts:
@@ -31,13 +31,26 @@ def folder_of(module: str, leaves: Collection[str] = ()) -> str | None:
 
 
 def leaves_of(graph: grimp.ImportGraph) -> set[str]:
-    """Return the root modules that a folder of their program imports."""
-    return {
+    """Return the root modules that a folder of their program imports, and those that these import."""
+    leaves: set[str] = set()
+    newest = {
         imported
         for importer in graph.modules
+        if importer.count(".") > 2  # noqa: PLR2004 - specpilot.program.folder.module
+        for imported in _root_modules_of(importer, graph)
+    }
+    while newest:
+        leaves |= newest
+        newest = {imported for leaf in newest for imported in _root_modules_of(leaf, graph)} - leaves
+    return leaves
+
+
+def _root_modules_of(importer: str, graph: grimp.ImportGraph) -> set[str]:
+    """Return the root modules of its program that `importer` imports."""
+    return {
+        imported
         for imported in graph.find_modules_directly_imported_by(importer)
         if imported.count(".") == 2  # noqa: PLR2004 - specpilot.program.module
-        and importer.count(".") > 2  # noqa: PLR2004 - specpilot.program.folder.module
         and importer.split(".")[1] == imported.split(".")[1]
     }
 

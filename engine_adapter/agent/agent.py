@@ -7,8 +7,9 @@
 """
 
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -18,12 +19,15 @@ from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.agent.learning import Learning
 from specpilot.engine_adapter.agent.link import EngineLink
 from specpilot.engine_adapter.agent.short_holds import ShortHolds
+from specpilot.engine_adapter.law.running_limit import RunningLimit
+from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.policy.bands import band_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
+from specpilot.policy.schedule import Guidance
 from specpilot.policy.store import Store
 
 STALLED_S = 60.0
@@ -48,6 +52,7 @@ class Agent:
         clock: Clock,
         learning: Learning,
         between: Callable[[], None],
+        running_limit: RunningLimit,
     ) -> None:
         self._scheduler = scheduler
         self._exporter = exporter
@@ -56,6 +61,7 @@ class Agent:
         self._clock = clock
         self._learning = learning
         self._between = between
+        self._running_limit = running_limit
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -105,20 +111,21 @@ class Agent:
         between()
         guidance, table = scheduler.control.guidance(now), scheduler.control.table(now)
         slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
-        self._exporter.add_latencies(scheduler.latencies.take(), dict.fromkeys(table.rows) | slos)
+        latencies, running = scheduler.latencies.take(), scheduler.running_decodes
+        self._exporter.add_latencies(latencies, dict.fromkeys(table.k_of) | slos)
+        self._limit_running(guidance, latencies, running.total())
         between()
-        running = scheduler.running_decodes
-        decodes = dict.fromkeys((DEFAULT_CLASS, *table.rows), 0)
+        decodes = dict.fromkeys((DEFAULT_CLASS, *table.k_of), 0)
         verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
         between()
-        priors = scheduler.steps.priors
+        starts = scheduler.steps.starts
         self._exporter.show(
             running=decodes,
             active_k={
-                name: verified[name] / count if count else table.k(name, band_of(priors.of_class(name)))
+                name: verified[name] / count if count else table.k(name, band_of(starts.of_class(name)))
                 for name, count in decodes.items()
             },
             backlog=scheduler.backlog_tokens if running else 0,
@@ -126,9 +133,27 @@ class Agent:
             age_s=scheduler.control.age_s(now),
         )
         law = scheduler.law
-        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
+        self._exporter.show_law(
+            law.decode_s,
+            breaks_slo=law.breaks_slo,
+            predicted_s=law.predicted_s,
+            mean_predicted_s=law.mean_predicted_s,
+        )
         between()
         self._exporter.write()
+
+    def _limit_running(self, guidance: Guidance | None, latencies: Sequence[Latency], running: int) -> None:
+        limit, predicted_s = self._running_limit, self._scheduler.law.predicted_s
+        if guidance is None or not guidance.limit_running:
+            limit.drop()
+        else:
+            classes = guidance.classes
+            slos = {name: item.slo for name, item in classes.items()}
+            bounds_s = {name: (item.itl_slo_ms or math.inf) / 1000 for name, item in classes.items()}
+            limit.add(latencies, slos)
+            out_of_reach = [name for name, bound_s in bounds_s.items() if predicted_s.get(name, 0.0) > bound_s]
+            limit.update(running, slos, out_of_reach)
+        self._exporter.show_limit(limit.limit)
 
 
 def is_stalled(scheduler: Any, now: float) -> bool:
@@ -140,7 +165,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     """Start the agent of the engine of `scheduler`; without a Redis URL it has no link."""
     control: SpeculationControl = scheduler.control
     speculative = scheduler.vllm_config.speculative_config
-    link = None
+    link, running_limit = None, RunningLimit(control.max_running)
     if settings.redis_url:
         record = EngineRecord(
             engine_id=settings.engine_id,
@@ -163,6 +188,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             record,
             clock,
             is_stalled=lambda: is_stalled(scheduler, clock.monotonic()),
+            running_limit=lambda: running_limit.limit,
             answer=Answers(scheduler, clock, ShortHolds()).answer,
         )
     exporter = MetricsExporter(control.model)
@@ -171,6 +197,6 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     calibration = Calibration(scheduler, settings.url, settings.calibrate_s) if is_alone else None
     between = ShortHolds()
     learning = Learning(scheduler, probe_ratio=settings.probe_ratio, least_k=settings.least_k, between=between)
-    agent = Agent(scheduler, exporter, link, calibration, clock, learning, between)
+    agent = Agent(scheduler, exporter, link, calibration, clock, learning, between, running_limit)
     agent.start()
     return agent

@@ -43,7 +43,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from specpilot.engine_adapter.evidence.request_acceptance import Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Starts
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source, fixed_table
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError
@@ -156,7 +156,7 @@ class Calibration:
             time.sleep(_POLL_S)
         self._scheduler.meter.take_evidence()
         self._scheduler.meter.take_steps()
-        self._scheduler.steps.priors = Priors()
+        self._scheduler.steps.starts = Starts()
         self._control.calibrating = None
 
     def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:

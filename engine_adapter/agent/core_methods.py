@@ -68,7 +68,7 @@ def _bands(scheduler: Any) -> dict[str, Any]:
                 "acceptance": round(acceptance, 3),
                 "band": band_of(acceptance),
             }
-            for kind, acceptance in sorted(scheduler.steps.priors.known().items())
+            for kind, acceptance in sorted(scheduler.steps.starts.known().items())
         ],
     }
 

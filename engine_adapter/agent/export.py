@@ -92,6 +92,10 @@ class MetricsExporter:
         self._predicted = self._gauge(
             names.SLO_PREDICTED_SECONDS, "Predicted mean inter-token latency of the slowest group of a class", label
         )
+        self._mean_predicted = self._gauge(
+            names.SLO_MEAN_PREDICTED_SECONDS, "Predicted mean inter-token latency of a class", label
+        )
+        self._limit = self._gauge(names.RUNNING_LIMIT, "Most requests that may run, for a latency goal that no K keeps")
         self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
         self._active_k = self._gauge(
             names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
@@ -148,11 +152,17 @@ class MetricsExporter:
             self._age.set(-1.0 if age_s is None else age_s, model)
 
     def show_law(
-        self, decode_s: float, *, breaks_slo: bool | None, predicted_s: Mapping[str, float] | None = None
+        self,
+        decode_s: float,
+        *,
+        breaks_slo: bool | None,
+        predicted_s: Mapping[str, float] = {},
+        mean_predicted_s: Mapping[str, float] = {},
     ) -> None:
         """Show the seconds of decoding, whether the static K breaks an SLO (`None`: no class has one), and predictions.
 
-        `predicted_s`: by class with an SLO the predicted mean inter-token latency of its slowest group.
+        `predicted_s`: by class with an SLO the predicted mean inter-token latency of its slowest group;
+        `mean_predicted_s`: of the whole class.
         """
         with self._lock:
             if decode_s:
@@ -160,9 +170,17 @@ class MetricsExporter:
             self._breaks_slo.clear()
             if breaks_slo is not None:
                 self._breaks_slo.set(float(breaks_slo), self._model)
-            self._predicted.clear()
-            for name, seconds in (predicted_s or {}).items():
-                self._predicted.set(seconds, self._model, name)
+            for gauge, values in ((self._predicted, predicted_s), (self._mean_predicted, mean_predicted_s)):
+                gauge.clear()
+                for name, seconds in values.items():
+                    gauge.set(seconds, self._model, name)
+
+    def show_limit(self, limit: int | None) -> None:
+        """Show the most requests that may run; `None`: no limit."""
+        with self._lock:
+            self._limit.clear()
+            if limit is not None:
+                self._limit.set(limit, self._model)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
@@ -52,8 +53,8 @@ logger = logging.getLogger("vllm.specpilot")
 class EngineLink:
     """Synchronises one engine and the store. `run` blocks, so it needs a thread of its own.
 
-    `is_stalled` is called with each heartbeat and returns whether the engine's steps have stopped. `answer` answers a
-    question.
+    `is_stalled` and `running_limit` are called with each heartbeat: whether the engine's steps have stopped, and the
+    most requests that gateways may have there. `answer` answers a question.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators
@@ -64,6 +65,7 @@ class EngineLink:
         clock: Clock,
         *,
         is_stalled: Callable[[], bool] = lambda: False,
+        running_limit: Callable[[], int | None] = lambda: None,
         answer: Callable[[Question], Answer] | None = None,
     ) -> None:
         self._store = store
@@ -71,6 +73,7 @@ class EngineLink:
         self._record = record
         self._clock = clock
         self._is_stalled = is_stalled
+        self._running_limit = running_limit
         self._stopped = threading.Event()
         self._registering = threading.Lock()
         self._refused = ""  # the latest reason
@@ -81,7 +84,10 @@ class EngineLink:
         self._is_connected = True
 
     def run(self) -> None:
-        """Follow the store until `stop`."""
+        """Name the rights that the store's user lacks, and follow the store until `stop`."""
+        with suppress(StoreUnavailableError):
+            if (lacking := self._store.missing_rights()) is not None:
+                logger.warning("SpecPilot: %s", lacking)
         while not self._stopped.is_set():
             try:
                 for count, change in enumerate(self._store.changes(POLL_S, (self._control.model, self._control.pool))):
@@ -133,6 +139,7 @@ class EngineLink:
             schedule_version=self._control.version,
             draining=is_draining,
             stalled=self._is_stalled(),
+            running_limit=self._running_limit(),
         )
         with self._registering:
             if self._stopped.is_set():

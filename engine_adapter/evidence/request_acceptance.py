@@ -96,7 +96,7 @@ class Acceptance:
         self.band = self.code = band_of(self.accepts / self.trials)
 
 
-class Priors:
+class Starts:
     """p0 of each kind: the pooled estimate of the first `FIRST_DRAFTS` drafts of its requests."""
 
     def __init__(self) -> None:

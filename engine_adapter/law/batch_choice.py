@@ -19,19 +19,37 @@ Where all decodes of a step need one K, unprobed decodes count for the band in w
 
 If one of these K is above 0, the step drafts. In such a step the other unprobed requests may get free first drafts
 (`plan.probes`).
+
+Where the choice for throughput alone would exceed a bound on latency, two further ones are compared (`Aim`), and any
+two of the three in turn: some steps with one, the others of each `TURN_STEPS` steps with the other. The worth of the
+mean step decides (`law.step_worth`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from enum import Enum
+from itertools import combinations
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
-from specpilot.engine_adapter.law.choice import Chooser, Group, Worth, worth_of
+from specpilot.engine_adapter.law.choice import Chooser
 from specpilot.engine_adapter.law.prices import Prices
+from specpilot.engine_adapter.law.step_worth import (
+    PRICE,
+    Group,
+    Step,
+    hopes,
+    keeps_slos,
+    mean,
+    step_of,
+    worth_of_step,
+    worths,
+)
 from specpilot.policy.bands import BANDS
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
@@ -48,11 +66,40 @@ MOVED_RATIO = 0.125
 since the last choice, exceeds this share of the decodes (`is_like`). A larger value takes less time and follows a
 changed batch later."""
 
-MOST_CHOOSERS = 16
+MOST_CHOOSERS = 48
 """Largest number of choosers that `Estimates` cache. It bounds their memory while no refresh replaces them."""
 
 
+TURN_STEPS = 16
+"""Steps in which two choices take one turn. A reply should last for several turns, and a change of K costs a catching
+up."""
+
+LEAST_TURN_GAIN = 1.15
+"""Two choices take turns only if that is worth so much more than either alone, as near a cliff. In simulation with 1.01
+they took turns for gains that catching up then cost: 0.93 instead of 0.97 of the best single K's throughput."""
+
+_SHARES = np.arange(1, TURN_STEPS) / TURN_STEPS
 _MS = 1000.0
+
+
+class Aim(Enum):
+    """What a chooser aims at: P of latency bounds, and the weight of requests without a bound beside their own."""
+
+    THROUGHPUT = (0.0, 1.0)
+    BOTH = (PRICE, 1.0)
+    GOALS = (4 * PRICE, 1e-3)
+
+
+class Search(NamedTuple):
+    """How K is chosen: among the widths near `near_width` (`None`: all), for `aim`, with this `hope` by group's code.
+
+    `between` is called between two parts of the computation. Without any `hope` it is 1.
+    """
+
+    near_width: int | None = None
+    between: Callable[[], None] | None = None
+    aim: Aim = Aim.BOTH
+    hope: Mapping[int, float] = {}
 
 
 class Requirements(NamedTuple):
@@ -66,6 +113,11 @@ class Requirements(NamedTuple):
     index_of: Mapping[str, int]
     probe_depth: Mapping[str, int]
     objective: Objective
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether a class has a bound on latency."""
+        return any(item.itl_slo_ms for item in self.distinct)
 
     @classmethod
     def of(cls, guidance: Guidance, k_max: int) -> "Requirements":
@@ -83,30 +135,37 @@ class Requirements(NamedTuple):
 class Estimates:
     """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor.
 
-    `choosers` caches the choosers made from these estimates, by the codes of their groups.
+    `choosers` caches the choosers made from these estimates, by their aim and the codes of their groups.
     """
 
     lengths: Vector
     prices: Prices
     slowdown: float
-    choosers: dict[tuple[int, ...], tuple[Requirements, Chooser]] = field(default_factory=dict)
+    choosers: dict[tuple[Aim, tuple[int, ...]], tuple[Requirements, Chooser]] = field(default_factory=dict)
 
-    def chooser(self, requirements: Requirements, codes: tuple[int, ...]) -> Chooser:
-        """Return the chooser for these groups, made on first use."""
-        made_for, chooser = self.choosers.get(codes, (None, None))
+    def k_of(self, requirements: Requirements, decodes: Mapping[int, int], search: Search) -> dict[int, int]:
+        """Return K by group of a batch that has these groups, with so many decodes in each."""
+        codes, (near_width, between, aim, hope) = tuple(decodes), search
+        made_for, chooser = self.choosers.get((aim, codes), (None, None))
         if chooser is None or made_for is not requirements:
+            price, others = aim.value
             groups = [group_of(requirements, self, code) for code in codes]
-            chooser = Chooser(groups, self.lengths, self.prices, requirements.objective)
+            groups = [item if item.itl_slo_s else item._replace(weight=others * item.weight) for item in groups]
+            chooser = Chooser(groups, self.lengths, self.prices, requirements.objective, price)
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
-            self.choosers[codes] = requirements, chooser
-        return chooser
+            self.choosers[aim, codes] = requirements, chooser
+        if between is not None:
+            between()
+        by_group = [max(hope.get(code, 0.0), hope.get(code | UNPROBED, 0.0)) for code in codes] if hope else None
+        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between, by_group), strict=True))
 
 
 class Choice(NamedTuple):
     """K by group, and the estimates, the requirements and the decodes by group from which it was chosen.
 
-    The object is replaced as a whole. `width` is the largest K.
+    The object is replaced as a whole. `width` is the largest K. In `turned` of each `TURN_STEPS` steps K is `turned_k`
+    instead. `fastest` is the choice for goals alone; empty if the choice for throughput alone keeps all bounds.
     """
 
     estimates: Estimates | None
@@ -114,6 +173,27 @@ class Choice(NamedTuple):
     counts: Counter[int]
     k_of: Mapping[int, int]
     width: int = 0
+    turned_k: Mapping[int, int] = {}
+    turned: int = 0
+    fastest: Mapping[int, int] = {}
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of `counts`, in its order."""
+        assert self.estimates is not None
+        return [group_of(self.requirements, self.estimates, code, count) for code, count in self.counts.items()]
+
+    def step(self, k_of: Mapping[int, int] | None = None) -> Step:
+        """Return the mean step of the choice, or that of other K by group."""
+        if k_of is not None:
+            return self._step(k_of)
+        if not self.turned:
+            return self._step(self.k_of)
+        return mean(self._step(self.k_of), self._step(self.turned_k), self.turned / TURN_STEPS)
+
+    def _step(self, k_of: Mapping[int, int]) -> Step:
+        assert self.estimates is not None
+        return step_of(self.groups, self.estimates.lengths, self.estimates.prices, [k_of[code] for code in self.counts])
 
 
 def chosen(
@@ -128,13 +208,47 @@ def chosen(
     `between` is called between two parts of the computation.
     """
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
-    if unprobed > UNPROBED_RATIO * counts.total() and not estimates.prices.need_one_k:
-        k_of = _k_of_each_alone(estimates, requirements, counts, near_width, between)
-    else:
-        k_of = k_of_batch(estimates, requirements, counts, near_width, between)
-    if near_width is not None and not any(k_of[code] for code in counts):  # a smaller width may be worth its cost
+    is_new = unprobed > UNPROBED_RATIO * counts.total() and not estimates.prices.need_one_k
+    way = _k_of_each_alone if is_new else k_of_batch
+
+    def choice_of(aim: Aim, hope: Mapping[int, float] = MappingProxyType({})) -> Choice:
+        k_of = way(estimates, requirements, counts, Search(near_width, between, aim, hope))
+        return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
+
+    choice = choice_of(Aim.THROUGHPUT)
+    if requirements.has_bounds and not keeps_slos(choice.groups, choice.step()):
+        fastest = choice_of(Aim.GOALS)
+        hope = dict(zip(counts, hopes(choice.groups, fastest.step()), strict=True))
+        choice = _with_turns([choice, choice_of(Aim.BOTH, hope), fastest], [*hope.values()])
+    drafts_nothing = not choice.turned and not any(choice.k_of[code] for code in counts)
+    if near_width is not None and drafts_nothing:  # a smaller width may be worth its cost
         return chosen(estimates, requirements, counts)
-    return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
+    return choice
+
+
+def _with_turns(choices: Sequence[Choice], hope: Sequence[float]) -> Choice:
+    """Return the choice with the largest worth, alone or in turn with another; the last one is for goals alone."""
+    objective = choices[0].requirements.objective
+    groups = [group._replace(hope=each) for group, each in zip(choices[0].groups, hope, strict=True)]
+    steps = [choice.step() for choice in choices]
+    values = [worth_of_step(groups, step, objective) for step in steps]
+    most = max(values)
+    best = choices[values.index(most)]._replace(fastest=choices[-1].k_of)
+    for one, other in combinations(range(len(choices)), 2):
+        if choices[one].k_of == choices[other].k_of:
+            continue
+        both = [mean(steps[one], steps[other], share) for share in _SHARES]
+        seconds, lengths = np.array([step.seconds for step in both]), np.array([step.lengths for step in both])
+        values_in_turn = worths(groups, seconds, lengths, objective)
+        at = int(values_in_turn.argmax())
+        if values_in_turn[at] > most * LEAST_TURN_GAIN:
+            most, turned = float(values_in_turn[at]), at + 1
+            usual, rare = choices[one], choices[other]
+            if turned > TURN_STEPS // 2:
+                usual, rare, turned = rare, usual, TURN_STEPS - turned
+            width = max(usual.width, rare.width)
+            best = usual._replace(width=width, turned_k=rare.k_of, turned=turned, fastest=choices[-1].k_of)
+    return best
 
 
 def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
@@ -154,40 +268,6 @@ def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
     return grown + max(0, before.total() - n) <= MOVED_RATIO * n
 
 
-def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
-    """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
-
-    The positions are the last one that it drafts and the next one. The list is empty without a group, or if a group has
-    no K yet.
-    """
-    estimates, requirements = choice.estimates, choice.requirements
-    if estimates is None or not counts or not counts.keys() <= choice.k_of.keys():
-        return []
-    present = sorted(counts)
-    groups = [group_of(requirements, estimates, code, counts[code]) for code in present]
-    ks = [choice.k_of[code] for code in present]
-    worth = worth_of(groups, estimates.lengths, estimates.prices, ks, between)
-    return [
-        {
-            "classes": [name for name, at in requirements.index_of.items() if at == code >> REQUIREMENT_AT],
-            "band": code & BAND,
-            "unprobed": bool(code & UNPROBED),
-            "decodes": counts[code],
-            "k": k,
-            "why": "; ".join(_reason(item, code & BAND) for item in positions),
-            "positions": [
-                {
-                    "position": item.position,
-                    "worth_tokens": round(item.tokens, 3),
-                    "cost_tokens": round(item.cost_tokens, 3),
-                }
-                for item in positions
-            ],
-        }
-        for code, k, positions in zip(present, ks, worth, strict=True)
-    ]
-
-
 def k_of_every_group(
     estimates: Estimates, requirements: Requirements, counts: Counter[int], between: Callable[[], None]
 ) -> dict[int, int]:
@@ -201,13 +281,15 @@ def k_of_every_group(
         alike: Counter[int] = Counter()
         for code, count in counts.items():
             alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
-        k_of |= k_of_batch(estimates, requirements, alike, None, between)
+        k_of |= k_of_batch(estimates, requirements, alike, Search(between=between))
         one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
         for code in _codes_of(alike):
             if not alike[code] + alike[code | UNPROBED]:
                 between()
                 moved = alike - one + Counter({code: 1})
-                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(
+                    estimates, requirements, moved, Search(between=between)
+                )[code]
     return k_of
 
 
@@ -215,35 +297,23 @@ def k_of_batch(
     estimates: Estimates,
     requirements: Requirements,
     counts: Counter[int],
-    near_width: int | None = None,
-    between: Callable[[], None] | None = None,
+    search: Search = Search(),  # noqa: B008 - frozen
 ) -> dict[int, int]:
     """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
-    codes = _codes_of(counts)
-    decodes = [counts[code] + counts[code | UNPROBED] for code in codes]
-    chooser = estimates.chooser(requirements, codes)
-    if between is not None:
-        between()
-    ks = chooser.choose(decodes, near_width, between)
-    return {code | flag: k for flag in (0, UNPROBED) for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code] + counts[code | UNPROBED] for code in _codes_of(counts)}
+    k_of = estimates.k_of(requirements, decodes, search)
+    return k_of | {code | UNPROBED: k for code, k in k_of.items()}
 
 
 def _k_of_each_alone(
-    estimates: Estimates,
-    requirements: Requirements,
-    counts: Counter[int],
-    near_width: int | None,
-    between: Callable[[], None] | None,
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], search: Search
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
-    codes = _codes_of(counts)
-    chooser = estimates.chooser(requirements, codes)
-    if between is not None:
-        between()
-    ks = chooser.choose([counts[code | UNPROBED] for code in codes], near_width, between)
-    k_of = {code | UNPROBED: k for code, k in zip(codes, ks, strict=True)}
+    decodes = {code: counts[code | UNPROBED] for code in _codes_of(counts)}
+    unprobed = estimates.k_of(requirements, decodes, search)
+    k_of = {code | UNPROBED: k for code, k in unprobed.items()}
     for code in counts.keys() - k_of.keys():
-        [k_of[code]] = estimates.chooser(requirements, (code,)).choose([counts.total()], None, between)
+        k_of |= estimates.k_of(requirements, {code: counts.total()}, search._replace(near_width=None))
     return k_of
 
 
@@ -259,9 +329,3 @@ def group_of(requirements: Requirements, estimates: Estimates, code: int, count:
     high = min(guidance.k_max, k_max)
     slo_s = (guidance.itl_slo_ms or 0.0) / _MS / estimates.slowdown
     return Group(count, code & BAND, guidance.weight, min(guidance.k_min, high), high, slo_s)
-
-
-def _reason(worth: Worth, band: int) -> str:
-    return (
-        f"position {worth.position} of band {band} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
-    )

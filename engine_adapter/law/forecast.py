@@ -13,14 +13,14 @@ from typing import NamedTuple
 from specpilot.engine_adapter.law.batch_choice import (
     BAND,
     REQUIREMENT_AT,
+    TURN_STEPS,
     Choice,
     Estimates,
     Requirements,
     chosen,
     group_of,
-    k_of_batch,
 )
-from specpilot.engine_adapter.law.choice import keeps_slos, step_of
+from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, mean, step_of, tokens_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
@@ -29,6 +29,8 @@ from specpilot.policy.schedule import KRange
 _EACH_UP_TO = 8
 _STEP = 1.25
 """K by load is computed for each number of decodes up to the first value, then in steps by this factor."""
+_KEPT = 1.02
+"""A bound counts as kept up to this multiple of it: it has a price, so a choice may exceed it a little."""
 _MS = 1000.0
 
 
@@ -44,37 +46,52 @@ Batch = Mapping[Decodes, int]
 Pause = Callable[[], None]
 
 
-def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> dict[Decodes, int]:
+class Turns(NamedTuple):
+    """K of each group of a batch; in a `share` of the steps it is `turned_k`."""
+
+    k_of: Mapping[Decodes, int]
+    turned_k: Mapping[Decodes, int] = {}
+    share: float = 0.0
+
+
+def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> Turns:
     """Return K of each group of the batch by the law, with these requirements."""
     apart = replace(estimates, choosers={})
-    k_of = chosen(apart, requirements, _counts(requirements, batch), None, between).k_of
-    return {group: k_of[_code(requirements, group)] for group in batch}
+    choice = chosen(apart, requirements, _counts(requirements, batch), None, between)
+    k_of = {group: choice.k_of[_code(requirements, group)] for group in batch}
+    if not choice.turned:
+        return Turns(k_of)
+    turned_k = {group: choice.turned_k[_code(requirements, group)] for group in batch}
+    return Turns(k_of, turned_k, choice.turned / TURN_STEPS)
 
 
-def fixed_k(k_of: Mapping[str, int], batch: Batch) -> dict[Decodes, int]:
+def fixed_k(k_of: Mapping[str, int], batch: Batch) -> Turns:
     """Return K of each group of the batch from K by class."""
-    return {group: k_of.get(group.traffic_class, k_of[DEFAULT_CLASS]) for group in batch}
+    return Turns({group: k_of.get(group.traffic_class, k_of[DEFAULT_CLASS]) for group in batch})
 
 
-def predicted(
-    estimates: Estimates, requirements: Requirements, batch: Batch, k_of: Mapping[Decodes, int]
-) -> Prediction:
+def predicted(estimates: Estimates, requirements: Requirements, batch: Batch, turns: Turns) -> Prediction:
     """Return the prediction for these K of the groups of a batch, weighted by `requirements`."""
     groups = [group_of(requirements, estimates, _code(requirements, each), count) for each, count in batch.items()]
-    ks = [k_of[each] for each in batch]
-    tokens, seconds = step_of(groups, estimates.lengths, estimates.prices, ks)
-    step_s = seconds * estimates.slowdown
+    k_of, turned_k, share = turns
+    usual, turned = (
+        step_of(groups, estimates.lengths, estimates.prices, [ks[each] for each in batch])
+        for ks in (k_of, turned_k or k_of)
+    )
+    step = mean(usual, turned, share)
+    step_s = step.seconds * estimates.slowdown
     decodes: Counter[str] = Counter()
-    drafted: Counter[str] = Counter()
+    drafted: dict[str, float] = {}
     lengths: dict[str, float] = {}
-    for (each, count), k in zip(batch.items(), ks, strict=True):
+    for (each, count), length in zip(batch.items(), step.lengths, strict=True):
         name = each.traffic_class
         decodes[name] += count
-        drafted[name] += count * k
-        lengths[name] = lengths.get(name, 0.0) + count * float(estimates.lengths[each.code & BAND, k])
+        k = (1 - share) * k_of[each] + share * turned_k.get(each, 0)
+        drafted[name] = drafted.get(name, 0.0) + count * k
+        lengths[name] = lengths.get(name, 0.0) + count * float(length)
     return Prediction(
         k={name: drafted[name] / count for name, count in decodes.items()},
-        throughput=float(tokens / step_s),
+        throughput=float(tokens_of(groups, step) / step_s),
         step_s=float(step_s),
         itl_ms={name: float(_MS * step_s * count / lengths[name]) for name, count in decodes.items()},
     )
@@ -82,35 +99,50 @@ def predicted(
 
 def breaks_slo(choice: Choice, static_k: int) -> bool | None:
     """Return whether the static K breaks an SLO that `choice` keeps, for its own batch; `None`: no class has an SLO."""
-    estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
-    if estimates is None or not any(item.itl_slo_ms for item in requirements.distinct):
+    if choice.estimates is None or not choice.requirements.has_bounds:
         return None
-    groups = [group_of(requirements, estimates, code, count) for code, count in counts.items()]
+    groups = choice.groups
     static = [min(max(static_k, group.low), group.high) for group in groups]
-    is_kept, is_kept_by_static = (
-        keeps_slos(groups, estimates.lengths, estimates.prices, ks)
-        for ks in ([choice.k_of[code] for code in counts], static)
-    )
-    return bool(is_kept and not is_kept_by_static)
+    with_static = choice.step(dict(zip(choice.counts, static, strict=True)))
+    return bool(keeps_slos(groups, choice.step(), _KEPT) and not keeps_slos(groups, with_static, _KEPT))
 
 
-def slowest_s(
-    estimates: Estimates | None, requirements: Requirements, counts: Mapping[int, int], k_of: Mapping[int, int]
-) -> dict[int, float]:
+def slowest_s(choice: Choice) -> dict[int, float]:
     """Return the predicted mean inter-token latency of the slowest group of each requirement with a bound, in seconds.
 
-    Keys are the indices of the requirements; one without decodes has no entry.
+    Where the choice exceeds the bound, and the fastest one would not, it is the bound: K could keep it. Where both do,
+    it is that of the fastest one. Keys are the indices of the requirements; one without decodes has no entry.
     """
-    if estimates is None or not any(item.itl_slo_ms for item in requirements.distinct):
+    if choice.estimates is None or not choice.requirements.has_bounds:
         return {}
-    groups = [group_of(requirements, estimates, code, count) for code, count in counts.items()]
-    ks = [k_of[code] for code in counts]
-    step_s = step_of(groups, estimates.lengths, estimates.prices, ks)[1] * estimates.slowdown
+    slowest = _slowest_s(choice, choice.step())
+    fastest = _slowest_s(choice, choice.step(choice.fastest)) if choice.fastest else slowest
+    bounds_s = {index: (item.itl_slo_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
+    return {index: min(seconds, max(fastest[index], bounds_s[index])) for index, seconds in slowest.items()}
+
+
+def mean_s(choice: Choice) -> dict[int, float]:
+    """Return the predicted mean time per token of the requests of each requirement with a bound, in seconds."""
+    if choice.estimates is None or not choice.requirements.has_bounds:
+        return {}
+    step, tokens = choice.step(), dict[int, float]()
+    decodes: Counter[int] = Counter()
+    for code, group, length in zip(choice.counts, choice.groups, step.lengths, strict=True):
+        if group.decodes and group.itl_slo_s:
+            decodes[code >> REQUIREMENT_AT] += group.decodes
+            tokens[code >> REQUIREMENT_AT] = tokens.get(code >> REQUIREMENT_AT, 0.0) + group.decodes * float(length)
+    step_s = step.seconds * choice.estimates.slowdown
+    return {index: step_s * count / tokens[index] for index, count in decodes.items()}
+
+
+def _slowest_s(choice: Choice, step: Step) -> dict[int, float]:
+    assert choice.estimates is not None
     slowest: dict[int, float] = {}
-    for code, group, k in zip(counts, groups, ks, strict=True):
+    for code, group, length in zip(choice.counts, choice.groups, step.lengths, strict=True):
         index = code >> REQUIREMENT_AT
-        if group.decodes and requirements.distinct[index].itl_slo_ms:
-            slowest[index] = max(slowest.get(index, 0.0), float(step_s / estimates.lengths[group.band, k]))
+        if group.decodes and group.itl_slo_s:
+            seconds = float(step.seconds / length) * choice.estimates.slowdown
+            slowest[index] = max(slowest.get(index, 0.0), seconds)
     return slowest
 
 
@@ -134,15 +166,17 @@ def k_by_load(
         by_group: Counter[int] = Counter()
         for (name, band), count in counts.items():
             by_group[_code(requirements, Decodes(name, band, 0))] += count
-        k_of = k_of_batch(apart, requirements, by_group, None, between)
-        slowest = slowest_s(apart, requirements, by_group, k_of)
+        choice = chosen(apart, requirements, by_group, None, between)
+        slowest = slowest_s(choice)
         for name, index in requirements.index_of.items():
             if index in slowest:
                 is_kept = slowest[index] * _MS <= (requirements.distinct[index].itl_slo_ms or 0.0)
                 keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():
-            k = k_of[_code(requirements, Decodes(name, band, 0))]
+            code = _code(requirements, Decodes(name, band, 0))
+            k = float(choice.k_of[code])
+            k += (choice.turned_k.get(code, k) - k) * choice.turned / TURN_STEPS
             for row in (name, ALL_CLASSES):
                 whole, weighted = sums.setdefault(row, [0.0, 0.0])
                 sums[row] = [whole + share, weighted + share * k]

@@ -54,15 +54,16 @@ from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
 from specpilot.engine_adapter.law.band_acceptance import BandAcceptance
 from specpilot.engine_adapter.law.batch_choice import (
     REQUIREMENT_AT,
+    TURN_STEPS,
     Choice,
     Estimates,
     Requirements,
     chosen,
-    explained,
     is_like,
     k_of_every_group,
 )
-from specpilot.engine_adapter.law.forecast import breaks_slo, slowest_s
+from specpilot.engine_adapter.law.explained import explained
+from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, slowest_s
 from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
@@ -90,6 +91,8 @@ decodes. With fewer, single requests would determine this price."""
 LEFT_OUT_DECAY = 0.9995
 """Both sums behind the price of leaving requests out are multiplied by this in each step that contributes to them: a
 memory of 2,000 steps."""
+
+_ALL = 1 << 30
 
 NO_GUIDANCE = Guidance()
 """Used before any guidance: no bounds."""
@@ -130,7 +133,8 @@ class EngineLaw:
         self.k_max, self.static_k = k_max, static_k
         self.own_static_k = static_k
         self.breaks_slo: bool | None = None  # whether the static K breaks an SLO that the choice keeps; None: unknown
-        self.predicted_s: Mapping[str, float] = {}  # by class with an SLO: mean ITL of its slowest group
+        self.predicted_s: Mapping[str, float] = {}  # by class with an SLO (`forecast.slowest_s`)
+        self.mean_predicted_s: Mapping[str, float] = {}  # the same of `forecast.mean_s`
         self.estimates: Estimates | None = None
         self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
@@ -147,6 +151,7 @@ class EngineLaw:
         self._catch_up_s = 0.0  # seconds in which these decodes caught up
         self._latest: _Latest | None = None
         self._held: _Held | None = None
+        self._turn = 0  # the place of the latest step in its turn
         self.follow(NO_GUIDANCE)
 
     def follow(self, guidance: Guidance) -> None:
@@ -155,8 +160,8 @@ class EngineLaw:
         self.static_k = self.own_static_k if guidance.static_k is None else min(guidance.static_k, self.k_max)
         self.requirements = Requirements.of(guidance, self.k_max)
         self._latest = self._held = None
-        if not any(item.itl_slo_ms for item in self.requirements.distinct):  # otherwise until the next refresh
-            self.breaks_slo, self.predicted_s = None, {}
+        if not self.requirements.has_bounds:  # otherwise until the next refresh
+            self.breaks_slo, self.predicted_s, self.mean_predicted_s = None, {}, {}
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
@@ -201,7 +206,22 @@ class EngineLaw:
             near_width = choice.width or None if is_alike else None  # otherwise the best width may be far from it
             self._choice = choice = chosen(estimates, requirements, counts, near_width)
         k_of = choice.k_of
+        if choice.turned:
+            self._turn = (self._turn + 1) % TURN_STEPS
+            k_of = choice.turned_k if self._turn < choice.turned else k_of
         return [k_of[group] for group in groups]
+
+    @property
+    def steps_with_same_k(self) -> int:
+        """The number of further steps whose K is that of the latest one, if the choice stays."""
+        turned, turn = self._choice.turned, self._turn
+        if not turned or self._held is not None:
+            return _ALL
+        return (turned if turn < turned else TURN_STEPS) - 1 - turn
+
+    def skip_steps(self, count: int) -> None:
+        """Count steps that repeated the latest one."""
+        self._turn = (self._turn + count) % TURN_STEPS
 
     def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
         """Record a plan.
@@ -279,9 +299,9 @@ class EngineLaw:
                 self._choice = choice
                 between()
                 self.breaks_slo = breaks_slo(choice, self.static_k)
-                slowest = slowest_s(estimates, choice.requirements, choice.counts, choice.k_of)
-                of_class = latest.requirements.index_of.items()
+                slowest, mean, of_class = slowest_s(choice), mean_s(choice), latest.requirements.index_of.items()
                 self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
+                self.mean_predicted_s = {name: mean[index] for name, index in of_class if index in mean}
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ When traffic changes, the parts react in this order (`law.law` has the memories 
 - A request with K = 0 becomes predictable: a probe is due `PROBE_AFTER` steps after its last draft, and runs when the
   budget allows. After a probe that is accepted whole, another one follows as soon as the outcome is known. These drafts
   move the band until step 3 gives the request a K above 0.
-- A new request starts in the band of similar requests (`evidence.request_acceptance.Priors`), and its first draft is
+- A new request starts in the band of similar requests (`evidence.request_acceptance.Starts`), and its first draft is
   due at once. The outcome moves this band, and so all similar requests without a verified draft.
 - K rises after steps at K = 0: backlogs catch up over several steps, smallest first (6).
 - A queue builds up: K changes only with the number of running decodes, with the room that they leave (2), and with the
@@ -85,7 +85,7 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.law.probe_prices import SEQUENTIAL_PROBE, ProbePrices
 from specpilot.engine_adapter.plan.catch_up import CatchUp
 from specpilot.engine_adapter.plan.draft_state import DraftState
-from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, Probes, probe_depth
+from specpilot.engine_adapter.plan.probes import PARALLEL_PROBE, Probes, probe_depth, steps_until_next
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.plan.step_room import StepRoom
@@ -122,7 +122,7 @@ class Planner:
         self.next_width = 0
         self.prices = prices
         self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width)
-        self.probes = Probes(k_max, catch_up_rows, keeps_rows=self.catch_up.keeps_rows)
+        self.probes = Probes(k_max, catch_up_rows)
         self._room = room
         self._lone_probe = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
         self._step = 0
@@ -198,15 +198,19 @@ class Planner:
         if not states or self.k_max == 0:
             return 0
         ahead = self.catch_up.identical_steps_ahead(states, self._step)
+        if table.law is not None:
+            ahead = min(ahead, table.law.steps_with_same_k)
         if table.probe_ratio > 0.0:
             probed = [state for state in states if probe_depth(state, table)]
             if probed:
-                ahead = min(ahead, self.probes.steps_until_next(probed, table.probe_ratio, self._step))
+                ahead = min(ahead, steps_until_next(probed, self._step))
         return max(0, ahead)
 
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` steps that repeated the last plan, at most `identical_steps_ahead`."""
         self.catch_up.skip_steps(states, count)
+        if table.law is not None:
+            table.law.skip_steps(count)
         self._step += count
         self.probes.earn(table.probe_ratio, count)
 

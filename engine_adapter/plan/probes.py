@@ -45,21 +45,23 @@ costs about two steps with the demo pair on two CPU cores, so at a `probe_ratio`
    overdraw the budget: one may start while the debt is at most D.
 3. *Due probes*: the request's last draft was planned at least `PROBE_AFTER` steps ago (a request without a draft is due
    at once). They must fit into the budget and are taken by backlog, smallest first. This favours new requests and those
-   probed recently. A step drafts for probes alone only when the budget holds `_FIXED_COSTS` times the fixed cost, or is
-   at the limit, so that one step probes several requests. After a second without any draft, the cost of one probe is
-   enough, so that a change of traffic is found sooner.
+   probed recently. In a step that drafts nothing else there are two more conditions:
 
-   While requests arrive steadily, prompts must not use up the whole budget, because the text of running requests may
-   change. So there is a second budget for prompts. It earns `PROMPT_SHARE` of what the first one earns and has the same
-   limit. In a step that drafts nothing else and in which the drafter reads a due request's prompt, the probe of a
-   request with a prompt must fit into both budgets.
+   a. The budget holds `_FIXED_COSTS` times the fixed cost, or is at the limit, so that one step probes several
+      requests. After a second without any draft, the cost of one probe is enough, so that a change of traffic is found
+      sooner.
+   b. The number of the step is a multiple of `PROBE_AFTER`, so that the steps between need no plan
+      (`plan.repetition`); or the drafter reads a due request's prompt in this step anyway.
+
+   While requests arrive steadily, probes beside prompts must not use up the whole budget, because the text of running
+   requests may change. So they may spend `PROMPT_LIMITS` limits between two probes of running requests; then no
+   request with a prompt is probed while another one is due.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
-from specpilot.engine_adapter.plan.catch_up import backlog_of, may_be_deferred
+from specpilot.engine_adapter.plan.catch_up import may_be_deferred
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.speculation_control import KTable
 
@@ -79,11 +81,10 @@ PARALLEL_PROBE = 4
 """Depth of a probe if nothing else is drafted and the drafter drafts in parallel. A larger depth finds predictable
 requests sooner, and verifies more tokens of the others. In simulation 4 to 7 make no difference."""
 
-PROMPT_SHARE = 0.75
-"""Share of the budget's income that probes of requests with a prompt may spend in steps that draft nothing else and in
-which the drafter reads a due request's prompt (one longer than `DEFERRED_PROMPT`). Such a probe costs less, and its
-outcome counts for all similar requests. But only the other probes detect that the text of a running request has
-changed."""
+PROMPT_LIMITS = 0.5
+"""What probes beside prompts may spend between two probes of running requests, in multiples of the limit. A probe
+beside a prompt (one longer than `DEFERRED_PROMPT`) costs less, and its outcome counts for all similar requests. But
+only the other probes detect that the text of a running request has changed."""
 
 _FREE_STEPS = 1.0
 """Longest time of the free first drafts of a step; the unit is a step that drafts nothing."""
@@ -98,29 +99,29 @@ _FIXED_COSTS = 2.0
 """A step drafts for probes alone only if the budget holds this multiple of the fixed cost. So half of this budget can
 pay for the requests themselves, and several of them share one fixed cost."""
 
-
-DepthOf = Callable[[DraftState], int]
-"""Returns the depth of a request's probe in the current step."""
+_Candidate = tuple[DraftState, int]
+"""A request that may be probed in the current step, and the depth of its probe."""
 
 
 class Probes:
     """The budget of one engine's probes, and the choice of the requests that are probed.
 
-    `k_max` and `catch_up_rows` determine the most expensive probe. `keeps_rows`: a step without drafts adds to the
-    backlogs. `prices` are those of the current step; `None`: unknown. `budget` is the time that probes may take now, in
-    steps that draft nothing; below 0 it is a debt. The planner sets `drafted_at`, the number of the last step that
-    drafted.
+    `k_max` and `catch_up_rows` determine the most expensive probe. `prices` are those of the current step; `None`:
+    unknown. `budget` is the time that probes may take now, in steps that draft nothing; below 0 it is a debt. The
+    planner sets `drafted_at`, the number of the last step that drafted.
     """
 
-    def __init__(self, k_max: int, catch_up_rows: int, *, keeps_rows: bool = True) -> None:
+    def __init__(self, k_max: int, catch_up_rows: int) -> None:
         self.prices: ProbePrices | None = None
         self.budget = 0.0
         self.drafted_at = 0
         self._k_max = k_max
-        self._rows_per_step = catch_up_rows
-        self._row_a_step = int(keeps_rows)
-        self._prompt_budget = 0.0  # the second budget: for prompts in steps that draft nothing else
-        self._charges: dict[str, float] = {}  # in the current step, by request
+        self._catch_up_rows = catch_up_rows
+        self._spent_on_prompts = 0.0  # since the last probe of a running request
+        # Of the current step: its width so far, the fixed cost of the next probe, and the other charges by request.
+        self._width = 0
+        self._fixed = 0.0
+        self._charges: dict[str, float] = {}
 
     @property
     def limit(self) -> float:
@@ -128,20 +129,17 @@ class Probes:
         prices = self.prices
         if prices is None:
             return 0.0
-        return prices.drafting + prices.of_draft(self._rows_per_step, self._k_max, self._k_max)
+        return prices.drafting + prices.of_draft(self._catch_up_rows, self._k_max, self._k_max)
 
     def earn(self, probe_ratio: float, steps: float) -> None:
         """Add the share of `steps` steps, busy or idle, to the budget."""
-        limit = self.limit
-        self.budget = min(self.budget + steps * probe_ratio, limit)
-        self._prompt_budget = min(self._prompt_budget + steps * probe_ratio * PROMPT_SHARE, limit)
+        self.budget = min(self.budget + steps * probe_ratio, self.limit)
 
     def start_step(self, prices: ProbePrices | None, probe_ratio: float) -> None:
         """Start planning a step, with these prices."""
         self.prices = prices
         self.earn(probe_ratio, 1)
-        if self._charges:
-            self._charges.clear()
+        self._charges.clear()
 
     def choose(  # noqa: PLR0913 - the step's facts
         self, states: Sequence[DraftState], table: KTable, step: int, width: int, depth: int, *, is_drafting: bool
@@ -154,106 +152,61 @@ class Probes:
         prices = self.prices
         if prices is None:
             return width
-
-        def depth_of(state: DraftState) -> int:
-            return min(depth, probe_depth(state, table))
-
-        candidates = [state for state in states if state.k == 0 and probe_depth(state, table)]
+        self._width = width
+        self._fixed = 0.0 if is_drafting else prices.verifying if width else prices.drafting
+        candidates = [
+            (state, min(depth, deepest)) for state in states if not state.k and (deepest := probe_depth(state, table))
+        ]
         if is_drafting:
-            _draft_first(candidates, prices, width, depth_of)  # 1
-        fixed = 0.0 if is_drafting else prices.verifying if width else prices.drafting
-        width, fixed = self._follow_up(candidates, prices, width, fixed, depth_of)  # 2
-        due = [state for state in candidates if state.k == 0 and step >= _due_at(state)]
-        reads_prompts = width == 0 and any(state.positions > 1 and not may_be_deferred(state) for state in due)
-        if reads_prompts:
-            others = sum([state.positions > 1 for state in states]) - 1  # they get slots too
-            fixed = prices.beside_prompt + others * depth * prices.position
-        return self._probe_due(due, prices, step, width, fixed, depth_of, reads_prompts=reads_prompts)  # 3
+            _draft_first(candidates, prices, width)  # 1
+        largest_debt = min(self.limit, _FOLLOW_UP_DEBT * prices.drafting)
+        for state, k in candidates:  # 2
+            if state.needs_follow_up and not state.k and self.budget >= -largest_debt:
+                self._probe(state, k, prices)
+        due = [(state, k) for state, k in candidates if not state.k and step >= _due_at(state)]
+        self._probe_due(due, states, step, depth)
+        return self._width
 
     def refund(self, request_id: str) -> None:
         """Credit the budget with the charge of a postponed probe, without the fixed cost of its step."""
         self.budget += self._charges.get(request_id, 0.0)
 
-    def steps_until_next(self, probed: Sequence[DraftState], probe_ratio: float, step: int) -> int:
-        """Return the number of steps after `step` in which no probe of `probed` can start.
-
-        In these steps no due probe can start, because none is due or the budget is too small. No follow-up can start
-        either, because the debt is too large.
-        """
-        prices, limit = self.prices, self.limit
-        most = self._rows_per_step  # after these a backlog has to catch up anyway
-        if prices is None:
-            return most
-        until_out_of_debt = most
-        if any(state.needs_follow_up for state in probed):
-            until_out_of_debt = _steps_to_earn(self._debt_limit(prices) - self.budget, probe_ratio, most)
-        until_due = min(_due_at(state) for state in probed) - step - 1
-        until_step_starts = _steps_to_earn(min(_FIXED_COSTS * prices.drafting, limit) - self.budget, probe_ratio, most)
-        # Each step adds one position to the backlog and so to the probe's cost. A step is planned before its own
-        # position joins the backlog, so the first step sees one position less.
-        gained = probe_ratio - self._row_a_step * prices.position
-        rows = min(map(backlog_of, probed)) - self._row_a_step
-        missing = prices.drafting + prices.of_draft(rows, 1, 1) - self.budget
-        until_affordable = 0
-        if missing > 0:
-            until_affordable = math.ceil(missing / gained) - 1 if gained > 0 else most
-        until_undrafted = math.ceil(min(self.drafted_at + prices.steps_per_s - step, float(most))) - 1
-        until_step_starts = min(until_step_starts, until_undrafted)
-        return min(until_out_of_debt, max(until_due, until_step_starts, until_affordable))
-
-    def _debt_limit(self, prices: ProbePrices) -> float:
-        """Return the budget below which no follow-up starts."""
-        return max(-self.limit, -_FOLLOW_UP_DEBT * prices.drafting)
-
-    def _follow_up(
-        self, candidates: Sequence[DraftState], prices: ProbePrices, width: int, fixed: float, depth_of: DepthOf
-    ) -> tuple[int, float]:
-        """Probe the candidates whose last probe was accepted whole.
-
-        Return the step's width, and the fixed cost that a further probe of this step has.
-        """
-        for state in [state for state in candidates if state.k == 0 and state.needs_follow_up]:
-            if self.budget < self._debt_limit(prices):
+    def _probe_due(self, due: Sequence[_Candidate], states: Sequence[DraftState], step: int, depth: int) -> None:
+        """Probe requests of `due` within the budget (3)."""
+        prices = self.prices
+        assert prices is not None
+        if not self._width:
+            if any(state.positions > 1 and not may_be_deferred(state) for state, _ in due):
+                others = sum([state.positions > 1 for state in states]) - 1  # they get slots too
+                self._fixed = prices.beside_prompt + others * depth * prices.position
+                running = [item for item in due if item[0].positions == 1]
+                if running and self._spent_on_prompts >= PROMPT_LIMITS * self.limit:
+                    due = running
+            elif step % PROBE_AFTER:  # 3b
+                return
+        if self.budget < min(_FIXED_COSTS * self._fixed, self.limit) and step - self.drafted_at < prices.steps_per_s:
+            return  # 3a
+        for state, k in sorted(due, key=lambda item: item[0].backlog):
+            if self._fixed + prices.of_draft(state.backlog, max(self._width, k), k) > self.budget:
                 break
-            state.k = depth_of(state)
-            width = max(width, state.k)
-            self._charge(state, fixed, prices.of_draft(state.backlog, width, state.k))
-            fixed = 0.0  # paid once a step
-        return width, fixed
+            self._probe(state, k, prices)
 
-    def _probe_due(  # noqa: PLR0913, PLR0917 - the step's facts
-        self,
-        due: Sequence[DraftState],
-        prices: ProbePrices,
-        step: int,
-        width: int,
-        fixed: float,
-        depth_of: DepthOf,
-        *,
-        reads_prompts: bool,
-    ) -> int:
-        """Probe requests that are due, within the budget; return the step's width."""
-        is_undrafted = step - self.drafted_at >= prices.steps_per_s
-        if self.budget < min(_FIXED_COSTS * fixed, self.limit) and not is_undrafted:
-            return width
-        for state in sorted(due, key=backlog_of):
-            k = depth_of(state)
-            draft_cost = prices.of_draft(state.backlog, max(width, k), k)
-            if fixed + draft_cost > self.budget:
-                break
-            if reads_prompts and state.positions > 1:
-                if fixed + draft_cost > self._prompt_budget:
-                    continue
-                self._prompt_budget -= fixed + draft_cost
-            self._charge(state, fixed, draft_cost)
-            fixed = 0.0
-            state.k = k
-            width = max(width, k)
-        return width
+    def _probe(self, state: DraftState, k: int, prices: ProbePrices) -> None:
+        """Probe a request. It pays the fixed cost of the step, which further probes of the step share."""
+        self._width = max(self._width, k)
+        charge = prices.of_draft(state.backlog, self._width, k)
+        self._charges[state.request_id] = charge
+        cost, self._fixed = self._fixed + charge, 0.0
+        self.budget -= cost
+        self._spent_on_prompts = self._spent_on_prompts + cost if state.positions > 1 else 0.0
+        state.k = k
 
-    def _charge(self, state: DraftState, fixed: float, draft_cost: float) -> None:
-        self.budget -= fixed + draft_cost
-        self._charges[state.request_id] = draft_cost
+
+def steps_until_next(probed: Sequence[DraftState], step: int) -> int:
+    """Return the number of steps after `step` in which no probe of `probed` can start if they draft nothing else."""
+    if any(state.needs_follow_up for state in probed):
+        return 0
+    return -(step + 1) % PROBE_AFTER
 
 
 def may_probe(state: DraftState, table: KTable) -> bool:
@@ -266,11 +219,10 @@ def probe_depth(state: DraftState, table: KTable) -> int:
     return min(table.probe_depth(state.traffic_class), state.ceiling)
 
 
-def _draft_first(candidates: Sequence[DraftState], prices: ProbePrices, width: int, depth_of: DepthOf) -> None:
-    """Draft for the candidates that never had a draft, in a step of this `width`."""
+def _draft_first(candidates: Sequence[_Candidate], prices: ProbePrices, width: int) -> None:
+    """Draft for the candidates that never had a draft, in a step of this `width` (1)."""
     room = _FREE_STEPS
-    for state in candidates:
-        k = depth_of(state)
+    for state, k in candidates:
         cost = prices.of_draft(state.backlog, width, k)
         if state.drafted_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= room:
             room -= cost
@@ -280,8 +232,3 @@ def _draft_first(candidates: Sequence[DraftState], prices: ProbePrices, width: i
 def _due_at(state: DraftState) -> int:
     """Return the number of the step from which on a probe of a request is due."""
     return 0 if state.drafted_at is None else state.drafted_at + PROBE_AFTER
-
-
-def _steps_to_earn(missing: float, probe_ratio: float, most: int) -> int:
-    """Return the number of steps, at most `most`, before the budget has grown by `missing`."""
-    return math.ceil(min(missing / probe_ratio, float(most))) - 1 if missing > 0 else 0

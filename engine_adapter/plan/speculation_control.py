@@ -43,25 +43,25 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KTable:
-    """K by class and band: `rows[class][band]`.
+    """K by class and band: `k_of[class][band]`.
 
-    `probed` maps each class that is probed to the largest depth of its probes. With a `law` the law chooses K, `rows`
-    are the static K, and the depths are the upper bounds of the classes.
+    `probed` maps each class that is probed to the largest depth of its probes. With a `law` the law chooses K, `k_of`
+    is the static K, and the depths are the upper bounds of the classes.
     """
 
     source: Source
-    rows: Mapping[str, tuple[int, ...]]
+    k_of: Mapping[str, tuple[int, ...]]
     probe_ratio: float = 0.0
     probed: Mapping[str, int] = field(default_factory=dict)
     law: EngineLaw | None = None
 
     def k(self, traffic_class: str, band: int) -> int:
         """Return K for a request of `traffic_class` in `band`."""
-        return (self.rows.get(traffic_class) or self.rows[DEFAULT_CLASS])[band]
+        return (self.k_of.get(traffic_class) or self.k_of[DEFAULT_CLASS])[band]
 
     def probe_depth(self, traffic_class: str) -> int:
         """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
-        return self.probed.get(traffic_class if traffic_class in self.rows else DEFAULT_CLASS, 0)
+        return self.probed.get(traffic_class if traffic_class in self.k_of else DEFAULT_CLASS, 0)
 
 
 def fixed_table(k_of: Mapping[str, int], source: Source = Source.FIXED) -> KTable:
@@ -72,8 +72,8 @@ def fixed_table(k_of: Mapping[str, int], source: Source = Source.FIXED) -> KTabl
 def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
     """Return the table in which `law` chooses K, and probes keep the bounds of each class."""
     depths = law.requirements.probe_depth
-    rows = dict.fromkeys(depths, (law.static_k,) * BANDS)
-    return KTable(Source.LAW, rows, probe_ratio, {name: depth for name, depth in depths.items() if depth}, law)
+    static = dict.fromkeys(depths, (law.static_k,) * BANDS)
+    return KTable(Source.LAW, static, probe_ratio, {name: depth for name, depth in depths.items() if depth}, law)
 
 
 class _Way(NamedTuple):

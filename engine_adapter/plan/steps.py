@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Meter, Outcome
-from specpilot.engine_adapter.evidence.request_acceptance import FIRST_DRAFTS, Acceptance, Kind, Priors, kind_of, trials
+from specpilot.engine_adapter.evidence.request_acceptance import FIRST_DRAFTS, Acceptance, Kind, Starts, kind_of, trials
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.probes import may_probe
@@ -54,7 +54,7 @@ class Steps:
         self.table = table
         self.states: dict[str, DraftState] = {}
         self.decoding: list[DraftState] = []
-        self.priors = Priors()
+        self.starts = Starts()
         self._planner = planner
         self._meter = meter
         self._clock = StepClock()
@@ -200,7 +200,7 @@ class Steps:
         """
         k, accepted, is_refused = draft.k, draft.accepted, draft.is_refused
         if state.acceptance.drafts < FIRST_DRAFTS:
-            self.priors.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
+            self.starts.note(state.kind, accepted, trials(k, accepted, is_refused=is_refused))
             self._learned_of.add(state.kind)
         state.note(k, accepted, is_probe=draft.is_probe, is_refused=is_refused)
 
@@ -212,7 +212,7 @@ class Steps:
         if self._learned_of:
             for state in self.states.values():
                 if state.acceptance.drafts == 0 and state.kind in self._learned_of:
-                    state.acceptance = Acceptance(self.priors.of(state.kind))
+                    state.acceptance = Acceptance(self.starts.of(state.kind))
             self._learned_of.clear()
 
     # 3. It ends
@@ -328,7 +328,7 @@ class Steps:
         if state is None:
             traffic_class, temperature, ceiling = stated(request)
             kind = kind_of(traffic_class, temperature, is_structured=request.use_structured_output)
-            start = self.priors.of(kind)
+            start = self.starts.of(kind)
             state = self.states[request_id] = DraftState(request_id, kind, start, ceiling, min_tokens(request))
             state.label = self._label(state)
         return state
@@ -347,4 +347,4 @@ class Steps:
 
     def _label(self, state: DraftState) -> str:
         """Return the class under which a request's evidence is counted: its own if the table names it."""
-        return state.traffic_class if state.traffic_class in self.table.rows else DEFAULT_CLASS
+        return state.traffic_class if state.traffic_class in self.table.k_of else DEFAULT_CLASS

@@ -48,6 +48,10 @@ RELIANCE: tuple[Item, ...] = (
         _SCHEDULER, "Scheduler", "_preempt_request", ("request",), Use.WRAP, (_SCHEDULER, "Scheduler", "schedule")
     ),
     Method(
+        _SCHEDULER, "Scheduler", "_handle_stopped_request", ("request",), Use.WRAP,
+        (_SCHEDULER, "Scheduler", "update_from_output"),
+    ),
+    Method(
         _SCHEDULER, "Scheduler", "_free_request", ("request",), Use.WRAP,
         (_SCHEDULER, "Scheduler", "update_from_output"),
     ),

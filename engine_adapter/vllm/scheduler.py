@@ -13,7 +13,8 @@ which plans and counts. The mixin wraps these methods of vLLM:
 - `update_from_output` ends a step: it is timed and counted.
 - `_preempt_request` and `_free_request_blocks` remove a request from the KV cache, which ends its backlog. The next
   input of a session ends it too.
-- `_free_request` ends a request: its latency is measured.
+- `_handle_stopped_request` ends a reply, `_free_request` a request: its latency is measured. A session may be closed
+  long after its last reply.
 - `set_pause_state` stops and resumes the engine (`/pause`, sleeping): the time in between belongs to no step.
 """
 
@@ -214,6 +215,10 @@ class _SpecPilotScheduler:
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         self.steps.restart(request.request_id)
+
+    def _handle_stopped_request(self, request: Any) -> bool:
+        self.latencies.end(request)
+        return bool(super()._handle_stopped_request(request))  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.latencies.end(request)

@@ -42,6 +42,7 @@ class Engine:
         self.outlier_detection = OutlierDetection()
         self.is_draining = False
         self.is_stalled = False  # by its own record its model completes no step
+        self.running_limit: int | None = None  # by its own record the most requests that keep its latency goals
         self.registered_model: str | None = None
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         self.outstanding_requests = 0
@@ -155,6 +156,7 @@ class Fleet:
                 self.engines[engine_id] = engine
             engine.is_draining = registration is not None and registration.draining
             engine.is_stalled = registration is not None and registration.stalled
+            engine.running_limit = None if registration is None else registration.running_limit
             engine.registered_model = None if registration is None else registration.model
         self.index()
 

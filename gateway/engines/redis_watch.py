@@ -7,7 +7,9 @@ the demand on this gateway and reads the demand on the others. The limits of API
 |---------------------------|---------------------------------------------------------------------------------|
 | Redis does not answer     | it is tried again; the last snapshot and the last shares stay in force          |
 | no announcements arrive   | everything is read every `poll_s` all the same                                  |
-| a document cannot be read | it is logged; the last good documents of its kind stay in force                 |
+| demand cannot be written  | it is logged once; the last shares stay in force, and everything is read        |
+| a document cannot be read | it is logged once; the last good documents of its kind stay in force            |
+| a kind may not be read    | the same, except for API keys: then nothing counts as read                      |
 | an API key cannot be read | it is logged; it counts as a key; its last good version, if any, stays in force |
 | a revoked key is back     | it is in force; it is logged, and a metric counts it                            |
 """
@@ -22,7 +24,7 @@ from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, withou
 from specpilot.gateway.limits.rate_limit import Shares, divide
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.clock import Clock
-from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.errors import InvalidDocumentError, PolicyError, StoreRefusedError
 from specpilot.policy.model_policy import VersionedPolicy
 from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.redis_keys import SCHEDULES
@@ -85,6 +87,7 @@ class Watcher:
         self._lost_hashes: dict[str, None] = {}  # the oldest first
         self._run_id: str | None = None
         self._is_lost = False
+        self._faults: dict[str, str] = {}  # logged last, by kind of document
         self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
@@ -103,16 +106,34 @@ class Watcher:
         policies: Sequence[VersionedPolicy] = tuple(last.policies.values())
         api_keys = self._api_keys(tuple(last.keys.values()))
         snapshot = Snapshot(
-            engines=tuple(_readable(self._store.engines, last.engines)),
-            policies={item.policy.model: item for item in _readable(self._store.policies, policies)},
+            engines=tuple(self._readable("engines", self._store.engines, last.engines)),
+            policies={item.policy.model: item for item in self._readable("policies", self._store.policies, policies)},
             keys=by_hash([*api_keys, *self._own_keys]),
-            model_routes=_readable(self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)).routes,
+            model_routes=self._readable(
+                "model routes", self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)
+            ).routes,
             needs_key=bool(self._key_faults),
             taken_at=self._clock.monotonic(),
         )
         self._settle(last, snapshot, self._store.run_id())
         self._last = self._with_returned(last, follow(last, snapshot, self._unseen))
         return self._last
+
+    def _readable(self, kind: str, read: Callable[[], T], last: T) -> T:
+        """Return the documents of a kind; `last` if they cannot be read or may not be."""
+        try:
+            documents = read()
+        except (InvalidDocumentError, StoreRefusedError) as error:
+            self._note(kind, str(error))
+            return last
+        self._note(kind, "")
+        return documents
+
+    def _note(self, kind: str, fault: str) -> None:
+        """Log a new `fault`, for which the last documents of a kind stay in force; an empty one is the end of it."""
+        if fault and self._faults.get(kind) != fault:
+            _log.error("keeping the last %s: %s", kind, fault)
+        self._faults[kind] = fault
 
     def _with_returned(self, last: Snapshot, current: Snapshot) -> Snapshot:
         """Return `current` with the keys that were gone before. Log those that `last` did not name."""
@@ -152,16 +173,15 @@ class Watcher:
         return [*last_good, *(item for item in by_id.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
-        """Publish the demand on this gateway and return its shares; `None` when the others' demand cannot be read.
-
-        Raises `StoreUnavailableError`.
-        """
+        """Publish the demand on this gateway and return its shares; `None`, and one line is logged, if that fails."""
         usage = GatewayUsage(self._gateway_id, self._demands())
         try:
-            return divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
-        except InvalidDocumentError as error:
-            _log.error("keeping the last shares of the limits: %s", error)
+            shares = divide(self._gateway_id, self._store.exchange_usage(usage, PRESENCE_S))
+        except PolicyError as error:
+            self._note("shares of the limits", str(error))
             return None
+        self._note("shares of the limits", "")
+        return shares
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -184,24 +204,15 @@ class Watcher:
     def _follow(self, changed: str | None) -> None:
         """Perform the due actions. `changed` is the announced document, `None` after a time without an announcement."""
         now = self._clock.monotonic()
+        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
+        if is_news or now - self._read_at >= self._poll_s:
+            self._publish(self.read())
+            self._read_at = now
+            if self._is_lost:
+                self._is_lost = False
+                _log.warning("Redis answers again")
         if changed is None or now - self._exchanged_at >= EXCHANGE_S:
             self._exchanged_at = now
             shares = self.exchange()
             if shares is not None:
                 self._share(shares)
-        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
-        if not is_news and now - self._read_at < self._poll_s:
-            return
-        self._publish(self.read())
-        self._read_at = now
-        if self._is_lost:
-            self._is_lost = False
-            _log.warning("Redis answers again")
-
-
-def _readable(read: Callable[[], T], last: T) -> T:
-    try:
-        return read()
-    except InvalidDocumentError as error:
-        _log.error("keeping the last good one: %s", error)
-        return last

@@ -12,7 +12,7 @@ A snapshot is immutable, so a request sees one state even when a new snapshot re
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -117,8 +117,11 @@ class KeyEntry:
     k_max: int | None = None
 
 
-def keys_of(plain: object) -> tuple[ApiKey, ...]:
-    """Return the API keys in the parsed JSON of an API keys file. Raises `InvalidDocumentError` with every fault."""
+def keys_of(plain: object, say: Callable[[str], None] = lambda _: None) -> tuple[ApiKey, ...]:
+    """Return the API keys in the parsed JSON of an API keys file. Raises `InvalidDocumentError` with every fault.
+
+    `say` gets a line for each key from which white space was removed.
+    """
     if not isinstance(plain, list):
         raise InvalidDocumentError("API keys file", (Fault("", "must be a JSON list of objects with key_id and key"),))
     faults: list[Fault] = []
@@ -139,11 +142,11 @@ def keys_of(plain: object) -> tuple[ApiKey, ...]:
             faults.append(Fault(f"[{index}]", "key and key_id must not be empty"))
         stated = to_plain(entry)
         try:
-            key = secret("key", stated.pop("key")) if entry.key else ""
+            key = secret(f"[{index}].key", stated.pop("key"), say) if entry.key else ""
             keys.append(from_plain(ApiKey, {"sha256": hash_of(key), **stated}))
         except InvalidDocumentError as error:
-            field = ".key" if error.kind == "secret" else ""
-            faults.extend(Fault(f"[{index}]{field}", fault.problem) for fault in error.faults)
+            place = f"[{index}].key" if error.kind == "secret" else f"[{index}]"
+            faults.extend(Fault(place, fault.problem) for fault in error.faults)
     if faults:
         raise InvalidDocumentError("API keys file", tuple(faults))
     return tuple(keys)

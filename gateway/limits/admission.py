@@ -3,7 +3,7 @@
 | state of a model | condition | a new request |
 |---|---|---|
 | open | an engine in service has fewer than `engine_capacity` requests, and none waits | is sent |
-| full | all engines in service have `engine_capacity` requests | joins the line of its model and class |
+| full | all engines in service have that many, or their `running_limit` | joins the line of its model and class |
 | draining its lines | there is room, and requests wait | the waiting ones go first |
 
 The engines in service are those that neither drain nor are ejected; when all others are ejected, those that do not
@@ -31,9 +31,10 @@ RETRY_AFTER_MIN_S: Final = 1.0
 
 
 class Bounded(Candidate, Protocol):
-    """An engine with a bounded number of requests."""
+    """An engine with a bounded number of requests. `running_limit`: what it allows by its record; `None`: any."""
 
     outstanding_requests: int
+    running_limit: int | None
 
 
 class Waiter(Protocol):
@@ -61,13 +62,18 @@ class Place:
 
 def without_room(engines: Sequence[B], capacity: int) -> tuple[B, ...] | None:
     """Return the full ones of `engines`, usually none; `None` when all usable engines are full."""
-    full = [engine for engine in engines if engine.outstanding_requests >= capacity]
+    full = [engine for engine in engines if _is_full(engine, capacity)]
     if not full:
         return ()
     undrained = [engine for engine in engines if not engine.is_draining]
     usable = [engine for engine in undrained if not engine.outlier_detection.is_ejected] or undrained
     # Without a usable engine nothing waits: the request fails at once with the error for that.
-    return None if usable and all(engine.outstanding_requests >= capacity for engine in usable) else tuple(full)
+    return None if usable and all(_is_full(engine, capacity) for engine in usable) else tuple(full)
+
+
+def _is_full(engine: Bounded, capacity: int) -> bool:
+    limit = engine.running_limit
+    return engine.outstanding_requests >= (capacity if limit is None or limit > capacity else limit)
 
 
 class Admission(Generic[B]):

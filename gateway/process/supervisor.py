@@ -11,6 +11,10 @@ workers. One further socket only reserves the port.
 | SIGHUP          | the workers are replaced one after another                                           |
 
 Workers run in sessions of their own, so that Ctrl-C reaches the parent alone.
+
+uvicorn's `Multiprocess` does less of this: one worker that cannot start ends all, a worker that keeps dying is started
+twice a second, a replacement blocks the parent until the old worker's last stream has ended, the end has no time limit
+and no second signal, and workers outlive a parent that was killed.
 """
 
 import logging
@@ -61,7 +65,7 @@ class _Child:
 class Supervisor:
     """Performs the actions of `rules`.
 
-    `flags` are the program's own. `folder` holds the workers' snapshots, and `ledger` their ledger. `is_tls`: the
+    `flags` are the program's own. `folder` holds the workers' tallies, and `ledger` their ledger. `is_tls`: the
     workers speak TLS.
     """
 

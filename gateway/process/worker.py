@@ -32,7 +32,7 @@ RETRY_S: Final = 0.5
 """Seconds between two attempts to read Redis before the start."""
 
 PUBLISH_S: Final = 1.0
-"""Seconds between two snapshots of a worker's counts, and so the largest loss if it dies."""
+"""Seconds between two tallies of a worker's counts, and so the largest loss if it dies."""
 
 READY = b"r"
 RETIRE = b"q"
@@ -48,12 +48,12 @@ class Worker:
     """One of several workers. `listener` is its socket on the shared port; it listens once the worker is ready."""
 
     def __init__(self, number: int, listener: socket.socket, channel: socket.socket, folder: Path) -> None:
-        """`folder` holds the workers' snapshots."""
+        """`folder` holds the workers' tallies."""
         self.number = number
         self.listener = listener
         self._channel = channel
         self.folder = folder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")  # one: snapshots are written in order
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tally")  # one: tallies are written in order
         self._is_failing = False
 
     def read_redis_first(self, read: Callable[[], None], monotonic: Callable[[], float]) -> None:
@@ -113,11 +113,11 @@ class Worker:
             await asyncio.sleep(PUBLISH_S)
 
     async def publish(self, context: GatewayContext) -> None:
-        """Write this worker's snapshot for the other workers."""
+        """Write this worker's tally for the other workers."""
         context.refresh_metrics()
-        snapshot = context.metrics.snapshot()
+        tally = context.metrics.tally()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, publish, self.folder, self.number, snapshot)
+            await asyncio.get_running_loop().run_in_executor(self._thread, publish, self.folder, self.number, tally)
         except OSError as error:
             if not self._is_failing:
                 _log.error("counts cannot be written to %s: %s", self.folder, error)
@@ -131,10 +131,10 @@ class Worker:
         Because of this order, a count in a reply is not lost if this worker dies.
         """
         context.refresh_metrics()
-        snapshot = context.metrics.snapshot()
+        tally = context.metrics.tally()
 
         def show() -> bytes:
-            publish(self.folder, self.number, snapshot)
+            publish(self.folder, self.number, tally)
             return exposition_of(read_total(self.folder), is_named=context.has_named_series)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, show)

@@ -267,7 +267,7 @@ class GatewayContext:
     async def exposition(self) -> bytes:
         """Return this process's metrics. The text is made on a thread."""
         self.refresh_metrics()
-        return await asyncio.to_thread(exposition_of, self.metrics.snapshot(), is_named=self.has_named_series)
+        return await asyncio.to_thread(exposition_of, self.metrics.tally(), is_named=self.has_named_series)
 
     def refresh_metrics(self) -> None:
         """Set the gauges that are read from other objects."""

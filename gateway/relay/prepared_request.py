@@ -47,6 +47,7 @@ class PreparedRequest:
     - `strips_usage`: the gateway requested the usage, and the client did not.
     - `is_unnamed`: the response needs an identifier, for the API key `key_id`, and the client chose none
       (`has_null_id`: it sent `null`).
+    - `has_one_choice`: a stream has one choice.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class PreparedRequest:
         "engine_lines",
         "facts",
         "has_null_id",
+        "has_one_choice",
         "header_lines",
         "is_stream",
         "is_unnamed",
@@ -88,6 +90,7 @@ class PreparedRequest:
         self.path = facts.path
         self.model = facts.model
         self.is_stream = facts.stream
+        self.has_one_choice = facts.stream and facts.has_one_choice
         self.is_unnamed = facts.path == RESPONSES and facts.body.get(REQUEST_ID) is None
         self.has_null_id = self.is_unnamed and REQUEST_ID in facts.body
         self.key_id: str | None = None

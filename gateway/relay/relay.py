@@ -225,6 +225,7 @@ class Relay:
             is_modern=self._request.is_modern,
             keep_alive=owner.keep_alive,
             strips_usage=self._prepared.strips_usage,
+            has_one_choice=self._prepared.has_one_choice,
             path=self._path,
             passes_keep_alives=self._context.passes_keep_alives,
             is_committed=self.is_committed,

@@ -1,7 +1,7 @@
 """The numbers of several workers as one: counters add up, each gauge follows its own rule. Pure.
 
-A snapshot holds one worker's numbers as plain JSON values: numbers, lists of numbers (the buckets of a histogram) and
-mappings of these. The name of a branch is the rule for merging two snapshots. `counters` only grow and are kept after
+A tally holds one worker's numbers as plain JSON values: numbers, lists of numbers (the buckets of a histogram) and
+mappings of these. The name of a branch is the rule for merging two tallies. `counters` only grow and are kept after
 their worker has ended; `sums`, `largest` and `least` are gauges, which are dropped with it. A number that only one side
 has is used as it is: unknown is not zero.
 """
@@ -18,21 +18,21 @@ _RULES: Mapping[str, Callable[[Any, Any], Any]] = {
     LARGEST: max,
     LEAST: min,
 }
-MetricsSnapshot = Mapping[str, Any]
+Tally = Mapping[str, Any]
 
 
-def total(snapshots: Iterable[MetricsSnapshot]) -> dict[str, Any]:
-    """Return all `snapshots` merged into one."""
+def total(tallies: Iterable[Tally]) -> dict[str, Any]:
+    """Return all `tallies` merged into one."""
     merged: dict[str, Any] = {}
-    for snapshot in snapshots:
+    for tally in tallies:
         for branch, rule in _RULES.items():
-            merged[branch] = _merged(merged.get(branch), snapshot.get(branch), rule)
+            merged[branch] = _merged(merged.get(branch), tally.get(branch), rule)
     return {branch: values for branch, values in merged.items() if values is not None}
 
 
-def lasting(snapshot: MetricsSnapshot) -> dict[str, Any]:
-    """Return the part of `snapshot` that outlives its worker."""
-    return {COUNTERS: snapshot.get(COUNTERS, {})}
+def lasting(tally: Tally) -> dict[str, Any]:
+    """Return the part of `tally` that outlives its worker."""
+    return {COUNTERS: tally.get(COUNTERS, {})}
 
 
 def _merged(left: Any, right: Any, rule: Callable[[Any, Any], Any]) -> Any:

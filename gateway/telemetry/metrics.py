@@ -1,7 +1,7 @@
 """The gateway's counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
 
 Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), looked up once a
-request. Prometheus objects are made for a scrape. A gateway of several processes adds up their snapshots
+request. Prometheus objects are made for a scrape. A gateway of several processes adds up their tallies
 (`gateway.telemetry.merge`): every number here is a counter unless `GAUGES` names it. Labels are bounded: models that an
 engine serves and classes that a model has. All other values count under `other`.
 """
@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from specpilot.gateway.telemetry.cell import CELL_NUMBERS, Cell, Histogram
-from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, MetricsSnapshot
+from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, Tally
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.names import OTHER
 
@@ -142,7 +142,7 @@ class GatewayMetrics(Collector):
         """A client left before the end of its response."""
         self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
 
-    def snapshot(self) -> dict[str, Any]:
+    def tally(self) -> dict[str, Any]:
         """Return a copy of every number, for `gateway.telemetry.merge`."""
         branches: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
         for name in NUMBERS:
@@ -156,10 +156,10 @@ class GatewayMetrics(Collector):
         return branches
 
     @classmethod
-    def of(cls, snapshot: MetricsSnapshot) -> Self:
-        """Return metrics with the numbers of `snapshot`, for `collect`. JSON has made its keys text."""
+    def of(cls, tally: Tally) -> Self:
+        """Return metrics with the numbers of `tally`, for `collect`. JSON has made its keys text."""
         metrics = cls()
-        for values in snapshot.values():
+        for values in tally.values():
             for name, value in values.items():
                 if name not in ("cells", "key_requests"):
                     setattr(metrics, name, value)
@@ -266,12 +266,12 @@ def exposition(metrics: GatewayMetrics) -> bytes:
     return generate_latest(registry)
 
 
-def exposition_of(snapshot: MetricsSnapshot, *, is_named: bool = True) -> bytes:
-    """Return the metrics in `snapshot` as Prometheus' text. On any thread.
+def exposition_of(tally: Tally, *, is_named: bool = True) -> bytes:
+    """Return the metrics in `tally` as Prometheus' text. On any thread.
 
     Unless it `is_named`, the series that name engines (possibly by address) or API keys are left out.
     """
-    metrics = GatewayMetrics.of(snapshot)
+    metrics = GatewayMetrics.of(tally)
     if not is_named:
         metrics.ejected = {}
         metrics.key_requests = {}

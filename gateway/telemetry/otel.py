@@ -27,7 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.heads import RequestHead
-from specpilot.policy.clean_text import fault_of, stripped
+from specpilot.policy.clean_text import fault_of, removed, stripped
 from specpilot.policy.http_client import is_on_this_machine
 
 QUEUE_SPANS: Final = 2048
@@ -111,9 +111,24 @@ def _check_headers(environment: Mapping[str, str]) -> None:
         headers = [item for item in environment.get(variable, "").split(",") if item.strip()]
         for number, item in enumerate(headers, 1):
             _, mark, value = item.partition("=")
-            fault = fault_of(stripped(unquote(value)), is_secret=True) if mark else "is not NAME=VALUE"
+            clean = stripped(unquote(value))  # as the SDK sends it
+            fault = fault_of(clean, is_secret=True) if mark else "is not NAME=VALUE"
             if fault is not None:
                 raise ValueError(f"{variable}: header {number} {fault}")
+            if clean != unquote(value):
+                _log.warning("%s", removed(f"{variable}: header {number}"))
+
+
+def _endpoint(environment: Mapping[str, str]) -> str | None:
+    """Return the collector's address without white space around it; `None`, if there is none: the SDK's default."""
+    for variable, path in (("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/traces")):
+        stated = environment.get(variable, "")
+        address = stripped(stated)
+        if address != stated:
+            _log.warning("%s", removed(variable))
+        if address:
+            return address.removesuffix("/") + path if path else address
+    return None
 
 
 class OtelTracing:
@@ -126,12 +141,10 @@ class OtelTracing:
         )
         _check_headers(environment)
         size = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-        endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get(
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
-        )
+        endpoint = _endpoint(environment)
         session = requests.Session()
         session.trust_env = not is_on_this_machine(endpoint or "http://localhost:4318")  # otherwise its proxies
-        self._exporter = _Exporter(session=session)
+        self._exporter = _Exporter(endpoint=endpoint, session=session)
         self._processor = _Processor(self._exporter, int(size) if size.isdecimal() and int(size) else QUEUE_SPANS)
         resource = Resource.create(None if named else {SERVICE_NAME: "specpilot-gateway"})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -56,4 +56,5 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def _first(environment: Mapping[str, str], name: str) -> str:
-    return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
+    stated = (environment.get(f"OTEL_EXPORTER_OTLP_{kind}{name}", "").strip() for kind in ("TRACES_", ""))
+    return next(filter(None, stated), "")

@@ -1,9 +1,9 @@
-"""The workers' snapshots, in a private folder of small files. The calls block: keep them off the event loop.
+"""The workers' tallies, in a private folder of small files. The calls block: keep them off the event loop.
 
 Each worker replaces its own file. The supervisor alone writes the ledger, which names the running workers and holds the
 counters of those that ended. A reader of the total reads the ledger, then the files that it names, then the ledger
 again, and takes each worker either from its file or from the ledger, never from both or neither. Files are replaced as
-a whole and read by name, so a reader always gets a complete snapshot, never an older one than before. So a counter
+a whole and read by name, so a reader always gets a complete tally, never an older one than before. So a counter
 cannot decrease, whichever worker answers.
 """
 
@@ -12,26 +12,26 @@ from typing import Any
 
 import orjson
 
-from specpilot.gateway.telemetry.merge import MetricsSnapshot, lasting, total
+from specpilot.gateway.telemetry.merge import Tally, lasting, total
 
 _LEDGER = "ledger.json"
 
 
-def publish(folder: Path, worker: int, snapshot: MetricsSnapshot) -> None:
-    """Replace the snapshot of `worker`."""
-    replace_file(_path(folder, worker), snapshot)
+def publish(folder: Path, worker: int, tally: Tally) -> None:
+    """Replace the tally of `worker`."""
+    replace_file(_path(folder, worker), tally)
 
 
 def read_total(folder: Path) -> dict[str, Any]:
-    """Return the snapshot of all workers, ended ones included. Raises `OSError` when the ledger is gone."""
-    snapshots: dict[int, MetricsSnapshot] = {}
+    """Return the tally of all workers, ended ones included. Raises `OSError` when the ledger is gone."""
+    tallies: dict[int, Tally] = {}
     for worker in _read(folder / _LEDGER)["running"]:
         try:
-            snapshots[worker] = _read(_path(folder, worker))
+            tallies[worker] = _read(_path(folder, worker))
         except FileNotFoundError:
             continue  # nothing published yet; or the worker has ended, and is in the ledger now
     ledger = _read(folder / _LEDGER)
-    running = [snapshot for worker, snapshot in snapshots.items() if worker in ledger["running"]]
+    running = [tally for worker, tally in tallies.items() if worker in ledger["running"]]
     return total([ledger["ended"], *running])
 
 
@@ -45,7 +45,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: list[int] = []
-        self._ended: MetricsSnapshot = {}
+        self._ended: Tally = {}
         self.write()
 
     def open(self, worker: int) -> None:

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 _TRUE: Final = frozenset(("true", "t", "yes", "y", "on", "1"))
 _FALSE: Final = frozenset(("false", "f", "no", "n", "off", "0"))
-_NUMBER: Final = re.compile(r"\s*([+-]?[0-9]{1,15})(?:\.0*)?\s*")
+_NUMBER: Final = re.compile(r"[^\S\x1c-\x1f]*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?[^\S\x1c-\x1f]*")
+_NUMBER_CHARS: Final = 64
+"""Characters of a number. No limit has as many, and a longer text takes long to convert."""
 
 
 def read_bool(value: Any) -> bool | None:
@@ -32,6 +34,6 @@ def read_int(value: Any) -> int | None:
     if type(value) is float:
         return int(value) if value.is_integer() else None
     if type(value) is str:
-        number = _NUMBER.fullmatch(value)
+        number = _NUMBER.fullmatch(value) if len(value) <= _NUMBER_CHARS else None
         return None if number is None else int(number[1])
     return int(value) if type(value) is bool else None

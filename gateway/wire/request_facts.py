@@ -36,6 +36,8 @@ OUTPUT_TOKENS_COUNTED: Final = 4096
 """The most output tokens that count as work. Limits are mostly set far above the actual length."""
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_PROMPTS: Final[tuple[str, ...]] = ("prompt", "prompt_embeds")
+"""The fields of a completion that may hold several prompts."""
 _PROMPT_FIELDS: Final[tuple[str, ...]] = ("messages", "prompt", "input", "system", "instructions")
 _USUAL_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_tokens",)
 _CHAT_LIMIT_FIELDS: Final[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
@@ -88,6 +90,16 @@ class RequestFacts:
     def has_response_format(self) -> bool:
         """Whether the request constrains the form of its answer."""
         return bool(self.body.get("response_format") or self.body.get("structured_outputs"))
+
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the answer has one choice: `n` is 1, and there is one prompt."""
+        prompts = 0
+        for name in _PROMPTS:
+            value = self.body.get(name)
+            is_many = type(value) is list and len(value) > 1 and type(value[0]) is not int  # and no token ids
+            prompts += 2 if is_many else value is not None
+        return prompts <= 1 and read_int(self.body.get("n")) in (None, 1)
 
     @property
     def asks_usage(self) -> bool | None:

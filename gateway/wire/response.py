@@ -70,10 +70,10 @@ class Delivery:
 
     `header_lines` are the gateway's. `is_modern`: the client speaks HTTP/1.1. `keep_alive`: its connection may serve
     another request after this. `path` is the route. `strips_usage`: the client did not ask for the usage that the
-    stream states. `passes_keep_alives`: keep-alives are sent before the first content. `is_committed`: the client has
-    status 200 and the beginning of an event stream, from this engine or an earlier one. `has_begun`: content was sent.
-    `has_failed_first`: the body begins with an error that is the engine's fault. After each `feed`, `gaps` is the
-    number of gaps between events that it ended, each of `gap_s` seconds.
+    stream states. `has_one_choice`: see `SseTap`. `passes_keep_alives`: keep-alives are sent before the first content.
+    `is_committed`: the client has status 200 and the beginning of an event stream, from this engine or an earlier one.
+    `has_begun`: content was sent. `has_failed_first`: the body begins with an error that is the engine's fault. After
+    each `feed`, `gaps` is the number of gaps between events that it ended, each of `gap_s` seconds.
     """
 
     __slots__ = (
@@ -89,6 +89,7 @@ class Delivery:
         is_modern: bool,
         keep_alive: bool,
         strips_usage: bool = False,
+        has_one_choice: bool = False,
         path: str = "",
         passes_keep_alives: bool = False,
         is_committed: bool = False,
@@ -101,7 +102,7 @@ class Delivery:
         self._keep_alive = keep_alive
         self._length = None if is_stream or is_committed else head.length
         self._is_chunked = is_modern and self._length is None
-        self._tap: SseTap | JsonTap = SseTap() if is_stream else JsonTap()
+        self._tap: SseTap | JsonTap = SseTap(has_one_choice=has_one_choice) if is_stream else JsonTap()
         self._stage = HOLDING if is_held else OPENING
         self._held: list[bytes] = []  # the bytes that are held back, until the first keep-alive
         may_pass = is_stream and not is_held
@@ -153,7 +154,7 @@ class Delivery:
     @property
     def is_whole(self) -> bool:
         """Whether a body that has ended may count as complete: it is framed, or a stream with its end marker."""
-        return not self._head.is_open or self._stage == HOLDING or not self.is_stream or self.has_ended
+        return self.has_ended or not self._head.is_open or self._stage == HOLDING or not self.is_stream
 
     @property
     def has_ended(self) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from typing import Final
+from urllib.parse import parse_qsl
 
 from specpilot.gateway.wire.lax_values import read_bool
 
@@ -36,10 +37,10 @@ STREAMED: Final = MARKED | STORED
 STREAMED_WITH_USAGE: Final = frozenset(("/v1/chat/completions", "/v1/completions", INVOCATIONS))
 """The routes whose streams state their usage only if `stream_options.include_usage` requests it."""
 
-_STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?[A-Za-z0-9_=&.-]{0,256})?")
+_QUERY: Final = rb"(?:[^\x00- #%\x7f-\xff]|%[2-7][0-9A-Fa-f]){0,1024}"  # no control character, encoded or not
+_STORED: Final = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?(?:\?%b)?" % _QUERY)
 _SLASHES: Final = re.compile(rb"//+")
 _ID: Final = re.compile(r"/v1/responses/([A-Za-z0-9_-]+)")
-_STREAM: Final = re.compile(r"[?&]stream=([^&]*)")
 
 
 def tidied(target: bytes) -> bytes:
@@ -66,7 +67,7 @@ def response_id(target: str) -> str:
 
 def asks_stream(target: str) -> bool:
     """Whether the query of `target` requests an event stream. The last of several values counts, as in vLLM."""
-    stated = _STREAM.findall(target)
+    stated = [value for name, value in parse_qsl(target.partition("?")[2]) if name == "stream"]
     return bool(stated) and read_bool(stated[-1]) is True
 
 

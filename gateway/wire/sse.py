@@ -5,6 +5,9 @@ Events. A stream of server-sent events may be split anywhere. Lines end in LF, C
 stays bytes. Each frame is searched for these things only, by plain byte search: text in a JSON string cannot imitate a
 JSON key, because quotes in it are escaped.
 
+Ends. The last event is examined once, when no more is read, because most streams state their end by a marker or a name:
+an event whose type is not its first member, a finish reason of the only choice, usage behind all choices.
+
 Openings. An API sends these events before anything is generated; they are recognised by name (`_NAME`). They carry no
 content, so a stream has no content while no other event has come. Keep-alives (`gateway.wire.keep_alive`) are among
 them.
@@ -18,7 +21,9 @@ more, and if its last `usage` is before that, `USAGE_BYTES` from there.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from specpilot.gateway.wire.keep_alive import KEEP_ALIVE_NAMES, data_of, says_nothing, with_line_feeds
 from specpilot.gateway.wire.request_facts import CHARS_PER_TOKEN
@@ -37,7 +42,7 @@ _END_BYTES: Final = 2
 _USUAL_DATA: Final = b'data: {"id"'
 _FAILED_NAMES: Final = rb"(error|response\.failed)"
 _OPENING_NAMES: Final = rb"response\.(?:created|queued|in_progress)|message_start"
-_LAST_NAMES: Final = rb"(message_stop|response\.(?:completed|incomplete))"
+_LAST_NAMES: Final = rb"(message_stop|response\.(?:completed|incomplete|cancelled))"
 _NAME: Final = re.compile(
     rb"^event: ?(?:%b|(%b|%b)|%b)$" % (_FAILED_NAMES, _OPENING_NAMES, KEEP_ALIVE_NAMES, _LAST_NAMES), re.MULTILINE
 )
@@ -66,12 +71,14 @@ class SseTap:
     end marker was seen, or the event that ends a stream of an API without one. `has_error`: an error event was seen.
     `is_between_events`: the stream is between two frames. `has_failed`: an error event was the engine's fault.
     `has_failed_first`: only comments and openings came before it. `is_plain`: the bytes fed last were whole events, and
-    none has the word `usage`.
+    none has the word `usage`. `has_one_choice`: the request asked for one answer to one prompt.
     """
 
     __slots__ = (
         "_ends_in_return",
         "_has_ended",
+        "_has_one_choice",
+        "_last_frame",
         "_rest",
         "_shortest_bytes",
         "_text_bytes",
@@ -85,7 +92,7 @@ class SseTap:
         "openings",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_one_choice: bool = False) -> None:
         self.deltas = 0
         self.openings = 0
         self.is_done = False
@@ -95,6 +102,8 @@ class SseTap:
         self.has_failed_first = False
         self._rest = b""
         self._has_ended = False
+        self._has_one_choice = has_one_choice
+        self._last_frame = b""
         self._ends_in_return = False  # it may be half of the end of a line
         self._shortest_bytes = _UNKNOWN_BYTES
         self._text_bytes = 0
@@ -166,6 +175,7 @@ class SseTap:
                 return
             is_failed = is_failed or is_error(frame.partition(b"\n")[0])
         self.deltas += 1
+        self._last_frame = frame
         if is_text:
             size = len(frame) - end_bytes
             if size < self._shortest_bytes:
@@ -192,9 +202,16 @@ class SseTap:
 
     def end(self) -> None:
         """The connection has ended, and so has the last event, with or without a blank line."""
-        if not self._has_ended and self._rest.endswith((b"\n", b"]", b"}")):
-            self._frame(self._rest.rstrip(b"\n"))
+        if self._has_ended:
+            return
         self._has_ended = True
+        if self._rest.endswith((b"\n", b"]", b"}")):
+            self._frame(self._rest.rstrip(b"\n"))
+        if not (self.is_done or self.has_error):
+            kind = _stated_end(self._last_frame, has_one_choice=self._has_one_choice)
+            self.is_done = kind == _END
+            self.has_error = kind == _FAILED
+            self.has_failed = self.has_failed or (self.has_error and is_engines_fault(self._last_frame))
 
     def finish(self, usage: Usage) -> None:
         """The stream has ended: put its own numbers into `usage`."""
@@ -202,6 +219,33 @@ class SseTap:
         frame = self._usage_frame
         if frame and not usage.read_document(data_of(frame) or b""):
             usage.read(frame[max(0, last_usage(frame)) :])  # echoed text is before it
+
+
+def _stated_end(frame: bytes, *, has_one_choice: bool) -> int:
+    """Return `_FAILED` or `_END` if the last event says that its stream ends so; 0 if it does not say it."""
+    name = _NAME.search(frame)
+    if name is not None and name.lastindex in (_FAILED, _END):
+        return name.lastindex
+    try:
+        document: Any = orjson.loads(data_of(frame) or b"")
+    except orjson.JSONDecodeError:
+        return 0
+    if type(document) is not dict:
+        return 0
+    name = _NAME.fullmatch(b"event: %s" % str(document.get("type")).encode())
+    kind = 0 if name is None else name.lastindex
+    if kind == _FAILED or is_error(orjson.dumps({"error": document.get("error")})):
+        return _FAILED
+    choices, delta = document.get("choices"), document.get("delta")
+    if type(choices) is list:
+        if choices:
+            reasons = [choice.get("finish_reason") for choice in choices if type(choice) is dict]
+            is_end = has_one_choice and bool(reasons) and all(reasons)
+        else:
+            is_end = type(document.get("usage")) is dict
+    else:
+        is_end = kind == _END or (type(delta) is dict and bool(delta.get("stop_reason")))
+    return _END if is_end else 0
 
 
 def _shortened(frame: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.simulation.engine import K_MAX, MODEL, Engine
+from tests.simulation.h200_plant import FULL, H200Plant, graphs
 from tests.simulation.loop import Run, simulate
 from tests.simulation.traffic import Phase, Source
 
@@ -48,14 +49,16 @@ class Played(NamedTuple):
         return [item["slo"][name]["tpot"]["margin"] for item in evidence]
 
 
-def played(phases: Sequence[Phase], goals: Mapping[str, ClassPolicy], seed: int = 0) -> Played:
+def played(phases: Sequence[Phase], goals: Mapping[str, ClassPolicy], seed: int = 0, **machine: Any) -> Played:
     requests: list[Mapping[tuple[str, ...], float]] = []
 
     def note(_: int, fleet: Sequence[Engine]) -> None:
         values = fleet[0].values
         requests.append({item.labels: value for item, value in values.items() if item.metric == names.SLO_REQUESTS})
 
-    run = simulate(phases, policy=Policy(MODEL, control_group_ratio=0.0, classes=goals), seed=seed, disturb=note)
+    run = simulate(
+        phases, policy=Policy(MODEL, control_group_ratio=0.0, classes=goals), seed=seed, disturb=note, **machine
+    )
     note(0, run.fleet)
     return Played(run, requests)
 
@@ -79,6 +82,24 @@ def test_a_goal_that_the_best_single_k_misses_is_kept_at_hardly_less_throughput(
     assert 1 - within <= (1 - single.within("chat", 5, 2 * SETTLE_S)) / 3
     reached = np.mean([run.throughput(SETTLE_S, end) for run in runs])
     assert reached >= 0.95 * single.throughput(5, 2 * SETTLE_S)
+
+
+@pytest.mark.extended("loop: latency goals")
+@pytest.mark.parametrize(
+    ("goals", "least"), [(classes(chat=6.5), {"chat": 0.93}), (classes(chat=7.0, json=2.3), {"chat": 0.8, "json": 0.6})]
+)
+def test_on_a_gpu_too_and_goals_that_no_k_keeps_together_do_not_collapse(
+    goals: Mapping[str, ClassPolicy], least: Mapping[str, float]
+) -> None:
+    """K = 4 has the most tokens per second; 0.86 and 0.94 of chat and 0.69 of JSON are within these goals with it."""
+    loads, full = [Source("chat", 16, "chat"), Source("json", 48, "json")], graphs(FULL, largest=1024)
+    h200 = {"plant": H200Plant(full), "graphs": full, "max_num_seqs": 128, "noise": 0.005}
+    pinned = {name: replace(item, pin=4) for name, item in goals.items()}
+    single = played([Phase(20, loads)], pinned, **h200).throughput(5, 20)
+    runs = [played([Phase(60, loads)], goals, seed, **h200) for seed in range(2)]
+    for name, ratio in least.items():
+        assert np.mean([run.within(name, SETTLE_S, 60) for run in runs]) >= ratio
+    assert np.mean([run.throughput(SETTLE_S, 60) for run in runs]) >= 0.95 * single
 
 
 def test_after_a_slowdown_and_in_bursts_the_goal_holds_again_within_half_a_minute() -> None:
@@ -105,7 +126,7 @@ def test_a_goal_that_no_k_keeps_is_said_to_be_unreachable() -> None:
     run = played([Phase(20, ON_CPU)], classes(chat=4.0))
     newest = run.run.seconds[-1].result.evidence["slo"]["chat"]["tpot"]
     assert newest["is_unreachable"]
-    assert newest["attained_ratio"]["5m"] < 0.5
+    assert newest["attained_ratio"]["5m"] < 0.6
 
 
 def test_without_a_goal_nothing_of_it_runs() -> None:

@@ -24,7 +24,7 @@ from tests.support.scripted_engine import (
     reply,
     stream,
 )
-from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, PING
+from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, OPEN_HEAD, PING
 
 NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
 CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
@@ -50,8 +50,14 @@ def failing(*frames: bytes) -> Script:
         [reply(b'{"error":{"message":"dead","type":"x","param":null,"code":500}}')],
         [reply(b"{}", "500 Internal Server Error")],
         [reply(b"{}", "500 Internal Server Error", extra="connection: close\r\n"), CLOSE],
+        [OPEN_HEAD, 0.02, CLOSE],
+        [OPEN_HEAD, event("a")[:20], 0.02, CLOSE],
+        [OPEN_HEAD, CREATED, CLOSE],
     ],
-    ids=["error event", "named", "in two parts", "401", "403", "200 with an error", "500", "500 and closes"],
+    ids=[
+        *("error event", "named", "in two parts", "401", "403", "200 with an error", "500", "500 and closes"),
+        *("ends before an event", "ends within an event", "ends behind what opens a stream"),
+    ],
 )
 async def test_an_error_in_place_of_an_answer_is_tried_elsewhere_and_ejects(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, script: Script

@@ -33,6 +33,13 @@ ENDS = [
     ("/v1/responses", b'event: response.incomplete\ndata: {"type":"response.incomplete","response":{}}'),
     ("/v1/responses", b'data: {"type":"response.completed","response":{}}\nevent: response.completed'),
     ("/v1/responses", b'data: {"type":"response.completed","response":{}}'),
+    ("/v1/responses", b'data: {"response":{},"sequence_number":9,"type":"response.completed"}'),
+    ("/v1/responses", b'event: response.cancelled\ndata: {"type":"response.cancelled","response":{}}'),
+    ("/v1/messages", b'data: {"id":"m"}\nevent: message_stop'),
+    ("/v1/messages", b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}'),
+    ("/v1/chat/completions", b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
+    ("/v1/chat/completions", b'id: 1\ndata: {"choices":[{"index":0,"finish_reason":"tool_calls"}],"usage":null}'),
+    ("/v1/completions", b'data: {"id":"c","choices":[{"index":0,"text":"a","finish_reason":"length"}]}\nid: 4'),
 ]
 FAILED = [
     ("/v1/responses", b'event: response.failed\ndata: {"response":{"error":{}},"type":"response.failed"}'),
@@ -42,40 +49,33 @@ FAILED = [
     ("/v1/messages", b'data: {"type":"error","error":{"type":"api_error","message":"x"}}\nevent: error'),
     ("/v1/chat/completions", b'data: {"error":{"message":"x"}}'),
     ("/v1/completions", b'id: 1\ndata: {"error":{"message":"x"}}'),
+    ("/v1/responses", b'data: {"response":{"error":{}},"sequence_number":9,"type":"response.failed"}'),
+    ("/v1/messages", b'data: {"id":"m","error":{"type":"api_error"},"type":"error"}'),
+    ("/v1/messages", b'data: {"id":"m"}\nevent: error'),
+    ("/v1/chat/completions", b'data: {"id":"c","error":{"message":"x"},"choices":[{"finish_reason":"error"}]}'),
+    ("/v1/chat/completions", b'data: {"error":\ndata: {"message":"x"}}'),
 ]
 LINES = [b"", b"\n", b"\n\n", b"\r\n", b"\r\n\r\n", b"\n\n\n"]
 
 
-async def test_a_stream_that_said_its_end_is_whole(
-    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
+@pytest.mark.parametrize("lasts", [ENDS, FAILED])
+async def test_a_stream_that_said_its_end_is_whole_and_one_that_said_that_it_failed_gets_no_second_error(
+    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests, lasts: list[tuple[str, bytes]]
 ) -> None:
     [one] = gateway.context.fleet.engines.values()
-    for (path, last), line, body in product(ENDS, LINES, (STREAM, ASKING)):
+    errors: dict[str, int] = {}
+    for (path, last), line, body in product(lasts, LINES, (STREAM, ASKING)):
         if not line and not last.endswith((b"}", b"]")):
             continue  # its last line is not whole
         with subtests.test(path=path, last=last + line, asks=body is ASKING):
             first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
             engine.script = [OPEN_HEAD, first, last + line, CLOSE]
+            if lasts is FAILED:
+                errors["error_event"] = errors.get("error_event", 0) + 1
             answer = await call(gateway.port, request(body, path=path))
             assert answer.body == first + last + line
-            assert gateway.context.metrics.upstream_errors == {}
-            assert one.outlier_detection.stream_failures == 0
-
-
-async def test_a_stream_that_said_that_it_failed_gets_no_second_error(
-    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
-) -> None:
-    for (path, last), line, body in product(FAILED, LINES, (STREAM, ASKING)):
-        if not line and not last.endswith((b"}", b"]")):
-            continue  # its last line is not whole
-        with subtests.test(path=path, last=last + line, asks=body is ASKING):
-            first = event("a").replace(b"\n", b"\r\n") if line.startswith(b"\r") else event("a")
-            engine.script = [OPEN_HEAD, first, last + line, CLOSE]
-            before = dict(gateway.context.metrics.upstream_errors)
-            answer = await call(gateway.port, request(body, path=path))
-            assert answer.body == first + last + line
-            count = before.get("error_event", 0) + 1
-            assert gateway.context.metrics.upstream_errors == {"error_event": count}
+            assert gateway.context.metrics.upstream_errors == errors
+            assert one.outlier_detection.stream_failures == 0 or lasts is FAILED
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET, HANG])
@@ -111,8 +111,38 @@ async def test_a_stream_that_said_its_end_is_whole_however_its_connection_ends(
 async def test_a_stream_that_did_not_is_broken(engine: ScriptedEngine, gateway: GatewayThread, last: bytes) -> None:
     engine.script = [OPEN_HEAD, event("a"), last, CLOSE]
     answer = await call(gateway.port, request(STREAM))
+    [one] = gateway.context.fleet.engines.values()
+    assert one.outlier_detection.stream_failures == 1
     events = [part for part in answer.body.split(b"\n\n") if part]
     assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"n": 2}, {"n": "2"}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}, {"prompt": "a", "prompt_embeds": "b"}],
+)
+async def test_of_several_choices_the_usage_behind_all_is_the_end(
+    engine: ScriptedEngine, gateway: GatewayThread, more: dict[str, object]
+) -> None:
+    finished = event("", finish="stop")
+    engine.script = [OPEN_HEAD, finished, CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert b"stream_broken" in answer.body
+    engine.script = [OPEN_HEAD, finished, usage_event(7), CLOSE]
+    assert (await call(gateway.port, request({**STREAM, **more}))).body == finished
+    assert (await call(gateway.port, request({**ASKING, **more}))).body == finished + usage_event(7)
+
+
+@pytest.mark.parametrize("more", [{"n": 1}, {"n": None}, {"prompt": ["a"]}, {"prompt": [1, 2]}, {"prompt": "a"}])
+async def test_the_only_choice_that_finished_is_the_end(
+    engine: ScriptedEngine, gateway: GatewayThread, more: dict[str, object]
+) -> None:
+    engine.script = [OPEN_HEAD, event("a", finish="stop"), CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert answer.body == event("a", finish="stop")
+    engine.script = [OPEN_HEAD, event("a"), CLOSE]
+    answer = await call(gateway.port, request({**STREAM, **more}, path="/v1/completions"))
+    assert b"stream_broken" in answer.body
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])

@@ -52,13 +52,13 @@ async def test_what_refers_to_a_response_goes_to_the_engine_that_made_it(
             answer = await call(gateway.port, ask(previous_response_id=identifier))
             assert answer.status == 200, answer.body
             for asked in (
-                request(b"", path=f"{RESPONSES}/{identifier}?stream=false", method="GET"),
+                request(b"", path=f"{RESPONSES}/{identifier}?include%5B%5D=output&stream=false", method="GET"),
                 request(b"", path=f"{RESPONSES}/{identifier}/cancel"),
             ):
                 answer = await call(gateway.port, asked)
                 assert (answer.status, answer.json["id"]) == (200, identifier)
     asked_for = {seen.line for seen in (*engine.seen, *other_engine.seen) if RESPONSES + "/" in seen.path}
-    assert f"GET {RESPONSES}/{made[0]}?stream=false HTTP/1.1".encode() in asked_for
+    assert f"GET {RESPONSES}/{made[0]}?include%5B%5D=output&stream=false HTTP/1.1".encode() in asked_for
     assert f"POST {RESPONSES}/{made[0]}/cancel HTTP/1.1".encode() in asked_for
 
 

@@ -162,6 +162,28 @@ async def test_never_more_than_the_capacity_is_under_way(
     assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
 
 
+async def test_what_an_engine_allows_less_waits_by_priority(
+    engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    gates = Gates(engine)
+    gateway = await start_gateway(engine, engine_capacity=8)
+    set_policy(gateway, urgent=ClassPolicy(priority=1))
+    await eventually(lambda: "urgent" in gateway.context.known_classes("tiny"))
+    [found] = gateway.context.fleet.engines.values()
+    found.running_limit = 1  # as its record has it
+    async with AsyncExitStack() as stack:
+        clients = []
+        for name in ("default", "default", "urgent"):
+            clients.append(await stack.enter_async_context(await Client.connect(gateway.port)))
+            clients[-1].send(of_class(name))
+            await eventually(lambda: len(engine.seen) + queued(gateway) == len(clients))
+        for at in range(3):
+            assert gates.under_way <= 1
+            await gates.open(at, at + 1)
+        assert {(await client.answer()).status for client in clients} == {200}
+    assert [seen.headers["x-traffic-class"] for seen in engine.seen] == ["default", "urgent", "default"]
+
+
 async def test_classes_share_by_weight_and_priority_goes_first(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

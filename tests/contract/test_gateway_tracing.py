@@ -47,6 +47,19 @@ async def span_of(collector: OtlpReceiver, at: int = 0) -> ReceivedSpan:
     return collector.spans[at]
 
 
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+async def test_white_space_around_the_collectors_address_goes(
+    engine: ScriptedEngine, collector: OtlpReceiver, start_gateway: StartGateway, variable: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
+    monkeypatch.setenv(variable, f" {collector.url}{'/v1/traces' * ('TRACES' in variable)}\n")
+    gateway = await start_gateway(engine)
+    await call(gateway.port)
+    assert (await span_of(collector)).name == "POST /v1/chat/completions"
+    assert f"{variable}: white space around the value was removed" in caplog.messages
+
+
 async def counted(gateway: GatewayThread) -> dict[str, int]:
     text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
     found = re.findall(r'spans_total\{outcome="([a-z]+)"\} ([0-9.]+)', text)

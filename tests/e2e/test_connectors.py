@@ -7,21 +7,14 @@ import pytest
 
 from tests.support.engine_program import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.extended("KV connector"), pytest.mark.timeout(400)]
 
 
 def served(way: str, head: str, folder: Path) -> dict[str, Any]:
     return run("connected_engine", way, head, str(folder))
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        "peagle",
-        pytest.param("eagle3", marks=pytest.mark.extended("KV connector")),
-        pytest.param("mtp", marks=pytest.mark.extended("KV connector")),
-    ],
-)
+@pytest.mark.parametrize("head", ["peagle", "eagle3", "mtp"])
 def test_a_loaded_prompt_is_drafted_for_as_one_that_was_computed(head: str, tmp_path: Path) -> None:
     computed, loaded = served("computed", head, tmp_path), served("loaded", head, tmp_path)
     assert computed["served"]["loaded"] == [0] * 5
@@ -32,7 +25,6 @@ def test_a_loaded_prompt_is_drafted_for_as_one_that_was_computed(head: str, tmp_
         assert loaded["served"][count] == pytest.approx(computed["served"][count], rel=0.01)
 
 
-@pytest.mark.extended("KV connector")
 def test_a_drafter_that_falls_behind_would_find_holes_in_what_was_stored(tmp_path: Path) -> None:
     loaded, fallen = (served(way, "peagle", tmp_path / way)["served"] for way in ("loaded", "fallen behind"))
     assert fallen["ids"] == loaded["ids"]

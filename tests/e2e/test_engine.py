@@ -117,7 +117,7 @@ def test_at_k_0_the_drafter_is_off_and_new_requests_speculate_again(engine: Engi
     set_k(engine, 0)
     before, unseen = total(engine, names.DRAFTS, "k"), 0.0
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(crowd, engine, 12, max_tokens=800)  # several times as long as an export
+        served = pool.submit(crowd, engine, 12, max_tokens=400)  # several times as long as an export
         while not served.done():
             unseen = max(unseen, counters(engine.url, names.BACKLOG_TOKENS)[()])
             time.sleep(0.1)
@@ -209,7 +209,7 @@ def test_a_running_request_speculates_as_soon_as_k_rises_again(engine: Engine) -
     set_k(engine, 0)
     before = total(engine, names.STEPS, names.LABEL_KIND).get((names.CATCH_UP,), 0.0)
     with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1900)
+        long = pool.submit(chat, engine, prompts(3)[0][1]["messages"], max_tokens=1000)
         until(lambda: counters(engine.url, names.BACKLOG_TOKENS).get((), 0.0) > 20 or long.done(), every=0.05)
         set_k(engine, 5)
         assert not long.done()

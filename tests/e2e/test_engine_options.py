@@ -72,6 +72,7 @@ def test_an_engine_with_vllms_own_scheduler_is_left_as_it_is() -> None:
     assert found["ids"] == plain()["ids"]
 
 
+@pytest.mark.extended("sleep")
 @pytest.mark.skipif(versions.vllm_version().startswith("0.29."), reason="vLLM 0.29 compiles its kernels at first use")
 def test_the_kernel_that_lays_out_drafts_is_compiled_for_every_width_before_the_engine_serves() -> None:
     drafter = stopped()["drafter"]
@@ -87,6 +88,7 @@ def failure(case: Case) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.extended("vLLM alone")
 def test_what_is_not_steered_ends_the_start_with_a_sentence() -> None:
     said = failure(Case({"scheduler_cls": "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"}))
     assert "vLLM schedules synchronously here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.S" in said
@@ -114,7 +116,9 @@ def test_the_command_refuses_in_one_line_before_anything_loads(flags: list[str],
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("tested", "wrapped"), [("0.1", False), ("0", True)])
+@pytest.mark.parametrize(
+    ("tested", "wrapped"), [("0.1", False), pytest.param("0", True, marks=pytest.mark.extended("vLLM alone"))]
+)
 def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool) -> None:
     code = (
         "from specpilot.engine_adapter import plugin\n"

@@ -112,8 +112,8 @@ def check_spell(found: dict[str, Any], least_in_turns: int, in_the_hole: float) 
 )
 def test_after_a_spell_of_k_0_acceptance_is_what_it_would_have_been(how: str) -> None:
     found = run("caught_up", *how.split())
-    check_spell(found, 100, 0.95)
-    assert found["in parts"]["catch_ups"] > 20
+    check_spell(found, 50, 0.95)
+    assert found["in parts"]["catch_ups"] > 10
     if how.startswith("poison"):  # what the copy is for: without it drafts come of what the pass wrote over
         whole, not_copied = found["whole"], found["not copied"]
         assert (not_copied["catch_ups"], not_copied["ids"]) == (1, whole["ids"])

@@ -83,7 +83,7 @@ def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
     """For the same text, token by token, at mixed K; so acceptance by position is the same too."""
     v1, v2 = run("drafts", "peagle"), on_v2("drafts", "peagle")
     assert v2["replies"] == v1["replies"]
-    assert sum(map(len, v1["drafts"].values())) > 100
+    assert sum(map(len, v1["drafts"].values())) > 60
     assert v2["drafts"] == v1["drafts"]
     assert v2["seen"] == v1["seen"]
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import h11
 
@@ -86,7 +87,7 @@ _KINDS = {
     **dict.fromkeys((b"error", b"response.failed"), "error"),
     **dict.fromkeys((b"response.created", b"response.queued", b"response.in_progress"), "opening"),
     **dict.fromkeys((b"message_start", *KEEP_ALIVE), "opening"),
-    **dict.fromkeys((b"message_stop", b"response.completed", b"response.incomplete"), "end"),
+    **dict.fromkeys((b"message_stop", b"response.completed", b"response.incomplete", b"response.cancelled"), "end"),
 }
 """Names of events that mean something; of several before the data the first."""
 
@@ -126,6 +127,32 @@ def events_in(data: bytes) -> Events:
         else:
             kind = ""
     return Events(deltas, is_done, None if is_unsure and not has_error else has_error)
+
+
+def states_end(data: bytes) -> bool:
+    """Whether the last event of a stream that broke off states its end, for a request for one choice."""
+    found: Any = None
+    names: set[str] = set()
+    for block in re.sub(rb"\r\n|\r", b"\n", data).split(b"\n\n"):
+        lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
+        if lines and not lines[0].startswith(b"[DONE]"):
+            names = {
+                line[6:].removeprefix(b" ").decode("latin-1") for line in block.split(b"\n") if line[:6] == b"event:"
+            }
+            try:
+                found = json.loads(b"\n".join(lines))
+            except ValueError:
+                found = None
+    if isinstance(found, dict):
+        names.add(str(found.get("type")))
+        delta, choices = found.get("delta"), found.get("choices")
+        if found.get("error") or (isinstance(delta, dict) and delta.get("stop_reason")):
+            return True
+        if choices == []:
+            return isinstance(found.get("usage"), dict)
+        if isinstance(choices, list) and all(isinstance(item, dict) and item.get("finish_reason") for item in choices):
+            return True
+    return any(_KINDS.get(name.encode("latin-1", "replace")) in ("end", "error") for name in names)
 
 
 def _says_nothing(data: bytes) -> bool:

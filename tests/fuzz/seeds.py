@@ -56,6 +56,7 @@ SEEDS: dict[str, list[bytes]] = {
         b"a" + SSE_HEAD + b"0\n\nHTTP/1.1 200 OK\r\n",
         b"b" + SSE_HEAD.replace(CHUNKED, b"") + b"dataset: 1\n\nlines\n\n" + DONE,
         b"b" + SSE_HEAD.replace(CHUNKED, b"") + b"dataset: 1\n\nlines\n\n" + DONE + LAST_CHUNK[:5] + b"\x01",
+        b"a" + SSE_HEAD + chunk(event("a")).replace(b"\r\n", b"\r\n" + DONE, 1) + chunk(DONE) + LAST_CHUNK,
     ],
     "framing": [
         LAST_CHUNK,

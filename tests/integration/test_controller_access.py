@@ -4,10 +4,13 @@ import hashlib
 import json
 import socket
 import time
+from http.client import HTTPConnection
+
+import pytest
 
 from specpilot.policy.access import sha256_of
 from specpilot.policy.store import Store
-from tests.support.controller_program import Controller, newest, running_controller
+from tests.support.controller_program import TOKEN, Controller, newest, running_controller
 from tests.support.patience import PATIENCE_S
 
 
@@ -156,6 +159,19 @@ PROXIED = [
     {"Referer": "https://public.example/"},
     {"Sec_Fetch_Site": "cross-site"},
 ]
+
+
+@pytest.mark.parametrize("lines", [["Bearer ", f"Bearer {TOKEN} "], ["Basic YTpi", f"bearer  {TOKEN}\t"]])
+def test_the_first_bearer_token_that_is_not_empty_counts(controller: Controller, lines: list[str]) -> None:
+    connection = HTTPConnection(controller.url.removeprefix("http://"))
+    for ordered in (lines, lines[::-1]):
+        connection.putrequest("GET", "/admin/whoami")
+        for line in ordered:
+            connection.putheader("Authorization", line)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["role"]) == (200, "admin")
+    connection.close()
 
 
 def test_a_proxy_on_the_same_machine_does_not_open_the_api() -> None:

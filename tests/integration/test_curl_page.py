@@ -1,18 +1,15 @@
 """The page on operating with curl: its blocks run, in order, on a real controller that steers an engine over HTTP."""
 
-import asyncio
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from specpilot.policy.store import Store
 from tests.simulation.engine import MODEL, POOL
-from tests.support.controller_engine import HttpEngine
+from tests.support.controller_engine import living_engines
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -25,23 +22,10 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl
 @pytest.fixture
 def controller() -> Iterator[Controller]:
     """A controller that steers an engine, has a policy of the model and trusts its machine, as that of `make up`."""
-    with running_controller(token=None) as found:
-        store, is_over = Store(found.redis.url, PATIENCE_S), threading.Event()
-
-        async def live() -> None:
-            async with HttpEngine(store):
-                await asyncio.to_thread(is_over.wait)
-
-        thread = threading.Thread(target=lambda: asyncio.run(live()))
-        thread.start()
-        try:
-            assert found.call(f"/admin/policies/{MODEL}", "PUT", {"classes": {"code": {}}}, None)[0] == 201
-            until(lambda: bool(store.decisions(MODEL, POOL, 1)))
-            yield found
-        finally:
-            is_over.set()
-            thread.join(PATIENCE_S)
-            store.close()
+    with running_controller(token=None) as found, living_engines(found.redis.url) as (store, _):
+        assert found.call(f"/admin/policies/{MODEL}", "PUT", {"classes": {"code": {}}}, None)[0] == 201
+        until(lambda: bool(store.decisions(MODEL, POOL, 1)))
+        yield found
 
 
 def test_every_step_of_the_page(controller: Controller, tmp_path: Path) -> None:

@@ -279,9 +279,14 @@ def test_a_question_is_found_without_an_announcement_and_an_old_one_has_expired(
         assert bool(store.questions("m", "p")) is is_lost
 
 
-def test_an_engine_whose_model_stands_still_says_so_at_its_next_heartbeat(server: RedisServer) -> None:
+def test_an_engine_whose_model_stands_still_or_that_has_a_limit_says_so_at_its_next_heartbeat(
+    server: RedisServer,
+) -> None:
     subject, found = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32), [False]
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock(), is_stalled=lambda: found[0])
+    link = EngineLink(
+        Store(server.url), subject, RECORD, SystemClock(), is_stalled=lambda: found[0],
+        running_limit=lambda: 5 if found[0] else None,
+    )  # fmt: skip
     thread = threading.Thread(target=link.run)
     thread.start()
     try:
@@ -290,6 +295,7 @@ def test_an_engine_whose_model_stands_still_says_so_at_its_next_heartbeat(server
         for is_stalled in (True, False):
             found[0] = is_stalled
             until(lambda wanted=is_stalled: store.engines()[0].stalled is wanted)  # type: ignore[misc]
+            assert store.engines()[0].running_limit == (5 if is_stalled else None)
     finally:
         link.stop()
         thread.join(PATIENCE_S)

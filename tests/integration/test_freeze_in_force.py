@@ -1,9 +1,7 @@
 """A freeze is on every engine within two seconds of the call; a dry run forecasts from live estimates."""
 
-import asyncio
 import json
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
@@ -11,9 +9,8 @@ from urllib.request import urlopen
 import pytest
 
 from specpilot.policy.schedule import Cause, Override
-from specpilot.policy.store import Store
 from tests.simulation.engine import MODEL, POOL
-from tests.support.controller_engine import HttpEngine, own_k
+from tests.support.controller_engine import HttpEngine, living_engines, own_k
 from tests.support.controller_program import Controller, running_controller
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -24,20 +21,9 @@ WITHIN_S = 20.0
 
 @pytest.fixture
 def engines(controller: Controller) -> Iterator[list[HttpEngine]]:
-    """Two engines with traffic, in a thread of their own."""
-    store, is_over, found = Store(controller.redis.url, PATIENCE_S), threading.Event(), list[HttpEngine]()
-
-    async def live() -> None:
-        async with HttpEngine(store, "one") as first, HttpEngine(store, "two", 1) as second:
-            found.extend((first, second))
-            await asyncio.to_thread(is_over.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(live()))
-    thread.start()
-    yield found
-    is_over.set()
-    thread.join(PATIENCE_S)
-    store.close()
+    """Two engines with traffic."""
+    with living_engines(controller.redis.url, "one", "two") as (_, found):
+        yield found
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -46,8 +47,8 @@ ADMIN_COMMANDS = (
     ("token", "list"),
     ("key", "list"),
     ("models",),
-    ("explain", "m"),
-    ("export", "m"),
+    ("explain", "--model", "m"),
+    ("export", "--model", "m", "--pool", "p"),
 )
 MALFORMED = SECRETS[:4]
 """Those with which no program starts, quoted or not."""
@@ -74,6 +75,10 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     yield ENGINE, "--control-token", MALFORMED
     yield ENGINE, "SPECPILOT_ENGINE_CONTROL_TOKEN", MALFORMED
     yield ENGINE, "--gateway-key", MALFORMED
+    yield ENGINE, "SPECPILOT_ENGINE_GATEWAY_KEY", MALFORMED
+    yield ENGINE, "--api-key", MALFORMED
+    yield ENGINE, "VLLM_API_KEY", MALFORMED
+    yield ENGINE, "--hf-token", MALFORMED
     yield ENGINE, "--redis-url", URLS
     yield ENGINE, "--advertise-url", (*LOGINS, *QUERIES)
     yield ("bench", "sweep", "--endpoints", "none=http://127.0.0.1:9"), "--control-token", SECRETS
@@ -135,6 +140,20 @@ def test_a_secret_behind_a_flag_that_is_cut_or_misspelt_is_not_printed(
     for words in (("gateway", *REDIS), ("controller", *REDIS), ("key", "list"), ("bench", "sweep")):
         status, said = _said((*words, f"{flag}={MARK}"), monkeypatch)
         assert status not in (0, None)
+        assert MARK not in said
+
+
+@pytest.mark.parametrize(
+    "flag", ["--control-tokn", "--control", "--gateway_ky", "--api-ke", "--redis-ur", "--hf-tokens"]
+)
+def test_a_misspelt_flag_of_a_secret_does_not_reach_vllm_which_would_print_it(
+    flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("vLLM was started"))
+    for words in ((f"{flag}={MARK}",), (flag, MARK)):
+        status, said = _said((*ENGINE, "--port", str(free_port()), *words), monkeypatch)
+        assert status == 2
+        assert "did you mean --" in said
         assert MARK not in said
 
 

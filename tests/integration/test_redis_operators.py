@@ -18,7 +18,7 @@ from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
-from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain
+from specpilot.policy.gain import GAIN_DAYS_KEPT, LogGain
 from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
@@ -179,14 +179,6 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert store.freezes() == {"good": good}
 
 
-def test_a_token_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
-    store.put_admin_token(TOKEN, None)
-    raw.hset(redis_keys.ADMIN_TOKENS, "b" * 12, "{}")
-    assert list(store.admin_tokens()) == [TOKEN]
-    assert store.admin_token("b" * 12) is None
-    assert store.delete_admin_token("b" * 12)
-
-
 def test_a_version_that_cannot_be_read_hides_no_other(
     store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,19 +274,6 @@ def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(store: Store,
     assert store.acquire_lease("two", 60.0) is not None
     with pytest.raises(FencedError):
         store.add_gain("m", "p", latest, LogGain(0.1, 0.1), lease)
-
-
-def test_a_day_that_an_older_controller_counted_is_of_one_measure(store: Store, raw: "redis.Redis[bytes]") -> None:
-    raw.hset(
-        redis_keys.gains("m", "p"),
-        mapping={"1970-01-02:windows": 2, "1970-01-02:log_sum": "0.3", "1970-01-02:log_square_sum": "0.05"},
-    )
-    assert store.daily_gains("m", "p") == [DailyGain("1970-01-02", GainSums(2, 0.3, 0.05))]
-    lease = store.acquire_lease("one", 60.0)
-    assert lease is not None
-    found = store.add_gain("m", "p", 86_400.0, LogGain(0.1, 0.2), lease)
-    assert (found.throughput.windows, found.itl) == (3, GainSums(1, 0.2, pytest.approx(0.04)))
-    assert store.daily_gains("m", "p") == [found]
 
 
 def test_a_gateway_remembers_so_many_lost_keys_and_notices_the_latest(

@@ -94,7 +94,7 @@ def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Ri
 def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
     rights: Rights, of_pool: tuple[str, str] | None
 ) -> None:
-    rights.set(*NO_CHANNEL)
+    rights.set(*NO_CHANNEL, "-exists")
     store = Store(rights.url)
     changes = store.changes(0.05, of_pool)
     assert [next(changes) for _ in range(5)] == [None] * 5
@@ -115,7 +115,9 @@ def test_a_subscription_that_is_refused_polls_and_is_taken_up_again(
     assert not reader.is_alive()
 
 
-def test_an_engine_that_may_use_no_channel_finds_a_question_when_it_polls(rights: Rights) -> None:
+def test_an_engine_that_may_use_no_channel_says_so_and_finds_a_question_when_it_polls(
+    rights: Rights, caplog: pytest.LogCaptureFixture
+) -> None:
     rights.set(*NO_CHANNEL)
     control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, engine_id="e1")
     record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
@@ -130,6 +132,7 @@ def test_an_engine_that_may_use_no_channel_finds_a_question_when_it_polls(rights
         question = Question("q", "explain", ("e1",))
         rights.admin.put_question("m", "p", question)
         until(lambda: rights.admin.answers(question) == {"e1": Answer("q", "e1")})
+        assert any(REMEDY in line for line in caplog.messages)
     finally:
         link.stop()
         thread.join(PATIENCE_S)
@@ -163,10 +166,25 @@ def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_n
         assert "x-specpilot-notice" not in controller.call("/admin/keys", "POST", {})[2]
 
 
-async def test_keys_are_revoked_and_rotated_within_a_poll_when_the_channels_are_taken_away(rights: Rights) -> None:
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        ("resetchannels", "no announcements"),
+        ("-@write", "keeping the last shares"),
+        ("-sadd", "keeping the last shares"),
+        ("-smembers", "keeping the last engines"),
+        ("-mget", "keeping the last engines"),
+        ("-get", "keeping the last model routes"),
+        *((f"-{name}", "") for name in ("srem", "exists", "info", "publish", "subscribe")),
+    ],
+)
+async def test_keys_are_revoked_and_rotated_within_a_poll_whatever_right_is_taken_away(
+    rights: Rights, taken: str, said: str
+) -> None:
     rights.set(*NO_CHANNEL, "&{specpilot}:*")
     engine = await ScriptedEngine().start()
     rights.admin.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)  # readers remove it, if they may
     revoked, rotated = ApiKey("one", sha256_of("sk-one")), ApiKey("two", sha256_of("sk-two"))
     for key in (revoked, rotated):
         rights.admin.put_api_key(key)
@@ -180,23 +198,59 @@ async def test_keys_are_revoked_and_rotated_within_a_poll_when_the_channels_are_
     try:
         await gateway.started()
         assert [await status(key) for key in ("sk-one", "sk-two")] == [200, 200]
-        rights.set("resetchannels")
-        await eventually(lambda: any("no announcements" in line for line in gateway.errors), 20.0)
+        rights.set(taken)
+        rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)
+        await eventually(lambda: any(said in line for line in gateway.errors), 20.0)
         rights.admin.delete_api_key("one")
         rights.admin.put_api_key(replace(rotated, sha256=sha256_of("sk-new")))
         async with asyncio.timeout(60):
             while [await status(key) for key in ("sk-one", "sk-two", "sk-new")] != [401, 401, 200]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+        assert not any("Redis answers again" in line or "last snapshot" in line for line in gateway.errors)
+        kept = [re.sub(r": .*", "", line) for line in gateway.errors if "keeping the last" in line]
+        assert len(kept) == len(set(kept))
+        assert bool(kept) == ("keeping" in said)
     finally:
         gateway.close()
         await engine.stop()
 
 
-async def test_a_gateway_names_the_right_that_is_missing_at_start(rights: Rights) -> None:
-    rights.set(*NO_CHANNEL)
+@pytest.mark.parametrize(("rules", "named"), [((), REMEDY), (("allchannels", "-@write"), "+set")])
+async def test_a_gateway_names_the_right_that_is_missing_at_start(
+    rights: Rights, rules: tuple[str, ...], named: str
+) -> None:
+    rights.set(*NO_CHANNEL, *rules)
     gateway = GatewayProgram(["--redis-url", rights.url])
     try:
         await gateway.started()
-        assert any(REMEDY in line for line in gateway.errors)
+        assert any(named in line for line in gateway.errors)
     finally:
         gateway.close()
+
+
+def test_a_controller_that_may_not_record_publishes_and_says_once_which_right_it_lacks(
+    rights: Rights, tmp_path: Path
+) -> None:
+    rights.set(*NO_CHANNEL, "allchannels", "-xadd")
+    rights.admin.heartbeat(RECORD, 600.0)
+    log = tmp_path / "controller.log"
+    with log.open("wb") as file, running_controller(redis_url=rights.url, log=file) as controller:
+        until(lambda: rights.admin.schedule("tiny", "p") is not None)
+        first = rights.admin.schedule("tiny", "p")
+        assert controller.call("/admin/policies/tiny", "PUT", {"model": "tiny", "k_max": 2})[0] < 300
+        until(lambda: rights.admin.schedule("tiny", "p").guidance != first.guidance)
+    said = log.read_text()
+    assert said.count("going on without it") == 1
+    assert "decision" not in said  # data of the command
+    assert "going on with the last known state" not in said
+    assert "answers again" not in said
+
+
+def test_a_controller_that_may_no_longer_lead_says_so_once(rights: Rights, tmp_path: Path) -> None:
+    rights.set(*NO_CHANNEL, "allchannels")
+    log = tmp_path / "controller.log"
+    with log.open("wb") as file, running_controller(redis_url=rights.url, log=file) as controller:
+        rights.set("-set", "-get", "-pexpire")
+        until(lambda: "this controller cannot lead" in log.read_text())
+        until(lambda: "lease_held 0" in controller.call("/metrics", token=None)[1])
+    assert log.read_text().count("this controller cannot lead") == 1

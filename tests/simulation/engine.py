@@ -27,7 +27,7 @@ from specpilot.engine_adapter.agent.answers import Answers
 from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
-from specpilot.engine_adapter.evidence.request_acceptance import Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Starts
 from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
 from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.planner import Planner
@@ -170,7 +170,7 @@ class Engine:
         self._meter.take_evidence()
         self._meter.take_steps()
         self._latencies = Latencies()
-        self._steps.priors = Priors()
+        self._steps.starts = Starts()
         self.tokens, self._table = tokens, table
 
     def run(
@@ -209,7 +209,7 @@ class Engine:
         """Return the adapter's page of metrics in Prometheus' text format."""
         self._take()
         schedule = self._schedule
-        running = dict.fromkeys((DEFAULT_CLASS, *self._table.rows), 0)
+        running = dict.fromkeys((DEFAULT_CLASS, *self._table.k_of), 0)
         verified: Counter[str] = Counter()
         for state in self._steps.decoding if self._requests.running else ():
             running[state.label] += 1
@@ -218,7 +218,12 @@ class Engine:
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
         law = self.law
-        self._exporter.show_law(law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s)
+        self._exporter.show_law(
+            law.decode_s,
+            breaks_slo=law.breaks_slo,
+            predicted_s=law.predicted_s,
+            mean_predicted_s=law.mean_predicted_s,
+        )
         return self._exporter.text()
 
     @property

@@ -223,7 +223,7 @@ class BruteForce:
     def _label(self, key: str) -> str:
         request = self._scheduler.requests.get(key)
         name = request.sampling_params.extra_args["traffic_class"] if request is not None else ""
-        return name if name in self._scheduler.steps.table.rows else "default"
+        return name if name in self._scheduler.steps.table.k_of else "default"
 
     def _step(
         self,

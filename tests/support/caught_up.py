@@ -28,7 +28,7 @@ from tests.support.interpreter import ON_V2
 from tests.support.stack import prompts
 
 backlog: Any = import_module(f"specpilot.engine_adapter.vllm.{'v2' if ON_V2 else 'v1'}.backlog")
-BEGIN, SPELL, AFTER, K = (8, 20, 16, 7) if ON_V2 else (16, 128, 100, 7)
+BEGIN, SPELL, AFTER, K = (8, 20, 16, 7) if ON_V2 else (16, 64, 80, 7)
 REQUESTS = 6 if ON_V2 else 18
 
 

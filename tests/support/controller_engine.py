@@ -2,9 +2,10 @@
 
 import asyncio
 import re
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from specpilot.policy.schedule import Schedule
 from specpilot.policy.store import Store
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
 from tests.simulation.traffic import Source
+from tests.support.patience import PATIENCE_S
 
 
 class HttpEngine:
@@ -103,3 +105,24 @@ def own_k(page: str) -> float:
     found = re.search(rf'^{names.ACTIVE_K}{{.*traffic_class="default".*}} (\S+)$', page, re.MULTILINE)
     assert found is not None
     return float(found[1])
+
+
+@contextmanager
+def living_engines(redis_url: str, *names: str) -> Iterator[tuple[Store, list[HttpEngine]]]:
+    """Engines with traffic, in a thread of their own, and the store that they register in."""
+    store, is_over, found = Store(redis_url, PATIENCE_S), threading.Event(), list[HttpEngine]()
+
+    async def live() -> None:
+        async with AsyncExitStack() as stack:
+            for seed, name in enumerate(names or ("engine-0",)):
+                found.append(await stack.enter_async_context(HttpEngine(store, name, seed)))
+            await asyncio.to_thread(is_over.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    try:
+        yield store, found
+    finally:
+        is_over.set()
+        thread.join(PATIENCE_S)
+        store.close()

@@ -16,7 +16,7 @@ from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, prompts
 
-K_MAX, REQUESTS, TOKENS, LATE = 7, 6, 90, 40
+K_MAX, REQUESTS, TOKENS, LATE = 7, 6, 48, 20
 
 
 def main(drafter: str) -> None:

@@ -39,7 +39,7 @@ from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES, prompts
 
 IS_SHORT = ON_V2 or "short" in sys.argv
-COUNT = 24 if IS_SHORT else 72
+COUNT = 24 if IS_SHORT else 48
 LENGTH = 384 if IS_SHORT else 512
 BLOCKS = 30 if IS_SHORT else 40
 """KV blocks of 128 tokens: about half of what the running requests want."""

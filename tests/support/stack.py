@@ -99,8 +99,12 @@ class Engine:
         command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target")]
         command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
+        command += ["--distributed-executor-backend", "uni"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "SPECPILOT_ENGINE_DRAIN_GRACE_S": "0"}
         environment["SPECPILOT_ENGINE_TRUST_THIS_MACHINE"] = "1"
+        # As in `specpilot up`: a worker in its own process would load vLLM once more, and be waited for in a busy loop.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command,
             env=os.environ | environment | variables,

@@ -59,7 +59,8 @@ class Endpoint(ScriptedEngine):
     def state(self) -> dict[str, Any]:
         """The shape of `engine_adapter.agent.core_methods.state`."""
         self.calibrations_left -= 1
-        source = "law" if self.schedule is None else "fixed"
+        guidance = (self.schedule or {}).get("guidance", {})
+        source = "law" if self.schedule is None or "classes" in guidance else "fixed"
         return {
             "k_max": 7,
             "static_k": 5,

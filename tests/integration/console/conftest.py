@@ -1,33 +1,19 @@
 """The console in a real browser, on a real controller that steers real HTTP engines."""
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from specpilot.policy.store import Store
 from tests.support.browser import Browser, running_browser
-from tests.support.controller_engine import HttpEngine
+from tests.support.controller_engine import living_engines
 from tests.support.controller_program import TOKEN, Controller
-from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
 def engine(controller: Controller) -> Iterator[None]:
     """An engine with traffic."""
-    store, is_over = Store(controller.redis.url, PATIENCE_S), threading.Event()
-
-    async def live() -> None:
-        async with HttpEngine(store):
-            await asyncio.to_thread(is_over.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(live()))
-    thread.start()
-    yield
-    is_over.set()
-    thread.join(PATIENCE_S)
-    store.close()
+    with living_engines(controller.redis.url):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from tests.support.stack import ROOT
 
 STUB = r"""#!/bin/sh
 case "$*" in
+"-c import sys; print"*) cat "$(dirname "$0")/version" 2>/dev/null || echo "Python 3.11" ;;
 "-c "*) exit 0 ;;
 "-m pip --version") [ -e "$(dirname "$0")/pip" ] ;;
 "-m venv "*) for venv; do :; done; mkdir -p "$venv/bin"; cp "$0" "$venv/bin/python"; touch "$venv/bin/pip" ;;
@@ -39,12 +40,13 @@ def pinned(project: Path, version: str) -> None:
 
 
 def setup(project: Path, fails: str = "nothing") -> tuple[int, str]:
-    """Run it; return its status and what pip was asked to install."""
+    """Run it; return its status and what pip was asked to install. `said.txt` gets what it prints."""
     calls = project / "calls"
     calls.write_text("")
     stub = {"PYTHON": str(project / "python"), "CALLS": str(calls), "FAILS": fails}
     command = ["bash", "deploy/setup.sh"]
     done = subprocess.run(command, cwd=project, env=os.environ | stub, capture_output=True, text=True, check=False)
+    (project / "said.txt").write_text(done.stdout)
     return done.returncode, calls.read_text()
 
 
@@ -83,3 +85,11 @@ def test_pytorch_comes_from_its_own_index_where_no_other_has_the_build_for_cpus(
     status, asked = setup(project, fails="*no-deps torch==1+cpu")
     assert status == 0
     assert "--index-url https://download.pytorch.org/whl/cpu torch==1+cpu" in asked
+
+
+def test_an_environment_of_another_python_is_kept_and_that_is_said(project: Path) -> None:
+    setup(project)
+    assert "keeps" not in (project / "said.txt").read_text()
+    (project / "version").write_text("Python 3.12")
+    assert setup(project) == (0, "")
+    assert ".venv keeps its Python 3.11; delete it for one with Python 3.12" in (project / "said.txt").read_text()

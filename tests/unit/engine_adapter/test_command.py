@@ -66,32 +66,30 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str
     return AdapterSettings()
 
 
-def test_settings_without_a_flag_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = settings_of(
-        monkeypatch,
-        SPECPILOT_ENGINE_URL="http://gpu-1:8000",
-        SPECPILOT_ENGINE_POOL="h200",
-        SPECPILOT_ENGINE_REDIS_URL="redis://one",
-        REDIS_URL="redis://other",
-    )
-    assert (found.url, found.pool, found.redis_url) == ("http://gpu-1:8000", "h200", "redis://one")
+ENVIRONMENT = {"SPECPILOT_ENGINE_URL": "http://gpu-1:8000", "SPECPILOT_ENGINE_POOL": "h200", "REDIS_URL": "redis://x"}
+FLAGS = ("--advertise-url", "http://gpu-2:8000", "--pool", "h100", "--redis-url", "redis://two")
 
 
-def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ("--advertise-url", "http://gpu-2:8000", "--pool", "h100", "--redis-url", "redis://two")
-    found = settings_of(
-        monkeypatch,
-        *flags,
-        SPECPILOT_ENGINE_URL="http://gpu-1:8000",
-        SPECPILOT_ENGINE_POOL="h200",
-        REDIS_URL="redis://x",
-    )
-    assert (found.url, found.pool, found.redis_url) == ("http://gpu-2:8000", "h100", "redis://two")
-
-
-def test_without_either_the_engine_is_where_it_listens_and_in_the_default_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = settings_of(monkeypatch, "--host", "0.0.0.0", REDIS_URL="redis://x")
-    assert (found.url, found.pool, found.redis_url) == ("http://127.0.0.1:1", "default", "redis://x")
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        (
+            (),
+            {**ENVIRONMENT, "SPECPILOT_ENGINE_REDIS_URL": "redis://one"},
+            ("http://gpu-1:8000", "h200", "redis://one"),
+        ),
+        (FLAGS, ENVIRONMENT, ("http://gpu-2:8000", "h100", "redis://two")),
+        (("--host", "0.0.0.0"), {"REDIS_URL": "redis://x"}, ("http://127.0.0.1:1", "default", "redis://x")),
+    ],
+)
+def test_a_flag_wins_over_the_environment_and_without_either_the_engine_is_where_it_listens(
+    flags: tuple[str, ...],
+    environment: dict[str, str],
+    expected: tuple[str, str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = settings_of(monkeypatch, *flags, **environment)
+    assert (found.url, found.pool, found.redis_url) == expected
 
 
 def test_an_ipv6_address_is_put_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:

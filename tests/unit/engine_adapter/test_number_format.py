@@ -41,7 +41,8 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_processor")
-def test_without_the_instructions_an_engine_gets_float32() -> None:
+def test_without_the_instructions_an_engine_gets_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [number_format.fitting(model) for model in ("", TARGET, "some/name-at-a-hub")] == ["float32"] * 3
 
 
@@ -58,6 +59,21 @@ def test_without_the_instructions_an_engine_gets_float32() -> None:
 def test_a_model_whose_own_format_fits_is_left_alone(config: dict[str, Any], changes: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (number_format.fitting(str(tmp_path)) == "float32") is changes
+
+
+@pytest.mark.usefixtures("old_processor")
+def test_a_quantised_model_of_a_hub_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM rejects float32 for AWQ and GPTQ."""
+    cached = tmp_path / "models--some--model-awq"
+    (cached / "snapshots" / "1").mkdir(parents=True)
+    (cached / "snapshots" / "1" / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert number_format.fitting("some/model-awq") == "auto"
+    assert number_format.fitting("some/model") == "float32"
 
 
 def test_with_the_instructions_or_an_accelerator_vllm_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specpilot.engine_adapter import __main__ as command
-from specpilot.engine_adapter import head_config, list_presets, presets
+from specpilot.engine_adapter import head_config, list_presets
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, expanded, speculative_config
@@ -303,7 +303,3 @@ def test_every_preset_is_documented_as_it_is() -> None:
         item.name: [item.target, item.head or "-", item.method, str(item.k) if item.k else "-", known(item)]
         for item in PRESETS
     }
-
-
-def test_presets_are_pure() -> None:
-    assert {"os", "time", "vllm"} & set(vars(presets)) == set()

@@ -100,17 +100,23 @@ def test_the_adapter_and_vllm_get_clean_keys(
     assert token is not None
     assert token.get_secret_value() == "sk-word"
     environment = {"VLLM_API_KEY": "sk-word\n"}
-    flags = ["--seed", "1", "--api-key", "a\n", "b ", "--x", "y "]
-    assert _with_clean_keys(flags, environment) == ["--seed", "1", "--api-key", "a", "b", "--x", "y "]
+    flags = ["--seed", "1", "--api-key", "a\n", "b ", "--x", "y ", "--hf-token", "c\n"]
+    assert _with_clean_keys(flags, environment) == [*flags[:3], "a", "b", "--x", "y ", "--hf-token", "c"]
     assert environment == {"VLLM_API_KEY": "sk-word"}
-    with pytest.raises(SystemExit):
-        _with_clean_keys(["--api_key=sk-word\nx"], {})
-    assert "sk-word" not in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    names = ["VLLM_API_KEY", "--api-key", "--api-key", "--hf-token"]
+    assert said == [f"specpilot engine: warning: {name}: white space around the value was removed" for name in names]
+    for flag in ("--api_key=sk-word\nx", "--hf-token=sk-word\nx"):
+        with pytest.raises(SystemExit):
+            _with_clean_keys([flag], {})
+        assert "sk-word" not in capsys.readouterr().err
 
 
 def test_the_keys_of_a_file_are_clean() -> None:
-    [key] = keys_of([{"key_id": "a", "key": "sk-word\n"}])
+    said: list[str] = []
+    [key, _] = keys_of([{"key_id": "a", "key": "sk-word\n"}, {"key_id": "b", "key": "sk-other"}], said.append)
     assert key.sha256 == hash_of("sk-word")
+    assert said == ["[0].key: white space around the value was removed"]
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of([{"key_id": "a", "key": "sk-word\nx"}, {"key_id": "b", "key": "\n"}])
     assert "sk-word" not in str(caught.value)

@@ -1,13 +1,15 @@
 """What goes through the user's proxy, and what does not."""
 
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import aiohttp
 import pytest
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.policy.http_client import is_on_this_machine, open_url
+from specpilot.policy.http_client import is_on_this_machine, open_url, reach_this_machine_directly
 from specpilot.up_parts import answers
 from tests.support.stack import ROOT
 
@@ -89,6 +91,23 @@ def test_the_loopback_and_own_parts_are_asked_directly_and_the_rest_through_the_
 )
 def test_what_is_on_this_machine(url: str, expected: bool) -> None:
     assert is_on_this_machine(url) is expected
+
+
+@pytest.mark.parametrize("stated", ["", "internal.example", "*"])
+async def test_a_library_that_takes_every_proxy_reaches_this_machine_directly(
+    server: Server, proxy: Server, monkeypatch: pytest.MonkeyPatch, stated: str
+) -> None:
+    """As `vllm bench serve` does, which drives the load of a sweep."""
+    monkeypatch.setenv("no_proxy", "")  # restored in any case
+    monkeypatch.setenv("NO_PROXY", stated)
+    reach_this_machine_directly(os.environ)
+    async with aiohttp.ClientSession(trust_env=True) as session:
+        for host in ("127.0.0.1", "localhost"):
+            await (await session.get(f"http://{host}:{server.server_port}/{host}")).read()
+        if stated != "*":
+            await (await session.get("http://engine.example/v1/models")).read()
+    assert server.asked == ["/127.0.0.1", "/localhost"]
+    assert proxy.asked == ([] if stated == "*" else ["http://engine.example/v1/models"])
 
 
 def test_every_request_follows_the_rule() -> None:

@@ -10,6 +10,7 @@ from specpilot.bench.demo.trace import read_prompts
 from specpilot.engine_adapter.__main__ import _head_config
 from specpilot.gateway.app import _own_keys
 from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.codec import decode
 from specpilot.policy.settings import load
 from specpilot.policy.text_files import read_text
 from specpilot.up_settings import UpSettings, policy_given
@@ -40,5 +41,8 @@ def test_files_with_a_mark_are_read(tmp_path: Path) -> None:
     assert policy_given(load(UpSettings, "t", ["--policy", '\ufeff {"model": "demo"}'])) is not None
     written("config.json", {"model_type": "llama"})
     assert _head_config(str(tmp_path)) is not None
-    written("own.jsonl", {"messages": []})
-    assert read_prompts(tmp_path, ("own",)) == {"own": [{"messages": []}]}
+    assert decode(dict, Path(policy).read_bytes()) == {"model": "demo", "k_max": 3}
+    assert decode(dict, Path(policy).read_text()) == {"model": "demo", "k_max": 3}
+    own = Path(written("own.jsonl", {"messages": ["\u2028"]}))
+    own.write_bytes(own.read_bytes() + ' \r\n{"messages": ["\u2028"]}\r\n \r\n'.encode())
+    assert read_prompts(tmp_path, ("own",)) == {"own": [{"messages": ["\u2028"]}] * 2}

@@ -26,6 +26,12 @@ def test_variables_become_flags_of_vllm() -> None:
     ]
 
 
+def test_white_space_around_a_value_goes() -> None:
+    found = stated({"SAGEMAKER_BIND_TO_PORT": "9000\n", "SM_NUM_GPUS": " 2\n", "SM_VLLM_ENFORCE_EAGER": "true\n"})
+    assert (found.faults, found.settings["port"]) == ((), "9000")
+    assert found.engine_args == "--tensor-parallel-size 2 --enforce-eager"
+
+
 def test_a_container_serves_two_paths_on_one_port_and_the_mounted_model() -> None:
     assert stated({}).settings == {
         "model": "/opt/ml/model",

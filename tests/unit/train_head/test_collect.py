@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.scripted_engine import Script, ScriptedEngine, Seen, reply
 from tests.support.stack import ROOT
 
@@ -60,6 +62,21 @@ async def test_each_prompt_becomes_a_row_a_temperature_once_and_a_refused_one_is
     await collect(engine, prompts, out)
     assert {seen.json["messages"][0]["content"] for seen in engine.seen[asked:]} == {"refused"}
     assert len(out.read_text().splitlines()) == 4
+    await engine.stop()
+
+
+async def test_a_proxy_a_byte_order_mark_and_a_line_break_behind_the_key_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    engine = ScriptedEngine()
+    engine.choose = answer
+    await engine.start()
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
+    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "one"}]}) + "\r\n", encoding="utf-8-sig")
+    assert await collect(engine, prompts, out, "--api-key", "sk-1\n") == (0, "")
+    assert {seen.headers["authorization"] for seen in engine.seen} == {"Bearer sk-1"}
     await engine.stop()
 
 

@@ -41,6 +41,7 @@ def test_one_at_a_time_an_engine_starts_once_a_repetition() -> None:
 
 def test_names_say_what_a_cell_is() -> None:
     assert Cell(Arm("p-eagle", 7), "code", Load(concurrency=8), 2).name == "p-eagle-k7__code__c8__2"
+    assert Arm("adaptive", goal_ms=20.0).name == "adaptive-goal20"
     assert Cell(Arm("none"), "code", Load(request_rate=2.5), 1).name == "none__code__r2.5__1"
 
 

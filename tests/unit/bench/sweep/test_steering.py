@@ -37,6 +37,17 @@ async def test_a_k_that_a_controller_replaced_is_said_with_the_remedy_and_stays(
     assert endpoint.ks == [3]
 
 
+async def test_a_goal_is_set_without_a_k_and_taken_back(endpoint: Endpoint) -> None:
+    steering = Steering(endpoint.url)
+    await done(steering.set_k, None, 20.0)
+    assert endpoint.schedule is not None
+    assert endpoint.schedule["guidance"] == {"classes": {"default": {"itl_slo_ms": 20.0}}}
+    await done(steering.check, None, 20.0)
+    endpoint.apply({"guidance": {}})
+    with pytest.raises(EndpointError, match="no longer has the goal of 20 ms of this arm"):
+        await done(steering.check, None, 20.0)
+
+
 async def test_an_engine_that_was_restarted_has_not_the_k_that_was_set(endpoint: Endpoint) -> None:
     steering = Steering(endpoint.url)
     await done(steering.set_k, 3)

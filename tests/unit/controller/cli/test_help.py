@@ -13,6 +13,7 @@ import pytest
         ("policy", ["canary", "start", "--help"]),
         ("admin_token", ["revoke", "--help"]),
         ("client_key", ["revoke", "-h"]),
+        ("models", ["set", "-h"]),
     ],
 )
 def test_help_prints_the_usage_and_is_no_error(

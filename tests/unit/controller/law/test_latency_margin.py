@@ -19,14 +19,14 @@ class Plant:
         self.fastest_s, self.slowest_s = 0.0, 1.0
         self._rng = np.random.default_rng(seed)
 
-    def run(self, ticks: int, per_tick: int = 5, running: int = 8) -> tuple[float, float, list[float]]:
+    def run(self, ticks: int, per_tick: int = 5) -> tuple[float, float, list[float]]:
         """Return the share of misses, the mean latency, and the margins."""
         latencies, margins = [], []
         for _ in range(ticks):
             predicted_s = min(max(self.at * GOAL_S, self.fastest_s), self.slowest_s)
             drawn = predicted_s * self.error * np.exp(self._rng.normal(0, self.spread, per_tick))
             ended = Ended(per_tick, int((drawn > GOAL_S).sum()), float(drawn.sum()))
-            self.at = self.margin.step(self.at, ended, running, [predicted_s])
+            self.at = self.margin.step(self.at, ended, [predicted_s])
             latencies += [*drawn]
             margins.append(self.at)
         return float(np.mean(np.array(latencies) > GOAL_S)), float(np.mean(latencies)), margins

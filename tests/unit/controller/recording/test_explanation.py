@@ -61,10 +61,6 @@ def test_a_reason_of_another_version_and_an_unknown_load_are_told_too() -> None:
             "control group: 0 windows, too few for an interval; the static K is in force\n",
         ),
         (
-            {"windows": 30, "has_lost": False, "gain_ratio": BOUNDS},  # an older controller's
-            TOLD,
-        ),
-        (
             {
                 "windows": 30,
                 "has_lost": False,

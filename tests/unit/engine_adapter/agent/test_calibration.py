@@ -4,7 +4,7 @@ import http.server
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,20 +14,23 @@ import pytest
 from specpilot.engine_adapter.agent import calibration
 from specpilot.engine_adapter.agent.calibration import Calibration
 from specpilot.engine_adapter.evidence.meter import Cohort, Draft, Evidence, Meter, Outcome, StepShape
-from specpilot.engine_adapter.evidence.request_acceptance import Kind, Priors
+from specpilot.engine_adapter.evidence.request_acceptance import Kind, Starts
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 
 
 @contextmanager
-def serving(health: int, completions: int) -> Iterator[str]:
-    """An engine's HTTP face that answers with these statuses."""
+def serving(
+    health: int = 200, completions: int = 200, on_call: Callable[[int], object] = lambda _: None
+) -> Iterator[str]:
+    """An engine's HTTP face that answers with these statuses; `on_call` gets the number of prompts of a call."""
 
     class Face(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer(health)
 
         def do_POST(self) -> None:
+            on_call(len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]))
             self._answer(completions)
 
         def _answer(self, status: int) -> None:
@@ -38,13 +41,7 @@ def serving(health: int, completions: int) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with answering(Face) as url:
-        yield url
-
-
-@contextmanager
-def answering(face: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), face)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Face)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -58,30 +55,20 @@ def scheduler() -> Any:
         control=SpeculationControl("m", "p", 7, 3, 4),
         law=EngineLaw(7, 3, 4),
         meter=Meter(),
-        steps=SimpleNamespace(priors=Priors()),
+        steps=SimpleNamespace(starts=Starts()),
         vllm_config=config,
         notes=[],
         has_unfinished_requests=lambda: False,
     )
 
 
-@pytest.mark.parametrize(
-    ("health", "completions", "word"),
-    [(200, 401, "its /v1/completions answered 401"), (503, 200, "its /health does not answer 200")],
-)
 def test_an_engine_that_cannot_be_measured_keeps_its_static_k_and_logs_the_reason(
-    health: int,
-    completions: int,
-    word: str,
-    scheduler: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calibration, "ANSWER_S", 0.2)
     monkeypatch.setattr(calibration, "START_S", 0.2)
-    with serving(health, completions) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+    with serving(503) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url, 5.0).run(threading.Event())
-    assert word in caplog.text
+    assert "its /health does not answer 200" in caplog.text
     assert scheduler.control.table(0.0).source is Source.FIXED
 
 
@@ -90,7 +77,7 @@ def test_a_fault_that_waiting_cannot_repair_does_not_delay_the_engine(
     url: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(calibration, "START_S", 3600.0)
-    with serving(200, 200) as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+    with serving() as plain, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url.format(port=plain.rsplit(":")[-1]), 5.0).run(threading.Event())
     assert "cannot be reached from within the engine" in caplog.text
 
@@ -102,6 +89,7 @@ def test_a_refusal_is_logged_at_once(
     with serving(200, 401) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url, 3600.0).run(threading.Event())
     assert "its /v1/completions answered 401" in caplog.text
+    assert scheduler.control.table(0.0).source is Source.FIXED
 
 
 @pytest.mark.parametrize("k_max", [1, 2, 3, 7])
@@ -119,27 +107,13 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
     """As with a small `max_model_len`: each call is answered after three steps, most of them of one request."""
     calls: list[int] = []
 
-    class Short(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            count = len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
-            calls.append(count)
-            for running in (count, 1, 1):
-                scheduler.meter.commit(StepShape(running, running, 0), 0.001, 10, Outcome())
-            self._answer()
-
-        def _answer(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
+    def short(count: int) -> None:
+        calls.append(count)
+        for running in (count, 1, 1):
+            scheduler.meter.commit(StepShape(running, running, 0), 0.001, 10, Outcome())
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, 8)
-    with answering(Short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
+    with serving(on_call=short) as url, caplog.at_level(logging.INFO, logger="vllm.specpilot"):
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert "with up to 8 requests running" in caplog.text
     assert scheduler.notes == []
@@ -151,27 +125,14 @@ def test_requests_that_end_early_are_sent_anew_and_steps_of_few_do_not_count(
 def test_slow_steps_of_a_few_requests_are_reported_with_what_helps(
     requests: int, notes: int, scheduler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Slow(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            count = 2 * len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
-            seconds = 0.4 if count >= requests else 0.02
-            for _ in range(calibration.STEPS):
-                scheduler.meter.commit(StepShape(count, count, 0), seconds, 10, Outcome())
-            self._answer()
-
-        def _answer(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
+    def slow(prompts: int) -> None:
+        count = 2 * prompts
+        seconds = 0.4 if count >= requests else 0.02
+        for _ in range(calibration.STEPS):
+            scheduler.meter.commit(StepShape(count, count, 0), seconds, 10, Outcome())
 
     scheduler.control = SpeculationControl("m", "p", 7, 3, requests)
-    with answering(Slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
+    with serving(on_call=slow) as url, caplog.at_level(logging.WARNING, logger="vllm.specpilot"):
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert len(scheduler.notes) == notes
     for note in scheduler.notes:
@@ -195,7 +156,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
             seen.add((table.source, table.k("default", 0), table.k(calibration.CLASS, 0)))
             outcome = Outcome([Draft("default", 0, 2, 0)], {Cohort("default", 0): 1}, tokens={Cohort("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
-            scheduler.steps.priors.note(Kind("default", 0, is_structured=False), 0, 1)
+            scheduler.steps.starts.note(Kind("default", 0, is_structured=False), 0, 1)
             over.wait(0.001)
 
     def runs_on() -> bool:
@@ -208,7 +169,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
 
     scheduler.has_unfinished_requests = runs_on
     runner = threading.Thread(target=run_steps)
-    with serving(200, 200) as url:
+    with serving() as url:
         runner.start()
         Calibration(scheduler, url, 600.0).run(threading.Event())
     assert {item[1:] for item in seen if item[0] is Source.CALIBRATING} >= {(0, 0), (7, 7), (2, 2), (7, 1)}
@@ -218,7 +179,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     assert scheduler.law.price_list is not None
     assert scheduler.law.estimates is None, "no traffic was seen"
     assert (scheduler.meter.take_evidence(), scheduler.meter.take_steps()) == (Evidence(), [])
-    assert scheduler.steps.priors.known() == Priors().known()
+    assert scheduler.steps.starts.known() == Starts().known()
 
 
 def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,5 +175,9 @@ def test_requests_are_counted_by_the_goals_of_their_class(exporter: MetricsExpor
 def test_without_requests_and_goals_the_page_has_no_word_of_them(exporter: MetricsExporter) -> None:
     exporter.add_latencies([], {"default": None})
     exporter.show_law(1.0, breaks_slo=None, predicted_s={})
+    exporter.show_limit(None)
+    assert "\n" + names.RUNNING_LIMIT not in exporter.text()
+    exporter.show_limit(5)
+    assert f'{names.RUNNING_LIMIT}{{model_name="m"}} 5' in exporter.text()
     assert "slo" not in exporter.text()
     assert "tpot" not in exporter.text()

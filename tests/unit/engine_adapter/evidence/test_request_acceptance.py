@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.engine_adapter.evidence.request_acceptance import Acceptance, Kind, Priors, kind_of, trials
+from specpilot.engine_adapter.evidence.request_acceptance import Acceptance, Kind, Starts, kind_of, trials
 from specpilot.policy.bands import BANDS, band_of
 
 
@@ -81,7 +81,7 @@ def test_whole_probes_of_4_raise_text_that_was_half_accepted_as_documented(chang
 
 
 def test_a_kind_starts_at_the_mean_of_its_first_drafts_and_one_never_seen_at_the_mean_of_all() -> None:
-    begins = Priors()
+    begins = Starts()
     assert 0.5 < begins.of(kind("chat")) < 1.0  # before any draft: drafting is worth a try
     for _ in range(200):
         begins.note(kind("chat", 1.0), 0, 1)
@@ -100,7 +100,7 @@ def test_temperatures_are_distinguished_by_range() -> None:
 
 
 def test_the_number_of_kinds_is_bounded_and_the_latest_are_kept() -> None:
-    begins = Priors()
+    begins = Starts()
     for number in range(1000):
         begins.note(kind(f"class-{number}"), 1, 2)
     assert 16 <= len(begins.known()) < 1000

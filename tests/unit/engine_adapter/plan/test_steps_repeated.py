@@ -77,7 +77,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
     """Let something happen, and return the plan of each step of it, or the evidence."""
     states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
     if what.startswith("schedule"):
-        k: dict[str, Any] = {name: list(row) for name, row in engine.table.rows.items()}
+        k: dict[str, Any] = {name: list(row) for name, row in engine.table.k_of.items()}
         by_band = [0] * (BANDS - 3) + [count] * 3
         engine.table = table(engine.table.probe_ratio, **k | {"json" if what.endswith("json") else "default": by_band})
     elif what == "preempt" and states:

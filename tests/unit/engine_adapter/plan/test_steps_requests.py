@@ -136,7 +136,7 @@ def test_new_requests_begin_where_others_of_their_kind_did() -> None:
     engine.begin(chat_new=9, code_new=9)
     states = engine.steps.states
     assert (states["chat_new"].band, states["chat_new"].k) == (0, 0)
-    assert len(engine.steps.priors.known()) == 1
+    assert len(engine.steps.starts.known()) == 1
     assert states["code_new"].band == 0  # of a class never seen: the start of all
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specpilot.engine_adapter.plan.probes import PROBE_AFTER
 from specpilot.policy.bands import BANDS
 from tests.support.k_tables import table
 from tests.support.stepped_engine import Engine
@@ -45,7 +46,7 @@ def test_a_step_that_delivers_nothing_after_the_last_one_takes_from_that_ones_en
 
 
 def test_an_idle_engine_earns_time_for_probes_as_a_busy_one_does() -> None:
-    assert steps_to_probe(idle_s=0.0) - steps_to_probe(idle_s=10.0) == pytest.approx(100, abs=6)
+    assert steps_to_probe(idle_s=0.0) - steps_to_probe(idle_s=10.0) == pytest.approx(100, abs=PROBE_AFTER)
 
 
 def test_steps_without_a_token_earn_no_time_for_probes() -> None:

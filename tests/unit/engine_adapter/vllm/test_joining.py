@@ -34,9 +34,9 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
     assert engine.num_spec_tokens == K_MAX
 
 
-@pytest.mark.parametrize("graphs", [Graphs("FULL"), Graphs("FULL_AND_PIECEWISE", varlen=(1, 2, 4, 8))])
-def test_where_a_graph_fits_any_mix_a_request_that_joins_gets_its_own_token_alone(
-    monkeypatch: pytest.MonkeyPatch, graphs: Graphs
+@pytest.mark.parametrize("graphs", [None, Graphs("FULL"), Graphs("FULL_AND_PIECEWISE", varlen=(1, 2, 4, 8))])
+def test_where_a_graph_fits_any_mix_or_there_is_none_a_request_that_joins_gets_its_own_token_alone(
+    monkeypatch: pytest.MonkeyPatch, graphs: Graphs | None
 ) -> None:
     engine = scheduler(monkeypatch)
     engine.graphs = graphs
@@ -89,15 +89,6 @@ def test_after_a_step_without_tokens_no_request_is_padded(kind: type, monkeypatc
     engine.schedule()
     engine.set_pause_state(PauseState.UNPAUSED)
     assert engine._joining_k() == 0
-
-
-def test_without_cuda_graphs_no_request_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = scheduler(monkeypatch)
-    offer(engine, 1, 3)
-    add(engine, "first", [*range(1, 9)])
-    step(engine)
-    add(engine, "second", [1])
-    assert step(engine) == {"first": 4, "second": 1}
 
 
 @pytest.mark.parametrize("kind", [SpecPilotScheduler, SpecPilotAsyncScheduler])

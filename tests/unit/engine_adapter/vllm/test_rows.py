@@ -95,20 +95,6 @@ def test_room_is_made_by_moving_together_what_the_batch_has_left() -> None:
     assert found(rows) == {"b": [3], "a": [0, 2], "new": [4]}
 
 
-def test_rows_move_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_TOGETHER", 4)
-    moved, rows = list[int](), room(20)
-    indices = module.indices
-    monkeypatch.setattr(
-        module, "indices", lambda values, device: (moved.append(len(values)), indices(values, device))[1]
-    )
-    for number in range(10):
-        rows.add(["gone", "a"], *several([2 * number, 2 * number + 1]), ["gone", "a"])
-    rows.add(["a"], *a_row(20), ["a"])
-    assert moved == [4, 4, 2]
-    assert found(rows) == {"a": [*range(1, 20, 2), 20]}
-
-
 def test_where_there_is_no_room_all_is_dropped() -> None:
     rows = four_rows()
     rows.add(["b", "new"], *several([4, 5]), ["b", "new", "a"])
@@ -122,33 +108,6 @@ def test_where_no_row_is_left_the_memory_is_used_from_its_beginning() -> None:
     assert (found(rows), rows.used) == ({"gone": [1]}, 4)
     rows.forget(["gone", "nobody"])
     assert (len(rows), rows.used) == (0, 0)
-
-
-def test_states_are_held_for_some_steps_and_then_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STEPS_TOGETHER", 3)
-    rows = room(100)
-    for number in range(5):  # the first alone: the next step may leave another number
-        rows.add(["a"], *a_row(number), ["a"])
-    assert rows._states[:, 0].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 0.0, 0.0]  # of the fifth nothing is there yet
-    assert found(rows) == {"a": [0, 1, 2, 3, 4]}
-    assert rows._states[:, 0].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]
-
-
-def test_of_many_requests_fewer_steps_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_TOGETHER", 4)
-    rows = room(100)
-    batch = [str(number) for number in range(5)]
-    for number in (0, 5, 10):
-        rows.add(batch, *several([*range(number, number + 5)]), batch)
-    assert rows._states[:15, 0].tolist() == [*map(float, range(10)), *[0.0] * 5]
-
-
-def test_places_are_cut_ahead_only_where_steps_leave_as_many_rows() -> None:
-    rows = room(100)
-    for number, batch in enumerate((["a"], ["a", "b"], ["a"], ["a"])):
-        assert len(rows._places) == 0
-        rows.add(batch, *several([number] * len(batch)), batch)
-    assert len(rows._places) == module.STEPS_TOGETHER - 1
 
 
 def test_what_the_next_step_writes_over_is_not_held() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from specpilot.policy.latency_goal import TPOT
 from tests.support.adapter_scheduler import offer, scheduler, step
 
 with warnings.catch_warnings():
@@ -12,7 +13,7 @@ with warnings.catch_warnings():
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.request import Request
+    from vllm.v1.request import Request, RequestStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
 BLOCK, TOKENS = 16, 8
@@ -40,3 +41,18 @@ def test_what_the_drafter_missed_of_a_turn_is_taken_off_the_prefix_cache(
     step(engine)
     add(engine, "other", [*range(1, 41)])
     assert step(engine)["other"] == prefilled
+
+
+def test_a_reply_of_a_session_ends_with_its_last_step_and_not_when_the_session_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    init_none_hash(sha256)
+    engine = scheduler(monkeypatch)
+    add(engine, "session", [*range(1, 9)], resumable=True)
+    add(engine, "other", [*range(1, 9)])
+    for _ in range(TOKENS):
+        step(engine)
+    ended = [item for item in engine.latencies.take() if item.measure == TPOT]
+    assert len(ended) == 2
+    engine.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    assert engine.latencies.take() == []

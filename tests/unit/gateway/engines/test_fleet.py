@@ -33,6 +33,13 @@ def test_an_engines_record_says_whether_its_model_stands_still() -> None:
         assert fleet.engines["a"].is_stalled is is_stalled
 
 
+def test_an_engines_record_says_how_many_requests_it_allows() -> None:
+    fleet, one = fleet_of("http://b:1"), record("a", "http://a:1")
+    for limit in (None, 3, None):
+        fleet.apply((replace(one, running_limit=limit),))
+        assert {name: engine.running_limit for name, engine in fleet.engines.items()} == {"a": limit, "b:1": None}
+
+
 def test_a_registered_engine_joins_drains_and_leaves() -> None:
     fleet = fleet_of()
     assert picked(fleet) == set()

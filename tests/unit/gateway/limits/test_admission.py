@@ -12,6 +12,7 @@ from specpilot.gateway.wire.errors import GatewayError, QueueFullError
 @dataclass(eq=False)
 class FakeEngine:
     outstanding_requests: int = 0
+    running_limit: int | None = None
     is_draining: bool = False
     outlier_detection: OutlierDetection = field(default_factory=OutlierDetection)
     work_tokens: float | None = 0.0
@@ -32,7 +33,7 @@ class FakeWaiter:
 
 
 def busy(count: int = 2, *, draining: bool = False, ejected: bool = False) -> FakeEngine:
-    return FakeEngine(count, draining, OutlierDetection(is_ejected=ejected))
+    return FakeEngine(count, is_draining=draining, outlier_detection=OutlierDetection(is_ejected=ejected))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,12 @@ def test_when_a_request_waits(engines: list[FakeEngine], waits: bool) -> None:
 def test_full_engines_are_passed_over() -> None:
     full, free = busy(), busy(1)
     assert without_room([full, free], 2) == (full,)
+
+
+@pytest.mark.parametrize(("limit", "waits"), [(None, False), (1, True), (2, False), (9, False)])
+def test_an_engine_may_lower_its_capacity_and_not_raise_it(limit: int | None, waits: bool) -> None:
+    assert (without_room([FakeEngine(1, limit)], 2) is None) == waits
+    assert without_room([FakeEngine(2, limit)], 2) is None
 
 
 def line(admission: Admission[FakeEngine], engines: list[FakeEngine], model: str, at: float, name: str) -> FakeWaiter:

@@ -22,17 +22,17 @@ trees: st.SearchStrategy[Any] = st.fixed_dictionaries(
         "reasons": st.dictionaries(st.sampled_from(["a", "b", "c"]), numbers),
     },
 )
-snapshots = st.fixed_dictionaries({}, optional=dict.fromkeys((COUNTERS, SUMS, LARGEST, LEAST), trees))
+tallies = st.fixed_dictionaries({}, optional=dict.fromkeys((COUNTERS, SUMS, LARGEST, LEAST), trees))
 
 
-@given(st.lists(snapshots, max_size=5), st.randoms())
+@given(st.lists(tallies, max_size=5), st.randoms())
 def test_the_order_of_workers_makes_no_difference(found: list[Any], random: Any) -> None:
     shuffled = [*found]
     random.shuffle(shuffled)
     assert total(found) == total(shuffled)
 
 
-@given(st.lists(snapshots, min_size=2, max_size=5), st.integers(1, 4))
+@given(st.lists(tallies, min_size=2, max_size=5), st.integers(1, 4))
 def test_a_total_of_totals_is_the_total(found: list[Any], at: int) -> None:
     assert total([total(found[:at]), total(found[at:])]) == total(found)
 
@@ -45,7 +45,7 @@ def test_each_branch_has_its_rule() -> None:
     assert found[LEAST]["reasons"] == {"a": 1, "b": 1}  # unknown is not zero
 
 
-@given(snapshots)
+@given(tallies)
 def test_only_counters_outlive_a_worker(found: Any) -> None:
     assert total([lasting(found)]) == {COUNTERS: found.get(COUNTERS, {})}
 
@@ -74,7 +74,7 @@ def filled(times: int = 1) -> GatewayMetrics:
 
 
 def through_json(metrics: GatewayMetrics) -> Any:
-    return orjson.loads(orjson.dumps(metrics.snapshot(), option=orjson.OPT_NON_STR_KEYS))
+    return orjson.loads(orjson.dumps(metrics.tally(), option=orjson.OPT_NON_STR_KEYS))
 
 
 def test_a_tally_carries_everything_that_metrics_show() -> None:
@@ -88,11 +88,11 @@ def test_two_workers_show_what_one_would_have_counted() -> None:
 
 def test_a_tally_is_a_copy() -> None:
     metrics = filled()
-    snapshot = metrics.snapshot()
-    before = orjson.dumps(snapshot, option=orjson.OPT_NON_STR_KEYS)
+    tally = metrics.tally()
+    before = orjson.dumps(tally, option=orjson.OPT_NON_STR_KEYS)
     metrics.cell("m", "chat").count(200, 0.5)
     metrics.count_upstream_error("connect")
-    assert orjson.dumps(snapshot, option=orjson.OPT_NON_STR_KEYS) == before
+    assert orjson.dumps(tally, option=orjson.OPT_NON_STR_KEYS) == before
 
 
 def test_every_gauge_names_its_rule() -> None:

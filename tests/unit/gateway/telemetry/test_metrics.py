@@ -70,7 +70,7 @@ def test_requests_are_counted_by_the_goals_of_their_class() -> None:
     cell, slo = metrics.cell("m", "chat"), Slo(tpot_ms={Statistic.P95: 30.0}, ttft_ms={Statistic.P95: 500.0})
     for ttft_s, tpot_s in ((0.5, 0.031), (0.6, None), (0.1, 0.03)):
         cell.judge(slo, ttft_s, tpot_s)
-    found = exposed(GatewayMetrics.of(orjson.loads(orjson.dumps(total([metrics.snapshot(), metrics.snapshot()])))))
+    found = exposed(GatewayMetrics.of(orjson.loads(orjson.dumps(total([metrics.tally(), metrics.tally()])))))
     counts = [value for name, value in found.items() if name.startswith(f"{PREFIX}slo_requests_total")]
     assert counts == [2, 2, 4, 2]  # TPOT, then TTFT: within, beyond
 
@@ -141,8 +141,8 @@ def test_what_keys_used_adds_up_over_workers_and_without_usage_events_stand_in()
         metrics.count_key("a", 200, usage, 99)
         metrics.count_key("a", 499, Usage(), 5)
         metrics.count_route("chat", "big", "split")
-    snapshots = [orjson.loads(orjson.dumps(one.snapshot(), option=orjson.OPT_NON_STR_KEYS)) for one in workers]
-    text = exposition(GatewayMetrics.of(total(snapshots))).decode()
+    tallies = [orjson.loads(orjson.dumps(one.tally(), option=orjson.OPT_NON_STR_KEYS)) for one in workers]
+    text = exposition(GatewayMetrics.of(total(tallies))).decode()
     for line in (
         'key_requests_total{key_id="a",status="200"} 2.0',
         'key_requests_total{key_id="a",status="499"} 2.0',

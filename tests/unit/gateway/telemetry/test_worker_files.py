@@ -11,7 +11,7 @@ from specpilot.gateway.telemetry.merge import COUNTERS, SUMS
 from specpilot.gateway.telemetry.worker_files import Ledger, publish, read_total
 
 
-def snapshot(count: int) -> dict[str, Any]:
+def tally(count: int) -> dict[str, Any]:
     return {COUNTERS: {"requests": count}, SUMS: {"in_flight": 1}}
 
 
@@ -19,8 +19,8 @@ def test_counters_stay_and_gauges_go(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.open(1)
     ledger.open(2)
-    publish(tmp_path, 1, snapshot(5))
-    publish(tmp_path, 2, snapshot(7))
+    publish(tmp_path, 1, tally(5))
+    publish(tmp_path, 2, tally(7))
     assert read_total(tmp_path) == {COUNTERS: {"requests": 12}, SUMS: {"in_flight": 2}}
     ledger.close(1)
     assert read_total(tmp_path) == {COUNTERS: {"requests": 12}, SUMS: {"in_flight": 1}}
@@ -55,7 +55,7 @@ def test_no_counter_goes_backwards_while_workers_come_and_go(tmp_path: Path) -> 
     for worker in range(1, 60):
         ledger.open(worker)
         for count in range(1, 6):
-            publish(tmp_path, worker, snapshot(count))
+            publish(tmp_path, worker, tally(count))
         if worker > 2:
             ledger.close(worker - 2)
         reads = len(seen)

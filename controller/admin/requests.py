@@ -1,0 +1,89 @@
+"""The shapes of documents that callers send and nobody stores: fields and bounds, also for the OpenAPI page.
+
+Times of expiry are checked by `expiry`, because their bounds depend on the present time.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
+from specpilot.policy.api_key import ALLOWED_MODELS_LIMIT, RATE_LIMIT_MAX, model_faults
+from specpilot.policy.names import K_LIMIT, STRICT, raise_faults
+
+NEWEST_VERSION = 2**53
+_LONGEST_GRACE_S = 30 * 86_400.0
+
+
+def _models(names: list[str]) -> list[str]:
+    raise_faults(model_faults(tuple(names)))
+    return names
+
+
+def _token_name(name: str) -> str:
+    if not is_token_name(name):
+        raise ValueError(f"must be 1 to {TOKEN_NAME_LIMIT} letters, digits, spaces or ._@+-, the first no sign")
+    return name
+
+
+_Class = Annotated[str, Field(pattern="^[a-z][a-z0-9_-]{0,31}$")]
+_Limit = Annotated[int, Field(strict=True, ge=1, le=RATE_LIMIT_MAX)] | None
+_Time = Annotated[Any, WithJsonSchema({"type": ["number", "null"], "description": "Unix seconds; null: no end"})]
+_Seconds = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "description": "from now on"})]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """What the rotation of a token may change."""
+
+    __pydantic_config__: ClassVar = STRICT
+    expires_at: _Time = None
+    expires_in_s: _Seconds = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyRotation(Rotation):
+    """What the rotation of a client key may change; `grace_s`: how long the old secret stays valid."""
+
+    grace_s: Annotated[float, Field(strict=True, ge=0, le=_LONGEST_GRACE_S)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyRequest(Rotation):
+    """The limits of a client key."""
+
+    traffic_class: _Class | None = None
+    allowed_classes: list[_Class] | None = None
+    allowed_models: Annotated[list[str], Field(max_length=ALLOWED_MODELS_LIMIT), AfterValidator(_models)] | None = None
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
+    max_concurrent_requests: _Limit = None
+    k_max: Annotated[int, Field(strict=True, ge=0, le=K_LIMIT)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRequest(Rotation):
+    """A new token."""
+
+    name: Annotated[str, Field(max_length=TOKEN_NAME_LIMIT), AfterValidator(_token_name)]
+    role: Literal["viewer", "operator", "admin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeRequest:
+    """A freeze; `replace`: also in place of one that somebody else began."""
+
+    __pydantic_config__: ClassVar = STRICT
+    hold: Literal["current", "static"] = "current"
+    until: _Time = None
+    for_s: _Seconds = None
+    replace: Annotated[bool, Field(strict=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """The version to write again."""
+
+    __pydantic_config__: ClassVar = STRICT
+    version: Annotated[int, Field(strict=True, ge=1, le=NEWEST_VERSION)]

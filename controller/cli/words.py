@@ -1,0 +1,34 @@
+"""Reads the words of a command line before its flags: the command, and what it names."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from specpilot.policy.settings import fail
+
+_HELP = frozenset({"-h", "--help"})
+
+
+def parsed(
+    arguments: Sequence[str] | None, commands: Mapping[str, str], program: str, usage: str
+) -> tuple[str, list[str], list[str]]:
+    """Return the command of one or two words, the words that it takes, and the rest.
+
+    `commands` states what each takes, such as `model from [to]` or `name [model...]`: what is in brackets may be left
+    out, the dots let it repeat.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = next((at for at, word in enumerate(words) if word.startswith("-") and word != "-"), len(words))
+    asks_for_help = bool(_HELP & set(words[end : end + 1]))
+    command = next((name for name in (" ".join(words[:2]), words[0] if end else "") if name in commands), None)
+    takes = commands.get(command or "", "").split()
+    names = words[command.count(" ") + 1 : end] if command else []
+    least = sum(not name.startswith("[") for name in takes)
+    if not words or (asks_for_help and len(names) < max(1, least)):
+        sys.stdout.write(usage)
+        sys.exit(0 if words else 2)
+    if command is None:
+        fail(program, f"there is no such command; choose one of {', '.join(commands)}")
+    if len(names) < least:
+        fail(program, f"{command}: name the {takes[len(names)]}, as in {usage}")
+    most = len(names) if takes and takes[-1].endswith("...]") else len(takes)
+    return command, names[:most], names[most:] + words[end:]

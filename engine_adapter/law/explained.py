@@ -1,0 +1,56 @@
+"""Explains K of each group of a batch: the worth and the cost of its draft positions. Pure."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
+from specpilot.engine_adapter.law.batch_choice import BAND, REQUIREMENT_AT, TURN_STEPS, Choice, group_of
+from specpilot.engine_adapter.law.step_worth import Worth, worth_of
+
+
+def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
+
+    The positions are the last one that it drafts and the next one. The list is empty without a group, or if a group has
+    no K yet.
+    """
+    estimates, requirements = choice.estimates, choice.requirements
+    if estimates is None or not counts or not counts.keys() <= choice.k_of.keys():
+        return []
+    present = sorted(counts)
+    groups = [group_of(requirements, estimates, code, counts[code]) for code in present]
+    ks = [choice.k_of[code] for code in present]
+    worth = worth_of(groups, estimates.lengths, estimates.prices, ks, between)
+    return [
+        {
+            "classes": [name for name, at in requirements.index_of.items() if at == code >> REQUIREMENT_AT],
+            "band": code & BAND,
+            "unprobed": bool(code & UNPROBED),
+            "decodes": counts[code],
+            "k": k,
+            "why": "; ".join([*(_reason(item, code & BAND) for item in positions), *_turn_text(choice, code)]),
+            "positions": [
+                {
+                    "position": item.position,
+                    "worth_tokens": round(item.tokens, 3),
+                    "cost_tokens": round(item.cost_tokens, 3),
+                }
+                for item in positions
+            ],
+        }
+        for code, k, positions in zip(present, ks, worth, strict=True)
+    ]
+
+
+def _reason(worth: Worth, band: int) -> str:
+    return (
+        f"position {worth.position} of band {band} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
+    )
+
+
+def _turn_text(choice: Choice, code: int) -> list[str]:
+    turned = choice.turned_k.get(code)
+    if turned is None or turned == choice.k_of[code]:
+        return []
+    return [f"K = {turned} in {choice.turned} of {TURN_STEPS} steps, for a latency goal"]

@@ -1,0 +1,37 @@
+"""What the agent passes on between the engine's parts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specpilot.engine_adapter.agent.agent import Agent
+from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.law.running_limit import LEAST, RunningLimit
+from specpilot.engine_adapter.plan.latencies import Latency
+from specpilot.policy.latency_goal import Slo, Statistic
+from specpilot.policy.schedule import ClassGuidance, Guidance
+
+SLO = Slo(tpot_ms={Statistic.P95: 20.0})
+CLASSES = {"default": ClassGuidance(), "chat": ClassGuidance(itl_slo_ms=18.0, slo=SLO)}
+SLOW = [Latency("chat", "tpot", 0.030)] * LEAST
+
+
+@pytest.mark.parametrize(
+    ("guidance", "predicted_ms", "expected"),
+    [
+        (Guidance(classes=CLASSES, limit_running=True), 19.0, 34),
+        (Guidance(classes=CLASSES, limit_running=True), 17.0, None),  # K can keep the bound
+        (Guidance(classes=CLASSES), 19.0, None),
+        (None, 19.0, None),
+    ],
+)
+def test_the_requests_that_run_are_limited_where_the_policy_allows_it_and_k_cannot_help(
+    guidance: Guidance | None, predicted_ms: float, expected: int | None
+) -> None:
+    scheduler: Any = SimpleNamespace(law=SimpleNamespace(predicted_s={"chat": predicted_ms / 1000}))
+    exporter, limit, unused = MetricsExporter("m"), RunningLimit(64), SimpleNamespace()
+    agent = Agent(scheduler, exporter, None, None, unused, unused, lambda: None, limit)  # type: ignore[arg-type]
+    agent._limit_running(guidance, SLOW, 40)
+    assert limit.limit == expected
+    assert (f'running_limit{{model_name="m"}} {expected}' in exporter.text()) is (expected is not None)
