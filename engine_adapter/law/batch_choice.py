@@ -189,7 +189,14 @@ class Choice(NamedTuple):
             return self._step(k_of)
         if not self.turned:
             return self._step(self.k_of)
-        return mean(self._step(self.k_of), self._step(self.turned_k), self.turned / TURN_STEPS)
+        return mean(self.in_turn(self.k_of), self.in_turn(self.turned_k), self.turned / TURN_STEPS)
+
+    def in_turn(self, k_of: Mapping[int, int]) -> Step:
+        """Return a step of these K in turn with others: if it drafts nothing, all have to catch up later."""
+        step = self._step(k_of)
+        if self.estimates is None or any(k_of[code] for code in self.counts):
+            return step
+        return step._replace(seconds=step.seconds + self.estimates.prices.catch_up_s(self.counts.total()))
 
     def _step(self, k_of: Mapping[int, int]) -> Step:
         assert self.estimates is not None
@@ -234,6 +241,7 @@ def _with_turns(choices: Sequence[Choice], hope: Sequence[float]) -> Choice:
     values = [worth_of_step(groups, step, objective) for step in steps]
     most = max(values)
     best = choices[values.index(most)]._replace(fastest=choices[-1].k_of)
+    steps = [choice.in_turn(choice.k_of) for choice in choices]
     for one, other in combinations(range(len(choices)), 2):
         if choices[one].k_of == choices[other].k_of:
             continue

@@ -46,7 +46,9 @@ def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> N
 def test_an_slo_holds_while_the_machine_is_slow() -> None:
     """Steps of every kind take longer, as beside another process: the slowdown factor corrects the costs at once.
 
-    The goal is on the mean over requests, and its margin is moved by at most 5 % in these seconds.
+    The goal is on the mean over requests, and its margin is moved by at most 5 % in these seconds. A class's bands
+    share its goal, so K leaves no slack: per token 2 % more time at 3 % more throughput (four seeds) than with a bound
+    for each band.
     """
     sources, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 20, 3
     phases = [Phase(CHANGED_S, sources), Phase(slow_s, sources, slowdown=1.3)]
@@ -58,7 +60,7 @@ def test_an_slo_holds_while_the_machine_is_slow() -> None:
         with without(*idea):
             run = simulate(phases, policy=bound, step_s=step_s)
         found[idea] = chat_itl_s(run, CHANGED_S + settles_s, CHANGED_S + slow_s)
-    assert found[()] < 1.06 * 0.020
+    assert found[()] < 1.07 * 0.020
     assert found[("slowdown",)] > 1.1 * 0.020
 
 
