@@ -46,6 +46,7 @@ from specpilot.engine_adapter.law.step_worth import (
     hopes,
     keeps_slos,
     mean,
+    step_in_turn,
     step_of,
     worth_of_step,
     worths,
@@ -192,15 +193,16 @@ class Choice(NamedTuple):
         return mean(self.in_turn(self.k_of), self.in_turn(self.turned_k), self.turned / TURN_STEPS)
 
     def in_turn(self, k_of: Mapping[int, int]) -> Step:
-        """Return a step of these K in turn with others: if it drafts nothing, all have to catch up later."""
-        step = self._step(k_of)
-        if self.estimates is None or any(k_of[code] for code in self.counts):
-            return step
-        return step._replace(seconds=step.seconds + self.estimates.prices.catch_up_s(self.counts.total()))
+        """Return the step of K by group that takes turns with others."""
+        assert self.estimates is not None
+        return step_in_turn(self.groups, self.estimates.lengths, self.estimates.prices, self._ks(k_of))
 
     def _step(self, k_of: Mapping[int, int]) -> Step:
         assert self.estimates is not None
-        return step_of(self.groups, self.estimates.lengths, self.estimates.prices, [k_of[code] for code in self.counts])
+        return step_of(self.groups, self.estimates.lengths, self.estimates.prices, self._ks(k_of))
+
+    def _ks(self, k_of: Mapping[int, int]) -> list[int]:
+        return [k_of[code] for code in self.counts]
 
 
 def chosen(

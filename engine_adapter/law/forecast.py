@@ -20,7 +20,7 @@ from specpilot.engine_adapter.law.batch_choice import (
     chosen,
     group_of,
 )
-from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, mean, step_of, tokens_of
+from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, mean, step_in_turn, step_of, tokens_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
@@ -74,8 +74,9 @@ def predicted(estimates: Estimates, requirements: Requirements, batch: Batch, tu
     """Return the prediction for these K of the groups of a batch, weighted by `requirements`."""
     groups = [group_of(requirements, estimates, _code(requirements, each), count) for each, count in batch.items()]
     k_of, turned_k, share = turns
+    of_ks = step_in_turn if turned_k else step_of
     usual, turned = (
-        step_of(groups, estimates.lengths, estimates.prices, [ks[each] for each in batch])
+        of_ks(groups, estimates.lengths, estimates.prices, [ks[each] for each in batch])
         for ks in (k_of, turned_k or k_of)
     )
     step = mean(usual, turned, share)

@@ -69,6 +69,14 @@ def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequen
     return Step(seconds, lengths[[group.band for group in groups], ks])
 
 
+def step_in_turn(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> Step:
+    """Return a step that takes turns with others: if it drafts nothing, all decodes have to catch up later."""
+    step, n = step_of(groups, lengths, prices, ks), sum(group.decodes for group in groups)
+    if any(k for group, k in zip(groups, ks, strict=True) if group.decodes):
+        return step
+    return step._replace(seconds=step.seconds + prices.catch_up_s(n))
+
+
 def mean(one: Step, other: Step, share: float) -> Step:
     """Return the mean of two kinds of steps, a `share` of which are the `other` one."""
     seconds = (1 - share) * one.seconds + share * other.seconds

@@ -1,10 +1,12 @@
 """K of a batch with latency goals: goals out of reach, goals that pull apart, choices in turn."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
 from specpilot.engine_adapter.law.batch_choice import REQUIREMENT_AT, TURN_STEPS, Choice, chosen
+from specpilot.engine_adapter.law.forecast import Decodes, Turns, predicted
 from specpilot.engine_adapter.law.step_worth import hopes, keeps_slos, tokens_of, worth_of_step
 from specpilot.policy.schedule import ClassGuidance
 from tests.unit.engine_adapter.law.test_forecast import HIGH, K_MAX, LOW, estimates, requirements
@@ -53,6 +55,26 @@ def test_near_a_cliff_two_choices_in_turn_keep_a_goal_at_more_throughput_than_ei
     if chat_ms == 12.3:
         assert 0 < found.turned <= TURN_STEPS / 2
         assert rate > 1.1 * kept
+
+
+def test_choices_in_turn_pay_for_the_catching_up_that_a_step_without_drafts_leaves() -> None:
+    found = choice(12.3, None)
+    assert found.estimates is not None
+    before, n = found.step().seconds, COUNTS.total()
+    found.estimates.prices.left_out_s = 2e-5
+    turned = found.turned / TURN_STEPS
+    assert (any(found.k_of.values()), found.turned_k[CHAT], bool(found.turned_k[JSON])) == (False, 0, True)
+    later_s = (1 - turned) + turned * COUNTS[CHAT] * COUNTS[JSON] / n**2  # of all, and of chat beside JSON's drafts
+    assert found.step().seconds == pytest.approx(before + n * 2e-5 * later_s)
+    groups = {Decodes(name, code, 0): code for name, code in (("chat", LOW), ("json", HIGH))}
+    batch = dict(zip(groups, COUNTS.values(), strict=True))
+    turns = [dict(zip(groups, ks.values(), strict=True)) for ks in (_of_counts(found.k_of), _of_counts(found.turned_k))]
+    forecast = predicted(found.estimates, found.requirements, batch, Turns(*turns, turned))
+    assert forecast.step_s == pytest.approx(found.step().seconds)
+
+
+def _of_counts(k_of: Mapping[int, int]) -> dict[int, int]:
+    return {code: k_of[code] for code in COUNTS}
 
 
 @pytest.mark.parametrize("json_ms", [4.3, 5.0, 7.0])
