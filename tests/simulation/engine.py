@@ -80,10 +80,8 @@ _USUAL = _Pace(1.0, 1.0)
 class Engine:
     """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
 
-    A `plant` replaces both with times on the host and on the device.
-
-    `drafts` are all decodes of one request in one step, K = 0 included, `probes`
-    those that were verified deeper than their K, `deepest_probe` the depth of the deepest.
+    A `plant` replaces both with times on the host and on the device. `drafts` are all decodes of one request in one
+    step, K = 0 included, `probes` those that were verified deeper than their K, `deepest_probe` the largest depth.
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
 
@@ -219,10 +217,7 @@ class Engine:
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
         law = self.law
         self._exporter.show_law(
-            law.decode_s,
-            breaks_slo=law.breaks_slo,
-            predicted_s=law.predicted_s,
-            mean_predicted_s=law.mean_predicted_s,
+            law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s, mean_predicted_s=law.mean_predicted_s
         )
         return self._exporter.text()
 
