@@ -9,7 +9,7 @@ import { ruleForm } from "./rules.js";
 
 const DRY_RUN_AFTER_MS = 350;
 const FIELDS = [["mode", ["act", "advise", "off"]], ["objective", ["throughput", "latency"]], ["static_k", "whole"], ["k_min", "whole"], ["k_max", "whole"],
-  ["probe_ratio", "number"], ["control_group_ratio", "number"]];
+  ["probe_ratio", "number"], ["control_group_ratio", "number"], ["limit_running", "flag"]];
 const OF_CLASS = ["weight", "k_min", "k_max", "pin", "priority"];
 const GOALS = ["tpot_ms", "ttft_ms"];
 
@@ -82,6 +82,8 @@ export function policies(page) {
       select.value = target[field] ?? kind[0];
       return select;
     }
+    if (kind === "flag")
+      return h("input", { type: "checkbox", "aria-label": label, checked: target[field] === true, onchange: (event) => set(target, field, event.target.checked) });
     const box = h("input", { type: "number", step: kind === "whole" ? "1" : "any", "aria-label": label, value: target[field] ?? "", placeholder: "default",
       oninput: () => set(target, field, read(box)) });
     return box;
@@ -116,7 +118,8 @@ export function policies(page) {
     const classes = table("Classes", [["class"], ...[...OF_CLASS, ...GOALS].map((field) => [field.replaceAll("_", " ")]), [""]], classRows());
     classes.classList.add("classes");
     form.replaceChildren(
-      h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind)))),
+      h("div", { class: "fields" }, FIELDS.map(([field, kind]) => h("label", {}, field.replaceAll("_", " "), input(draft, field, kind))),
+        GOALS.map((measure) => h("label", {}, measure.replaceAll("_", " "), goal(draft, measure, measure)))),
       Object.keys(draft.classes ?? {}).length ? classes : empty("No class has wishes of its own."),
       h("div", { class: "row" }, name, add),
       ruleForm(draft, set, changed));

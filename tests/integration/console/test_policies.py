@@ -89,12 +89,14 @@ def test_a_policy_is_edited_as_json_and_its_versions_are_compared(browser: Brows
     for label, value in (("k max", "3"), ("weight of code", "2")):
         assert browser.value(label) == value
     browser.fill("weight of code", "4")  # the form and the JSON are one
-    assert '"weight": 4' in browser.value("The policy as JSON")
+    browser.fill("tpot ms", "p95 30")
+    for words in ('"weight": 4', '"p95": 30'):
+        assert words in browser.value("The policy as JSON")
     browser.press("Write it")
     browser.press("Do it")
     browser.sees("Policy of written, version 2")
     found = controller.call("/admin/policies/written")[1]["policy"]
-    assert (found["k_max"], found["classes"]["code"]["weight"]) == (3, 4)
+    assert (found["k_max"], found["classes"]["code"]["weight"], found["slo"]["tpot_ms"]) == (3, 4, {"p95": 30})
     browser.press_labelled("diff of version 2")  # until the page has the new versions there is none
     browser.sees("Version 1 → 2")
     told = browser.run("return [...document.querySelectorAll('#page [aria-label=Changes]')].pop().innerText")
