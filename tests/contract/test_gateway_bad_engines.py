@@ -25,6 +25,7 @@ from tests.support.scripted_engine import (
     stream,
 )
 from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, OPEN_HEAD, PING
+from tests.support.tcp_server import serving
 
 NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
 CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
@@ -121,20 +122,19 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
         monkeypatch.setattr(probe, name, seconds)
     monkeypatch.setattr(probe.Probe.__init__, "__defaults__", (1.0,))
     hung = _HungEngine()
-    server = await asyncio.get_running_loop().create_server(hung.connection, "127.0.0.1", 0)
-    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
-    await eventually(lambda: gateway.context.fleet.by_model)
-    first = next(iter(gateway.context.fleet.engines.values()))
-    calls = [asyncio.create_task(call(gateway.port, request(STREAM))) for _ in range(3)]
-    await eventually(lambda: first.outstanding_requests == 3)
-    engine.script = stream("ok")
-    hung.is_hung = True
-    context = gateway.context
-    context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
-    for answer in await asyncio.gather(*calls):
-        assert (answer.status, answer.body.endswith(DONE)) == (200, True)
-    assert first.outlier_detection.is_ejected
-    server.close()
+    async with serving(hung.connection) as port:
+        gateway = await start_gateway(engine=(f"http://127.0.0.1:{port}",))
+        await eventually(lambda: gateway.context.fleet.by_model)
+        first = next(iter(gateway.context.fleet.engines.values()))
+        calls = [asyncio.create_task(call(gateway.port, request(STREAM))) for _ in range(3)]
+        await eventually(lambda: first.outstanding_requests == 3)
+        engine.script = stream("ok")
+        hung.is_hung = True
+        context = gateway.context
+        context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
+        for answer in await asyncio.gather(*calls):
+            assert (answer.status, answer.body.endswith(DONE)) == (200, True)
+        assert first.outlier_detection.is_ejected
 
 
 async def test_an_engine_whose_model_stands_still_is_ejected_though_its_server_answers(

@@ -9,6 +9,7 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import ScriptedEngine, reply, requests_of
+from tests.support.tcp_server import serving
 
 
 async def test_an_engines_429_says_when_to_come_back(engine: ScriptedEngine, gateway: GatewayThread) -> None:
@@ -71,12 +72,10 @@ class _Hasty(asyncio.Protocol):
 
 
 async def test_an_engine_that_refuses_before_it_has_read_is_heard(start_gateway: StartGateway) -> None:
-    server = await asyncio.get_running_loop().create_server(_Hasty, "127.0.0.1", 0)
-    gateway = await start_gateway(engine=(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",))
-    answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
-    assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
-    server.close()
-    await server.wait_closed()
+    async with serving(_Hasty) as port:
+        gateway = await start_gateway(engine=(f"http://127.0.0.1:{port}",))
+        answer = await call(gateway.port, request(b'{"model":"tiny","x":"' + b"y" * 8_000_000 + b'"}'))
+        assert (answer.status, answer.json["error"]["message"]) == (413, "too much")
 
 
 async def test_an_error_too_long_to_hold_passes_as_it_is(engine: ScriptedEngine, gateway: GatewayThread) -> None:

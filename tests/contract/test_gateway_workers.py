@@ -64,7 +64,12 @@ class Load:
     async def call_on_kept(self) -> None:
         """One connection for as long as the gateway keeps it."""
         while not self._is_over:
-            async with await Client.connect(self.port) as client:
+            try:
+                connected = await Client.connect(self.port)
+            except ConnectionResetError:  # it waited to be accepted by a worker that was killed
+                self.broken += 1
+                continue
+            async with connected as client:
                 is_kept = True
                 while is_kept and not self._is_over:
                     client.send(request())

@@ -18,6 +18,7 @@ from tests.support.controller_program import Controller, running_controller
 from tests.support.gateway_server import eventually
 from tests.support.issuer import Issuer
 from tests.support.loop_rig import Clock
+from tests.support.tcp_server import end
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +173,7 @@ async def test_an_issuer_that_hangs_is_asked_once_and_holds_nobody_else_up(
     clock.at += oidc.REST_S
     assert await refusal_of(provider, issuer.token()) == (503, "identity_provider_unavailable")
     assert len(connections) == 2
-    for writer in connections:
-        writer.close()
-    server.close()
+    await end(server)
 
 
 async def test_junk_is_refused_without_asking_the_issuer() -> None:

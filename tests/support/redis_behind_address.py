@@ -27,15 +27,17 @@ class Address:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)
                 self.accepted += 1
                 server = socket.create_connection(("127.0.0.1", self.target))
-                self._sockets += [client, server]
+                self._sockets.append(server)
                 is_old = threading.Event()
                 threading.Thread(target=self._pass, args=(client, server, self.says, is_old), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, None, None), daemon=True).start()
@@ -54,6 +56,9 @@ class Address:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`; nothing is accepted behind the loop below
+        self._acceptor.join()
         self._listener.close()
         for one in self._sockets:
             one.close()

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, cast
 
 from tests.support.patience import PATIENCE_S
+from tests.support.tcp_server import end
 
 
 class Act(Enum):
@@ -116,10 +117,6 @@ def completion(
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
-_PASSES_TO_ACCEPT = 5
-"""Passes of the event loop within which a connection that it has accepted is open, ended and closed."""
-
-
 class ScriptedEngine:
     """A server on a free port. `script` is played for every request; `scripts` first, one each, in order."""
 
@@ -153,20 +150,10 @@ class ScriptedEngine:
         return self
 
     async def stop(self) -> None:
-        """Stop serving, and end every connection, also one that is accepted but has no transport yet.
-
-        `asyncio.Server.close` would leave such a connection's socket open.
-        """
+        """Stop serving, and end every connection."""
         server, self._server = self._server, None
-        for listener in () if server is None else server.sockets:
-            asyncio.get_running_loop().remove_reader(listener.fileno())  # accept no further connections
-        for _ in range(_PASSES_TO_ACCEPT):
-            for connection in [*self.open]:
-                connection.end()
-            await asyncio.sleep(0)
         if server is not None:
-            server.close()
-            await server.wait_closed()
+            await end(server)
 
     def next_script(self, seen: Seen) -> Script:
         if self.scripts:
@@ -213,11 +200,6 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._can_write.set()
-
-    def end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -8,6 +7,7 @@ from specpilot.bench.gateway.call_mix import LEAVING, WEIGHTS, Mix
 from specpilot.bench.gateway.canned_engine import CannedConnection, CannedEngine
 from specpilot.bench.gateway.judged_call import LEFT, OK, Call, Verdict, connect, judge, post
 from tests.support.gateway_server import eventually
+from tests.support.tcp_server import serving
 
 ERROR = b'{"error": {"message": "no", "type": "api_error", "param": null, "code": "some_code"}}'
 WHOLE = post("json", "7", "/v1/chat/completions", b"{}", {})
@@ -56,10 +56,8 @@ def test_a_verdict_tells_what_became_of_a_request(
 @pytest.fixture
 async def engine() -> AsyncIterator[tuple[CannedEngine, int]]:
     canned = CannedEngine()
-    server = await asyncio.get_running_loop().create_server(lambda: CannedConnection(canned), "127.0.0.1", 0)
-    yield canned, server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
+    async with serving(lambda: CannedConnection(canned)) as port:
+        yield canned, port
 
 
 async def test_the_canned_engine_answers_each_kind_as_asked_and_frees_its_slots(

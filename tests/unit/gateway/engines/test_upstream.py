@@ -15,6 +15,7 @@ from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.wire.framing import ResponseHead
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, reply
+from tests.support.tcp_server import end
 
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 
@@ -186,3 +187,4 @@ async def test_an_address_must_have_the_certificate_of_its_name(
             await Pool(Address(url, "other.test"), keep_alive_s=4.0).connect()
         with pytest.raises(ssl.SSLCertVerificationError):
             await Pool(Address(url), keep_alive_s=4.0).connect()
+        await end(server)
