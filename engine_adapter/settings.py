@@ -1,6 +1,7 @@
 """Settings of the adapter, from the environment of the engine's processes. `specpilot engine` sets it from flags."""
 
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -73,7 +74,12 @@ class AdapterSettings(BaseSettings):
     @classmethod
     def _check_url(cls, url: str) -> str:
         """Refuse an address that gateways and controllers, which read it in the engine's record, could not parse."""
-        if not is_address(url) or {"?", "#"} & set(url):
+        try:
+            is_good = is_address(url) and not {"?", "#"} & set(url)
+            (urlsplit(url).hostname or "").encode("idna")  # raises for a name that no resolver accepts
+        except ValueError:
+            is_good = False
+        if not is_good:
             raise ValueError("is no engine's address; write http://HOST:PORT")
         return url
 

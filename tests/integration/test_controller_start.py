@@ -30,7 +30,7 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--host", "no.such.host.invalid"), ("no.such.host.invalid",)),
         (("--host", "no..name"), ("no..name",)),
         (("--prometheus", "http://[::1"), ("--prometheus: is no address",)),
-        (("--oidc-issuer", "https://a..b"), ("--oidc-issuer: is no address",)),
+        (("--oidc-issuer", "https://a:b"), ("--oidc-issuer: is no address",)),
     ],
     ids=lambda value: " ".join(value[:2]) or "nothing",
 )

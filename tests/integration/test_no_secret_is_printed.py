@@ -97,6 +97,7 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
 def _undisturbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A folder of the test's own, and the process's loggers as they were."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECPILOT_ADMIN_URL", "http://127.0.0.1:9")  # by default that of a system on this machine
     root, hooks = logging.getLogger(), (sys.excepthook, sys.unraisablehook)
     before = (root.handlers[:], root.level)
     yield
