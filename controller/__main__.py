@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(PROGRAM, "--oidc-issuer: needs PyJWT; pip install 'specpilot[oidc]'")
     listener = _listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
-    log.info("admin API and console on http://%s:%d, leader's lease as %s", host, port, settings.holder)
+    shown = f"[{host}]" if ":" in host else host
+    log.info("admin API and console on http://%s:%d, leader's lease as %s", shown, port, settings.holder)
     if settings.admin_token is None and settings.trust_this_machine:
         log.warning("no --admin-token: the admin API serves every program on this machine, and no other caller")
     elif settings.admin_token is None:
@@ -81,10 +82,11 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host's name cannot be encoded for DNS
+        reason = getattr(error, "strerror", error)
         fail(
             PROGRAM,
-            f"--port: cannot listen on {host}:{port}: {error.strerror}; stop what listens there or give another --port",
+            f"--port: cannot listen on {host}:{port}: {reason}; stop what listens there or give another --port",
         )
     return listener
 

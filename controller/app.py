@@ -27,7 +27,7 @@ from specpilot.controller.telemetry.scraper import AT_ONCE, Collector
 from specpilot.policy.access import roles_in
 from specpilot.policy.clock import Clock
 from specpilot.policy.errors import StoreUnavailableError
-from specpilot.policy.http_client import is_on_this_machine
+from specpilot.policy.http_client import is_direct
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.store import Store
 
@@ -52,7 +52,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=AT_ONCE),
-            trust_env=settings.prometheus is not None and not is_on_this_machine(settings.prometheus),
+            trust_env=settings.prometheus is not None and not is_direct(settings.prometheus),
         ) as session:
             scrape_s = max(settings.interval_s, SCRAPED_EVERY_S) if settings.prometheus else settings.interval_s
             loop = ControlLoop(

@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field, SecretStr, field_validator, model_vali
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.policy.access import roles_in
-from specpilot.policy.settings import ProgramSettings
+from specpilot.policy.settings import HttpAddress, ProgramSettings
 
 
 def _holder() -> str:
@@ -40,10 +40,9 @@ class ControllerSettings(ProgramSettings):
         Field(description="serve programs on this machine without a token, where --admin-token is not set"),
     ] = False
     oidc_issuer: Annotated[
-        str | None,
+        HttpAddress | None,
         Field(
             description="take tokens of this OpenID Connect issuer too, e.g. https://login.example.com",
-            pattern=r"^https?://[^\s]+$",
         ),
     ] = None
     oidc_audience: Annotated[str | None, Field(description="audience that such a token must name", min_length=1)] = None
@@ -51,10 +50,9 @@ class ControllerSettings(ProgramSettings):
     oidc_roles: Annotated[str, Field(description="roles by its values: sre=operator,platform=admin")] = ""
     interval_s: Annotated[float, Field(description="seconds between two decisions", ge=0.1, le=5)] = 0.5
     prometheus: Annotated[
-        str | None,
+        HttpAddress | None,
         Field(
             description="read the engines' metrics from this Prometheus server instead, e.g. http://prometheus:9090",
-            pattern=r"^https?://[^/\s]+",
         ),
     ] = None
     holder: Annotated[str, Field(description="name of this controller in the leader's lease", min_length=1)] = Field(

@@ -116,10 +116,13 @@ def _warn(line: str) -> None:
 
 
 def _check_secret_flags(vllm_flags: Sequence[str]) -> None:
-    """End the program for a misspelt flag of a secret: vLLM would print it with its value."""
+    """End the program for a flag of a secret that is misspelt or joined to it: vLLM would print it with its value."""
     for flag in (word.partition("=")[0].replace("_", "-") for word in vllm_flags if word.startswith("--")):
         meant = [name for name in _SECRETS if len(flag) >= _CUT_TO and name.startswith(flag)]
         meant = meant or get_close_matches(flag, _SECRETS, 1, 0.8)
+        joined = [name for name in _SECRETS if flag.startswith(name)]
+        if joined and flag not in _SECRETS:
+            fail(PROGRAM, f"{joined[0]}...: there is no such flag; did you mean {joined[0]}?")
         if meant and flag not in _SECRETS:
             fail(PROGRAM, f"{flag}: there is no such flag; did you mean {meant[0]}?")
 
@@ -266,8 +269,9 @@ def _check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            fail(PROGRAM, f"--port: {host}:{port} cannot be used ({error.strerror}); choose another with --port")
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name cannot be encoded for DNS
+            reason = getattr(error, "strerror", error)
+            fail(PROGRAM, f"--port: {host}:{port} cannot be used ({reason}); choose another with --port")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, Validation
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.policy.clean_text import is_address
 from specpilot.policy.codec import faults_of
 from specpilot.policy.names import K_LIMIT
-from specpilot.policy.settings import cleaned, unknown_variables, without_secrets
+from specpilot.policy.settings import cleaned, unknown_variables
 
 PREFIX = "SPECPILOT_ENGINE_"
 
@@ -56,7 +57,7 @@ class AdapterSettings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _clean(cls, value: object, info: ValidationInfo) -> object:
-        return cleaned(cls, str(info.field_name), value, with_login=("url", "redis_url"))
+        return cleaned(cls, str(info.field_name), value, with_login=("redis_url",))
 
     @field_validator("graph_k", mode="before")
     @classmethod
@@ -74,15 +75,12 @@ class AdapterSettings(BaseSettings):
     def _check_url(cls, url: str) -> str:
         """Refuse an address that gateways and controllers, which read it in the engine's record, could not parse."""
         try:
-            parts = urlsplit(url)
-            host = (parts.hostname or "").encode("idna")  # raises for a name that no resolver accepts
-            is_good = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
-            is_good = is_good and not (parts.query or parts.fragment or "@" in parts.netloc)
-            is_good = is_good and not any(char.isspace() for char in url)
+            is_good = is_address(url) and not {"?", "#"} & set(url)
+            (urlsplit(url).hostname or "").encode("idna")  # raises for a name that no resolver accepts
         except ValueError:
             is_good = False
         if not is_good:
-            raise ValueError(f"{without_secrets(url)!r} is no engine's address; write http://HOST:PORT")
+            raise ValueError("is no engine's address; write http://HOST:PORT")
         return url
 
     @classmethod

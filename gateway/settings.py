@@ -2,7 +2,6 @@
 
 import re
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -10,6 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from specpilot.gateway.routing.chooser import Affinity, Balance
 from specpilot.gateway.wire.origins import ANY
 from specpilot.policy import redis_url
+from specpilot.policy.clean_text import is_address
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, without_secrets
 
@@ -173,9 +173,11 @@ class GatewaySettings(ProgramSettings):
     @classmethod
     def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            _check_url(url, ENGINE_SCHEMES, "http://127.0.0.1:8100")
-            if "@" in urlsplit(url).netloc:
-                raise ValueError("the URL holds a user name or password; leave them out, and use --engine-api-key")
+            scheme = url.partition("://")[0].lower()
+            is_whole = is_address(url.removeprefix("dns+")) and not {"?", "#"} & set(url)
+            if scheme not in ENGINE_SCHEMES or not is_whole:
+                named = ", ".join(f"{item}://" for item in ENGINE_SCHEMES)
+                raise ValueError(f"is no address that begins with one of {named}; write e.g. http://127.0.0.1:8100")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))
 
     @field_validator("tls_key_file", "tls_client_ca_file", "engine_key_file")
@@ -200,7 +202,8 @@ class GatewaySettings(ProgramSettings):
         parsed = tuple(origin.rstrip("/").lower() for origin in origins)
         for origin in parsed:
             if origin != ANY and _ORIGIN.fullmatch(origin) is None:
-                raise ValueError(f"{origin!r} is no origin; write e.g. https://app.example, with a port if it has one")
+                shown = without_secrets(origin)
+                raise ValueError(f"{shown!r} is no origin; write e.g. https://app.example, with a port if it has one")
         if ANY in parsed and len(parsed) > 1:
             raise ValueError("* allows every origin; leave the others out, or leave * out")
         return parsed
@@ -216,16 +219,3 @@ class GatewaySettings(ProgramSettings):
         elif info.data.get("engine") == ():
             raise ValueError("missing; give it (or REDIS_URL) to find engines in Redis, or name them with --engine URL")
         return url
-
-
-def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-        is_good = is_good and not any(char.isspace() for char in url)
-        is_good = is_good and not (parts.query or parts.fragment)
-    except ValueError:
-        is_good = False
-    if not is_good:
-        named = ", ".join(f"{item}://" for item in schemes)
-        raise ValueError(f"{without_secrets(url)!r} is not one of {named}; write e.g. {example}")

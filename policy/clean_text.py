@@ -7,6 +7,7 @@ characters are refused. No message contains the text.
 
 import re
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from specpilot.policy.errors import Fault, InvalidDocumentError
 
@@ -22,6 +23,8 @@ def fault_of(text: str, *, is_secret: bool = False) -> str | None:
     """Return what is wrong with the stripped `text`, without a part of it; `None`: nothing."""
     if is_secret and not text:
         return "holds nothing but white space; state it, or leave it out"
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        return "is not UTF-8"
     control = next((char for char in text if ord(char) < ord(" ") or 0x7F <= ord(char) <= 0x9F), None)  # noqa: PLR2004
     if control is not None:
         return f"holds the control character U+{ord(control):04X}; state it without"
@@ -32,7 +35,17 @@ def fault_of(text: str, *, is_secret: bool = False) -> str | None:
 
 def has_login(text: str) -> bool:
     """Whether `text` has an address for HTTP that holds a user name or a password."""
-    return re.search(r"https?://[^/\s]*@", text) is not None
+    return re.search(r"https?://[^/\s]*@", text, re.IGNORECASE) is not None
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is the address of a web server."""
+    try:
+        parts = urlsplit(text)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_good and not any(char.isspace() for char in text)
 
 
 def removed(name: str) -> str:

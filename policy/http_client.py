@@ -5,13 +5,24 @@ it.
 """
 
 import ipaddress
+import os
 from collections.abc import MutableMapping
-from http.client import HTTPResponse
-from typing import Final, cast
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from typing import Any, Final, cast
+from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-_DIRECT: Final = build_opener(ProxyHandler({}))
+
+class _Staying(HTTPRedirectHandler):
+    """Follows no redirect: it may lead away from this machine, and the request's token with it."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return nothing, so the redirect is the answer, as `HTTPError`."""
+
+
+_DIRECT: Final = build_opener(ProxyHandler({}), _Staying)
 _HERE: Final = "localhost,127.0.0.1,::1"
 
 
@@ -33,15 +44,38 @@ def is_on_this_machine(url: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address  # not each Python calls ::ffff:127.0.0.1 a loopback
     return address.is_loopback or address.is_unspecified
+
+
+def is_direct(url: str) -> bool:
+    """Whether `url` is on this machine, or `no_proxy` excepts its network (10.0.0.0/8) or its port (prometheus:9090).
+
+    Libraries read the other forms of `no_proxy` themselves, but few of them these.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    place = f"{host}:{parts.port or {'https': 443}.get(parts.scheme, 80)}"
+    for item in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(","):
+        name = item.strip().lower().lstrip(".")
+        if name == place:
+            return True
+        with suppress(ValueError):
+            if "/" in name and ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
+                return True
+    return is_on_this_machine(url)
 
 
 def open_url(request: Request | str, timeout: float, *, is_own: bool = False) -> HTTPResponse:
     """Open `request` like `urlopen`; directly if it stays on this machine, or is to a part of the system (`is_own`).
 
-    `urlopen` itself would keep the proxies of its first call for the whole process.
+    `urlopen` itself would keep the proxies of its first call for the whole process. Raises `OSError`, also where the
+    answer is not HTTP. Redirects of direct requests are not
+    followed.
     """
     url = request if isinstance(request, str) else request.full_url
-    is_direct = is_own or is_on_this_machine(url)
-    opener = _DIRECT if is_direct else build_opener()
-    return cast("HTTPResponse", opener.open(request, timeout=timeout))
+    opener = _DIRECT if is_own or is_direct(url) else build_opener()
+    try:
+        return cast("HTTPResponse", opener.open(request, timeout=timeout))
+    except HTTPException as error:
+        raise URLError(f"the answer is not HTTP ({type(error).__name__})") from error

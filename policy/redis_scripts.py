@@ -1,11 +1,14 @@
 """The compound writes of `policy.store` as Lua: each happens on the server whole or not at all.
 
-Redis does not undo a script that an error ends. So the first writes are those that a user may lack the right to, and no
-script announces: the user may lack the right to a channel.
+Redis does not undo a script that an error ends. So the commands that a user may lack the right to come before the first
+write that counts, and no script announces: the user may lack the right to a channel.
 """
 
 COMPARE_AND_WRITE = """
 local compared = tonumber(ARGV[1])
+for index = compared + 1, #KEYS do
+  if ARGV[2 * index + 1] == '' then redis.call('HDEL', KEYS[index], '') end  -- removes nothing, and needs the right
+end
 for index, key in ipairs(KEYS) do
   local field, text = ARGV[2 * index], ARGV[2 * index + 1]
   if index <= compared then

@@ -125,7 +125,7 @@ def _hosts(names: str, port: int) -> tuple[tuple[str, int], ...]:
 def _host(text: str, default: int) -> tuple[str, int]:
     if text.startswith("["):
         name, _, port = text[1:].partition("]")
-        port = port.removeprefix(":")
+        name, port = unquote(name), port.removeprefix(":")  # %25eth0 is the zone %eth0
     else:
         name, _, port = text.partition(":")
     if not port:

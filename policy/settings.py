@@ -13,15 +13,25 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import ClassVar, NoReturn, TypeVar, get_args
+from typing import Annotated, ClassVar, NoReturn, TypeVar, get_args
 
-from pydantic import AliasChoices, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, AliasChoices, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from specpilot.policy import clean_text, json_log, standard_streams
 from specpilot.policy.codec import faults_of
 
 _log = logging.getLogger(__name__)
+
+
+def _address(url: str) -> str:
+    if not clean_text.is_address(url):  # not shown: it may hold a secret anywhere
+        raise ValueError("is no address; write http://HOST:PORT or https://HOST")
+    return url
+
+
+HttpAddress = Annotated[str, AfterValidator(_address)]
+"""The address of a web server."""
 
 
 class ProgramSettings(BaseSettings):
@@ -65,7 +75,7 @@ def cleaned(
     Raises `ValueError` without the value for one that cannot be sent in a header.
     """
     if isinstance(value, tuple | list):
-        return type(value)(cleaned(kind, name, item, with_login=(name,)) for item in value)
+        return type(value)(cleaned(kind, name, item) for item in value)
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     if not isinstance(text, str) or not text or name in free_text:
         return value
@@ -124,11 +134,15 @@ def _argument_faults(kind: type[BaseSettings], message: str) -> list[str]:
     if not flags:  # they may be the rest of a secret
         return ["more arguments than expected; quote a value that holds white space; --help lists the arguments"]
     known = [_flag(name) for name in kind.model_fields]
-    close = {flag: get_close_matches(flag, known, n=1) for flag in flags}
-    return [
-        f"{flag}: there is no such flag; {f'did you mean {matches[0]}?' if matches else '--help lists the flags'}"
-        for flag, matches in close.items()
-    ]
+    lines = []
+    for flag in dict.fromkeys(flags):
+        close = get_close_matches(flag, known, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "--help lists the flags"
+        # A value, which may be a secret, may be joined to the flag: -pVALUE, --tokenVALUE.
+        joined = [name for name in known if flag.startswith(name)]
+        shown = f"{joined[0]}..." if joined else flag if flag.startswith("--") else flag[:2]
+        lines.append(f"{shown}: there is no such flag; {remedy}")
+    return lines
 
 
 def unknown_variables(kind: type[BaseSettings]) -> list[str]:

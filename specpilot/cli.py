@@ -4,6 +4,8 @@ A sub-command's module is imported only when that sub-command runs, so that the 
 neither of them loads vLLM.
 """
 
+import errno
+import io
 import os
 import select
 import signal
@@ -36,6 +38,8 @@ COMMANDS = {
 def main() -> None:
     """Run the sub-command that the command line names."""
     standard_streams.open_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a name may have other letters
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_usage())
@@ -52,12 +56,16 @@ def main() -> None:
             import_module(COMMANDS[name][0]).main(rest)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        if not _reader_left():
+    except OSError as error:
+        is_left = isinstance(error, BrokenPipeError) and _reader_left()  # as by `| head`: no fault
+        if not is_left and error.errno != errno.ENOSPC:
             raise
-        # As `| head` does: no fault. Python flushes once more at its end, and would complain.
+        # Python flushes once more at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+        if is_left:
+            sys.exit(128 + signal.SIGPIPE)
+        sys.stderr.write(f"specpilot: not everything could be written: {error.strerror}\n")
+        sys.exit(1)
 
 
 def _reader_left() -> bool:

@@ -7,6 +7,7 @@ UTC) and `part` are added; every other line becomes `message`. Nothing is kept i
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -30,8 +31,8 @@ class Journal:
     def add(self, part: str, line: str) -> None:
         """Write one line of `part`."""
         if line.strip():
-            text = json.dumps(worded(part, line[:LINE_LIMIT], self._now()), ensure_ascii=False)
-            with self._lock:
+            text = json.dumps(worded(part, line[:LINE_LIMIT], self._now()))  # ASCII, for any encoding of `out`
+            with self._lock, suppress(OSError):  # a full disk, a pipe without a reader: later writes may succeed
                 self._out.write(text + "\n")
                 self._out.flush()
 
@@ -42,7 +43,7 @@ def worded(part: str, line: str, now: float) -> dict[str, object]:
     if line.startswith("{"):
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
     head = {"time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"), "part": part}
     return {**head, **(fields if isinstance(fields, dict) else {"message": line.rstrip()})}

@@ -5,10 +5,11 @@ import socket
 
 def check_port(host: str, port: int) -> str | None:
     """Return why `host:port` cannot be listened on, with the remedy; `None` when it can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return f"{host}:{port} cannot be used ({error.strerror}); choose another port"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host's name cannot be encoded for DNS
+        return f"{host}:{port} cannot be used ({getattr(error, 'strerror', error)}); choose another port"
     return None

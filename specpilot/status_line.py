@@ -8,6 +8,7 @@ On a terminal the line is rewritten in place once a second; elsewhere it is prin
 
 from collections import defaultdict
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import TextIO
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,7 +54,7 @@ class StatusLine:
             try:
                 with open_url(f"{url}/metrics", timeout=2.0, is_own=True) as reply:
                     text = reply.read().decode()
-            except OSError:
+            except (OSError, HTTPException, ValueError):  # the program ends in the middle
                 continue
             for family in text_string_to_metric_families(text):
                 if not family.name.startswith("specpilot_"):

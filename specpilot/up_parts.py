@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import Request
 
@@ -169,7 +170,7 @@ def engine_notes(settings: UpSettings) -> list[str]:
     notes = []
     for index, url in enumerate(engine_urls(settings)):
         request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
-        with suppress(OSError, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
+        with suppress(OSError, HTTPException, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
             notes += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
     return notes
 

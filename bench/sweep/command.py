@@ -29,7 +29,8 @@ from specpilot.bench.sweep.store import Store, cells_in
 from specpilot.bench.sweep.systems import Engines, RunningSystem, SystemFailedError, Systems
 from specpilot.bench.sweep.texts import BrokenDataError, DataSet, data_set
 from specpilot.demo_model import DEMO_MODEL
-from specpilot.policy.settings import ProgramSettings, fail, load, without_secrets
+from specpilot.policy.clean_text import is_address
+from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench sweep"
 WARM_UP = Load(concurrency=2)
@@ -280,10 +281,10 @@ def _goodput(text: str) -> list[str]:
 
 def _endpoints(text: str) -> dict[str, str]:
     urls: dict[str, str] = {}
-    for item in filter(None, text.split(",")):
-        name, mark, url = item.partition("=")
-        if not mark or not _NAME.fullmatch(name) or not url.startswith(("http://", "https://")):
-            fail(PROGRAM, f"--endpoints: {without_secrets(item)!r} is not NAME=URL, as none=http://127.0.0.1:8000")
+    for number, item in enumerate(filter(None, text.split(",")), 1):
+        name, _, url = item.partition("=")
+        if not _NAME.fullmatch(name) or not is_address(url):
+            fail(PROGRAM, f"--endpoints: item {number} is not NAME=URL, as none=http://127.0.0.1:8000")
         if name in urls:
             fail(PROGRAM, f"--endpoints: {name} is named twice")
         urls[name] = url.rstrip("/").removesuffix("/v1")

@@ -22,7 +22,7 @@ def expiry_faults(
         if not isinstance(value, int | float) or isinstance(value, bool):
             faults.append(Fault(name, "must be a number of seconds"))
         elif not low < value <= high:
-            faults.append(Fault(name, f"is {value:g}; it must be above {low:.0f} and at most {high:.0f}"))
+            faults.append(Fault(name, f"must be above {low:.0f} and at most {high:.0f}"))  # it may be of any length
     if plain.get(at) is not None and plain.get(within) is not None:
         faults.append(Fault(within, f"and {at} say the same; give one of them"))
     return faults

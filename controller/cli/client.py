@@ -4,9 +4,10 @@ import json
 import sys
 from collections.abc import Mapping
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Annotated, Any, NoReturn
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlencode, urlsplit
+from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import Request
 
 from pydantic import AliasChoices, Field, SecretStr
@@ -14,7 +15,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.text import printable
 from specpilot.policy.http_client import open_url
-from specpilot.policy.settings import ProgramSettings, without_secrets
+from specpilot.policy.settings import HttpAddress, ProgramSettings, without_secrets
 
 TIMEOUT_S = 10.0
 EXIT_REFUSED = 1
@@ -27,7 +28,7 @@ class AdminSettings(ProgramSettings):
 
     shares_prefix = True
 
-    admin_url: Annotated[str, Field(description="the controller's address")] = "http://127.0.0.1:8081"
+    admin_url: Annotated[HttpAddress, Field(description="the controller's address")] = "http://127.0.0.1:8081"
     token: Annotated[
         SecretStr | None,
         Field(
@@ -44,8 +45,6 @@ class AdminClient:
         self._program = program
         self._base = settings.admin_url.rstrip("/")
         self._token = settings.token.get_secret_value() if settings.token else None
-        if urlsplit(self._base).scheme not in {"http", "https"}:
-            self.refuse(f"--admin-url: {without_secrets(self._base)} must begin with http:// or https://")
 
     def ask(
         self, path: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -90,7 +89,7 @@ class AdminClient:
                     return None
                 is_unknown = error.code == HTTPStatus.UNAUTHORIZED
                 self.refuse(_message_of(error) + "; give it with --token or SPECPILOT_ADMIN_TOKEN" * is_unknown)
-        except (URLError, OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             reason, place = getattr(error, "reason", error), without_secrets(self._base)
             self.refuse(f"--admin-url: no controller answers at {place}: {reason}; start it or give its address")
 
@@ -106,5 +105,5 @@ def write_path(path: str, comment: str, *, is_dry_run: bool = False) -> str:
 def _message_of(error: HTTPError) -> str:
     try:
         return f"{json.loads(error.read())['error']['message']} (HTTP {error.code})"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return f"the controller answered HTTP {error.code}"

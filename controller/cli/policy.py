@@ -17,6 +17,7 @@ from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
+from specpilot.policy.clean_text import fault_of
 from specpilot.policy.settings import fail, load
 from specpilot.policy.text_files import read_text
 
@@ -172,10 +173,10 @@ class _Commands:
         try:
             is_kept = self._write_edited(model, document, file)
         finally:
-            if is_kept and file.read_text(encoding="utf-8") != _lines(document):
+            if is_kept and file.exists() and file.read_bytes() != _lines(document).encode():
                 sys.stderr.write(f"{PROGRAM} edit: your changes are in {file}\n")
             else:
-                file.unlink()
+                file.unlink(missing_ok=True)
 
     def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
         """Open `file` in the editor, and write it after a yes; return whether the file must be kept."""
@@ -271,7 +272,8 @@ def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
     if isinstance(document.get("policy"), dict):
         version = document.get("version")
         document = document["policy"]
-    if not isinstance(document.get("model"), str):
+    model = document.get("model")
+    if not isinstance(model, str) or fault_of(model) is not None:
         fail(PROGRAM, f'put: {file} must hold an object that names its model, as in {{"model": "...", ...}}')
     return document, version if isinstance(version, int) else None
 
@@ -283,7 +285,7 @@ def _read(file: str, command: str) -> dict[str, Any]:
         fail(PROGRAM, f"{command}: {file} cannot be read: {error}")
     try:
         document = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fail(PROGRAM, f"{command}: {file} is no JSON: {error}")
     if not isinstance(document, dict):
         fail(PROGRAM, f"{command}: {file} must hold a JSON object")

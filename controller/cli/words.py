@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 
+from specpilot.policy.clean_text import fault_of
 from specpilot.policy.settings import fail
 
 _HELP = frozenset({"-h", "--help"})
@@ -19,6 +20,8 @@ def parsed(
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = next((at for at, word in enumerate(words) if word.startswith("-") and word != "-"), len(words))
     asks_for_help = bool(_HELP & set(words[end : end + 1]))
+    if fault := next(filter(None, map(fault_of, words[:end])), None):
+        fail(program, f"a word of the command {fault}")
     command = next((name for name in (" ".join(words[:2]), words[0] if end else "") if name in commands), None)
     takes = commands.get(command or "", "").split()
     names = words[command.count(" ") + 1 : end] if command else []

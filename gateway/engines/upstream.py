@@ -90,7 +90,7 @@ class Address:
         self.port = port or (443 if self.tls else 80)
         name = name or self.host
         self.name = name if self.tls else None
-        shown = f"[{name}]" if ":" in name else name
+        shown = f"[{name.partition('%')[0]}]" if ":" in name else name  # a zone is of this machine alone (RFC 6874, 4)
         self.host_header = f"{shown}:{self.port}".encode("idna" if not shown.isascii() else "ascii")
         self.prefix = parts.path.rstrip("/").encode()
 

@@ -31,8 +31,9 @@ def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 def share(reserved: socket.socket) -> socket.socket:
     """Return another socket on the port of `reserved`. It gets connections once it listens."""
-    address = reserved.getsockname()
-    return _bind(address[0], address[1], "--port", is_shared=True)
+    # The address alone lacks the zone of a link-local one.
+    host, port = socket.getnameinfo(reserved.getsockname(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+    return _bind(host, int(port), "--port", is_shared=True)
 
 
 def listen_together(host: str, port: int, flag: str) -> socket.socket:
@@ -52,8 +53,9 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
 def _bind(host: str, port: int, flag: str, *, is_shared: bool) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise StartError(f"--host: {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for DNS
+        reason = getattr(error, "strerror", error)
+        raise StartError(f"--host: {host} is no address of this machine: {reason}; try 127.0.0.1") from error
     bound = socket.socket(family, kind, proto)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -29,6 +29,7 @@ from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import ResponseHead
 from specpilot.gateway.wire.heads import client_head
 from specpilot.gateway.wire.keep_alive import KeepAlives
+from specpilot.gateway.wire.routes import STORED
 from specpilot.gateway.wire.sse import JsonTap, SseTap
 from specpilot.gateway.wire.usage import Usage, is_engines_fault, is_error
 from specpilot.gateway.wire.usage_filter import UsageFilter
@@ -153,8 +154,10 @@ class Delivery:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a body that has ended may count as complete: it is framed, or a stream with its end marker."""
-        return self.has_ended or not self._head.is_open or self._stage == HOLDING or not self.is_stream
+        """Whether a body that has ended may count as complete: a stream has its end marker, or content and a frame."""
+        if self.has_ended or self._stage == HOLDING or not self.is_stream:
+            return True
+        return not self._head.is_open and (self.has_content or self._path in STORED)  # a stored one may be read already
 
     @property
     def has_ended(self) -> bool:

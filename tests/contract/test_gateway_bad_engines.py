@@ -236,6 +236,7 @@ ENDS: dict[str, Script] = {
     "error": [chunk(NAMED_ERROR), LAST_CHUNK],
     "failed": [chunk(b'event: response.failed\ndata: {"response":{"error":{"code":"server_error"}}}\n\n'), LAST_CHUNK],
     "broken off": [0.02, CLOSE],
+    "ended": [LAST_CHUNK],
 }
 
 

@@ -136,6 +136,8 @@ BROKEN: dict[str, Script] = {
     "endless head": [b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000],
     "head only": [SSE_HEAD, CLOSE],
     "head only, without a length": [b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", CLOSE],
+    "stream of nothing": [SSE_HEAD, LAST_CHUNK],
+    "stream of no bytes": [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n"],
     "interim only": [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n", CLOSE],
     "longer length": [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2, 2\r\n\r\n{}"],
     "chunks of nothing": [SSE_HEAD + b"\r\n\r\n"],

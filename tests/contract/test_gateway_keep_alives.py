@@ -19,6 +19,7 @@ from tests.support.scripted_engine import (
     SSE_HEAD,
     Script,
     ScriptedEngine,
+    Step,
     chunk,
     completion,
     event,
@@ -174,10 +175,11 @@ async def test_what_fails_behind_what_kept_alive_is_an_event_of_the_clients_dial
     assert b'"error"' in data
 
 
+@pytest.mark.parametrize("end", [CLOSE, LAST_CHUNK])
 async def test_a_dead_only_engine_is_an_error_event_behind_what_kept_alive(
-    engine: ScriptedEngine, gateway: GatewayThread
+    engine: ScriptedEngine, gateway: GatewayThread, end: Step
 ) -> None:
-    engine.script = [SSE_HEAD, chunk(PING), 0.05, CLOSE]
+    engine.script = [SSE_HEAD, chunk(PING), 0.05, end]
     answer = await call(gateway.port, request(STREAM, path="/v1/messages"))
     assert (answer.status, answer.is_whole) == (200, True)
     assert answer.body.startswith(PING + b'event: error\ndata: {"type":"error"')

@@ -45,6 +45,7 @@ async def start() -> AsyncIterator[Start]:
         ([], ["--redis-url:", "--engine"]),
         (["--engine", "localhost:8100"], ["--engine:", "http://"]),
         (["--engine", "http://x", "--host", "not an address"], ["--host:"]),
+        (["--engine", "http://x", "--host", "no..name"], ["--host:", "no..name is no address"]),
         (["--engine", "http://x", "--api-keys-file", "/does/not/exist"], ["--api-keys-file:", "check the path"]),
     ],
 )

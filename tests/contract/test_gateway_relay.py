@@ -121,12 +121,13 @@ async def test_a_stream_split_at_every_byte_arrives_as_it_was(engine: ScriptedEn
 
 
 async def test_chunk_extensions_and_trailers_end_here(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    engine.scripts = [[SSE_HEAD + b"5;x=y\r\nabcde\r\n0\r\nx-trailer: 1\r\n\r\n"], [reply(completion())]]
+    extended = chunk(event("a")).replace(b"\r\n", b";x=y\r\n", 1)
+    engine.scripts = [[SSE_HEAD + extended + b"0\r\nx-trailer: 1\r\n\r\n"], [reply(completion())]]
     async with await Client.connect(gateway.port) as client:
         client.send(request(ASKING))
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head
-        assert await client.reader.readuntil(LAST_CHUNK) == chunk(b"abcde") + LAST_CHUNK
+        assert await client.reader.readuntil(LAST_CHUNK) == chunk(event("a")) + LAST_CHUNK
         client.send(request())
         assert (await client.answer()).status == 200
 

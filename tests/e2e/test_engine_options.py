@@ -96,7 +96,7 @@ def test_what_is_not_steered_ends_the_start_with_a_sentence() -> None:
 
 def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_URL", "gpu-1:8000")
-    assert "InvalidSettingsError: SPECPILOT_ENGINE_URL: 'gpu-1:8000' is no engine's address" in failure(Case())
+    assert "InvalidSettingsError: SPECPILOT_ENGINE_URL: is no engine's address" in failure(Case())
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,23 @@ def test_a_token_request_tells_every_fault(controller: Controller) -> None:
     assert {item["field"] for item in answer["error"]["faults"]} == {*body}
 
 
+@pytest.mark.parametrize("number", [10**400, 1e999, float("nan"), -(10**400)])
+def test_a_number_without_bounds_is_the_callers_fault(controller: Controller, number: float) -> None:
+    for path, method, body in (
+        ("/admin/tokens", "POST", {"name": "x", "role": "viewer", "expires_in_s": number}),
+        ("/admin/keys", "POST", {"expires_at": number}),
+        ("/admin/keys", "POST", {"k_max": number}),
+        ("/admin/freezes", "PUT", {"for_s": number}),
+        ("/admin/freezes", "PUT", {"until": number}),
+        ("/admin/policies/unbounded", "PUT", {"probe_ratio": number}),
+        ("/admin/policies/unbounded", "PUT", {"classes": {"a": {"weight": number, "k_min": number}}}),
+        ("/admin/canaries/unbounded", "PUT", {"policy": {}, "window_s": number}),
+        ("/admin/model-routes", "PUT", {"routes": {"a": {"split": [{"model": "b", "weight": number}]}}}),
+    ):
+        status, answer, _ = controller.call(path, method, body)
+        assert status == 422, (path, body, answer)
+
+
 def test_what_has_expired_is_rotated_with_a_new_expiry_alone(controller: Controller) -> None:
     store = Store(controller.redis.url, PATIENCE_S)
     for place, asked, field in (("tokens", {"name": "late", "role": "viewer"}, "token"), ("keys", {}, "key")):

@@ -104,6 +104,9 @@ def test_a_policy_is_edited_in_the_operators_editor(
     yes = controller.command("policy", "edit", "edited", "--yes", "--comment", "narrower")
     assert yes.stdout.endswith("edited is at version 2\n"), yes.stderr
     assert controller.command("policy", "edit", "edited", "--yes").stdout == "nothing changed\n"
+    monkeypatch.setenv("EDITOR", "rm")
+    gone = controller.command("policy", "edit", "edited")
+    assert (gone.returncode, len(gone.stderr.splitlines())) == (2, 1), gone.stderr
     monkeypatch.setenv("EDITOR", "false")
     assert "set EDITOR" in controller.command("policy", "edit", "edited").stderr
 

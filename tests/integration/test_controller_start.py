@@ -28,6 +28,9 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--interval-s", "0"), ("--interval-s",)),
         (("--default-mode", "fast"), ("--default-mode", "'advise'")),
         (("--host", "no.such.host.invalid"), ("no.such.host.invalid",)),
+        (("--host", "no..name"), ("no..name",)),
+        (("--prometheus", "http://[::1"), ("--prometheus: is no address",)),
+        (("--oidc-issuer", "https://a:b"), ("--oidc-issuer: is no address",)),
     ],
     ids=lambda value: " ".join(value[:2]) or "nothing",
 )

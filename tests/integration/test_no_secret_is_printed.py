@@ -37,7 +37,15 @@ URLS = (
     f"redis:/u:{MARK}@127.0.0.1:9",
     f"http://u:{MARK}@127.0.0.1:9",
 )
-LOGINS = (f"http://u:{MARK}@127.0.0.1:9", f"http://{MARK}@127.0.0.1:9/x", f"http://u:{MARK}@127.0.0.1:9\nx")
+LOGINS = (
+    f"http://u:{MARK}@127.0.0.1:9",
+    f"http://{MARK}@127.0.0.1:9/x",
+    f"http://u:{MARK}@127.0.0.1:9\nx",
+    f"HTTP://u:{MARK}@127.0.0.1:9",
+    f"http://u:a/{MARK}@127.0.0.1:9",
+    f"http://127.0.0.1:{MARK}",
+    f"http://[{MARK}]:9",
+)
 QUERIES = (f"ftp://127.0.0.1:9/?token={MARK}", f"127.0.0.1:9?token={MARK}")
 ADMIN_COMMANDS = (
     ("policy", "list"),
@@ -89,6 +97,7 @@ def _cases() -> Iterator[tuple[tuple[str, ...], str, tuple[str, ...]]]:
 def _undisturbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A folder of the test's own, and the process's loggers as they were."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECPILOT_ADMIN_URL", "http://127.0.0.1:9")  # by default that of a system on this machine
     root, hooks = logging.getLogger(), (sys.excepthook, sys.unraisablehook)
     before = (root.handlers[:], root.level)
     yield
@@ -133,18 +142,19 @@ def test_no_command_prints_a_secret(
             assert "Traceback" not in said, way
 
 
-@pytest.mark.parametrize("flag", ["--to", "--tokn", "--a", "--no-such"])
-def test_a_secret_behind_a_flag_that_is_cut_or_misspelt_is_not_printed(
-    flag: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flag", ["--to=", "--tokn=", "--a=", "--no-such=", "-t", "-p", None])
+def test_a_secret_behind_a_flag_that_is_cut_or_misspelt_or_joined_to_it_is_not_printed(
+    flag: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for words in (("gateway", *REDIS), ("controller", *REDIS), ("key", "list"), ("bench", "sweep")):
-        status, said = _said((*words, f"{flag}={MARK}"), monkeypatch)
+    own = {("gateway", *REDIS): "--admin-token", ("key", "list"): "--token", ("bench", "sweep"): "--control-token"}
+    for words, joined in {("controller", *REDIS): "--admin-token", **own}.items():
+        status, said = _said((*words, f"{flag or joined}{MARK}"), monkeypatch)
         assert status not in (0, None)
         assert MARK not in said
 
 
 @pytest.mark.parametrize(
-    "flag", ["--control-tokn", "--control", "--gateway_ky", "--api-ke", "--redis-ur", "--hf-tokens"]
+    "flag", ["--control-tokn", "--control", "--gateway_ky", "--api-ke", "--redis-ur", "--hf-tokens", f"--api-key{MARK}"]
 )
 def test_a_misspelt_flag_of_a_secret_does_not_reach_vllm_which_would_print_it(
     flag: str, monkeypatch: pytest.MonkeyPatch

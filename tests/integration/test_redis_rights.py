@@ -69,10 +69,14 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
         store.delete_policy("m", 1, 2.0)
     assert store.policy("m") is not None
     assert [item.version for item in store.policy_versions("m", 10)] == [1]
+    assert rights.node.ask("exists", redis_keys.DELETED_POLICIES) == "0"
     assert store.put_policy(Policy("m", k_max=3), 1, 3.0).version == 2
     rights.set("+hdel", "-hset")
     with pytest.raises(StoreUnavailableError):
         store.put_policy(Policy("m", k_max=4), 2, 3.0)
+    with pytest.raises(StoreUnavailableError):
+        store.delete_policy("m", 2, 3.0)
+    assert store.policy("m") is not None
     assert [item.version for item in store.policy_versions("m", 10)] == [2, 1]
 
 

@@ -13,7 +13,6 @@ from specpilot.engine_adapter.__main__ import main
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import versions
-from specpilot.policy.settings import without_secrets
 from tests.support.stack import free_port
 
 
@@ -122,14 +121,14 @@ def test_an_address_that_gateways_could_not_take_apart_ends_the_start_in_one_lin
         main(["--model", "./nowhere", *(("--advertise-url", url) if way == "flag" else ())])
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"specpilot engine: SPECPILOT_ENGINE_URL: {without_secrets(url)!r} is no engine's address; write http://HOST:PORT"
+        "specpilot engine: SPECPILOT_ENGINE_URL: is no engine's address; write http://HOST:PORT"
     ]
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidSettingsError) as refused:
         AdapterSettings.read(url="http://me:secret@gpu-1:8000")
-    assert str(refused.value).startswith("SPECPILOT_ENGINE_URL: 'http://***@gpu-1:8000' is no engine's address")
+    assert str(refused.value).startswith("SPECPILOT_ENGINE_URL: holds a user name or a password in its address")
 
 
 @pytest.mark.parametrize(

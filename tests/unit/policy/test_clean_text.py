@@ -12,7 +12,7 @@ from specpilot.engine_adapter.__main__ import _with_clean_keys
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.engines.snapshot import hash_of, keys_of
 from specpilot.gateway.settings import GatewaySettings
-from specpilot.policy.clean_text import fault_of, has_login, secret, stripped
+from specpilot.policy.clean_text import fault_of, has_login, is_address, secret, stripped
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, load
 from specpilot.up_settings import UpSettings
@@ -37,8 +37,30 @@ def test_what_no_header_can_carry_is_refused_without_a_part_of_it(text: str) -> 
 def test_an_address_may_hold_other_letters_but_no_control_characters() -> None:
     assert fault_of("http://b\u00fccher.example") is None
     assert fault_of("http://a\nb") == "holds the control character U+000A; state it without"
-    assert has_login("none=http://u:p@h")
+    assert fault_of("a\udcff") == "is not UTF-8"
+    assert has_login("none=HTTP://u:p@h")
     assert not has_login("http://h/@x")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://10.0.0.7:9/base", True),
+        ("HTTPS://b\u00fccher.example", True),
+        ("http://[fd00::1]:8000", True),
+        ("http://u:p@h", True),
+        ("h:8081", False),
+        ("http://", False),
+        ("http://h:port", False),
+        ("http://h:65536", False),
+        ("http://h:0", False),
+        ("http://[::1", False),
+        ("http://a b", False),
+        ("http://u:a/b@h", False),
+    ],
+)
+def test_what_is_the_address_of_a_web_server(text: str, expected: bool) -> None:
+    assert is_address(text) is expected
 
 
 def _texts(kind: type[ProgramSettings]) -> list[str]:

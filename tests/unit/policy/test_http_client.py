@@ -1,6 +1,8 @@
 """What goes through the user's proxy, and what does not."""
 
+import io
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,7 +11,9 @@ import aiohttp
 import pytest
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.policy.http_client import is_on_this_machine, open_url, reach_this_machine_directly
+from specpilot.policy.clock import SystemClock
+from specpilot.policy.http_client import is_direct, is_on_this_machine, open_url, reach_this_machine_directly
+from specpilot.status_line import StatusLine
 from specpilot.up_parts import answers
 from tests.support.stack import ROOT
 
@@ -34,7 +38,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        self.send_response(200)
+        self.send_response(302 if self.path == "/moved" else 200)
+        self.send_header("location", "/elsewhere")
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
@@ -76,6 +81,49 @@ def test_the_loopback_and_own_parts_are_asked_directly_and_the_rest_through_the_
     assert len(proxy.asked) == 1
 
 
+def test_a_token_follows_no_redirect(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        AdminClient(AdminSettings(admin_url=f"http://127.0.0.1:{server.server_port}"), "test").ask("/moved")
+    assert server.asked == ["/moved"]
+    assert capsys.readouterr().err == "test: the controller answered HTTP 302\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"-ERR unknown command\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        b"HTTP/1.1 500 Failed\r\ncontent-length: 9\r\n\r\n{}",
+    ],
+)
+def test_a_server_that_is_no_controller_ends_a_command_in_one_line(
+    answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def serve() -> None:
+            for _ in range(3):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(SystemExit) as ended:
+            AdminClient(AdminSettings(admin_url=url), "test").ask("/admin")
+        assert not answers(f"{url}/health")() or answer.startswith(b"HTTP/1.1 200 OK\r\nc")
+        StatusLine("http://127.0.0.1:9", [url], SystemClock()).show(io.StringIO())
+        thread.join()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert url in said or "HTTP 500" in said
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -84,6 +132,7 @@ def test_the_loopback_and_own_parts_are_asked_directly_and_the_rest_through_the_
         ("http://[::1]:1/", True),
         ("http://LOCALHOST/", True),
         ("http://a.localhost", True),
+        ("http://[::ffff:127.0.0.1]/", True),
         ("http://10.0.0.1/", False),
         ("http://localhost.example/", False),
         ("http://[", False),
@@ -91,6 +140,31 @@ def test_the_loopback_and_own_parts_are_asked_directly_and_the_rest_through_the_
 )
 def test_what_is_on_this_machine(url: str, expected: bool) -> None:
     assert is_on_this_machine(url) is expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "url", "expected"),
+    [
+        ("10.0.0.0/8, fd00::/8", "http://10.1.2.3:9090", True),
+        ("10.0.0.0/8,fd00::/8", "http://[fd00::7]:9090", True),
+        ("10.0.0.1/8", "https://10.9.9.9", True),
+        ("10.0.0.0/8", "http://11.0.0.1", False),
+        ("10.0.0.0/8", "http://prometheus", False),
+        ("Prometheus:9090", "http://prometheus:9090/api", True),
+        ("prometheus:9091", "http://prometheus:9090", False),
+        ("issuer.example:443", "https://issuer.example/keys", True),
+        ("no/network", "http://10.0.0.1", False),
+    ],
+)
+@pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
+def test_networks_and_ports_in_no_proxy(
+    variable: str, stated: str, url: str, expected: bool, proxy: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, stated)
+    assert is_direct(url) is expected
+    if not expected and not url.startswith("https"):
+        open_url(url, 5.0).close()
+        assert proxy.asked
 
 
 @pytest.mark.parametrize("stated", ["", "internal.example", "*"])

@@ -13,6 +13,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "redis.md"
     [
         ("redis://r", RedisAddress(Topology.SERVER, (("r", 6379),), False)),
         ("redis://[::1]:7/2", RedisAddress(Topology.SERVER, (("::1", 7),), False, db=2)),
+        ("redis://[fe80::1%25eth0]", RedisAddress(Topology.SERVER, (("fe80::1%eth0", 6379),), False)),
         ("redis://r/1?db=3", RedisAddress(Topology.SERVER, (("r", 6379),), False, db=3)),
         ("rediss://me:a%40b@r:1", RedisAddress(Topology.SERVER, (("r", 1),), True, username="me", password="a@b")),
         ("redis://:hush@r", RedisAddress(Topology.SERVER, (("r", 6379),), False, password="hush")),

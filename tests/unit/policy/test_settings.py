@@ -62,6 +62,8 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
         (("--prot", "9090"), "--prot: there is no such flag; did you mean --port?"),
         (("--tikc-s=secret",), "--tikc-s: there is no such flag; did you mean --tick-s?"),
         (("--colour", "red"), "--colour: there is no such flag; --help lists the flags"),
+        (("--tick-ssecret",), "--tick-s...: there is no such flag; did you mean --tick-s?"),
+        (("-tsecret",), "-t: there is no such flag; --help lists the flags"),
         (
             ("more",),
             "more arguments than expected; quote a value that holds white space; --help lists the arguments",

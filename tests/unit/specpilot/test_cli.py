@@ -49,6 +49,24 @@ def test_a_reader_that_leaves_ends_a_command_without_a_traceback(arguments: list
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without space")
+def test_a_full_disk_ends_a_command_in_one_line() -> None:
+    command = [sys.executable, "-m", "specpilot.cli", "presets"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("specpilot: not everything could be written: No space left")
+
+
+def test_letters_that_the_terminal_lacks_are_escaped() -> None:
+    code = "import sys\nfrom specpilot import cli\n"
+    code += "def main(arguments): print('mod\u00e8le')\n"
+    code += "cli.COMMANDS = {'x': ('__main__', '')}; sys.argv = ['specpilot', 'x']; cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT, env=environment)
+    assert done.stdout == b"mod\\xe8le\n"
+
+
 def test_a_connection_of_the_command_that_breaks_is_not_hidden() -> None:
     code = "import sys\nfrom specpilot import cli\n"
     code += "def main(arguments): raise BrokenPipeError(32, 'of a connection')\n"

@@ -1,6 +1,9 @@
+import errno
 import io
 import json
 import threading
+
+import pytest
 
 from specpilot.journal import LINE_LIMIT, Journal, worded
 
@@ -17,6 +20,32 @@ def test_a_json_line_keeps_its_fields_and_what_only_looks_like_one_is_a_message(
     assert worded("gateway", '{"status": 200}', 0.0)["status"] == 200
     assert worded("gateway", "{status", 0.0)["message"] == "{status"
     assert worded("gateway", "[1]", 0.0)["message"] == "[1]"
+
+
+class Broken(io.StringIO):
+    """A stream on a full disk, until it `has_space`."""
+
+    has_space = False
+
+    def flush(self) -> None:
+        if not self.has_space:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_neither_the_system_nor_the_reader_of_a_part() -> None:
+    out = Broken()
+    journal = Journal(out, lambda: 1.0)
+    journal.say("lost")
+    out.has_space = True
+    journal.say("kept")
+    assert json.loads(out.getvalue().splitlines()[-1])["message"] == "kept"
+
+
+@pytest.mark.parametrize("line", ['{"a": "mod\u00e8le"}', '{"a": "\\ud800"}', '{"a": ' + "[" * 16_000])
+def test_any_line_is_written_in_any_encoding(line: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    Journal(out, lambda: 1.0).add("p", line)
+    assert json.loads(out.buffer.getvalue())["part"] == "p"  # type: ignore[attr-defined]
 
 
 def test_lines_of_many_threads_are_whole_and_bounded_and_empty_ones_are_left_out() -> None:

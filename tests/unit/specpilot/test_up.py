@@ -17,6 +17,7 @@ from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.settings import load
+from specpilot.ports import check_port
 from specpilot.supervisor import Part
 from specpilot.up_parts import engine_notes
 from specpilot.up_settings import DEMO_TARGET, UpSettings, check, check_ports, policy_given, read
@@ -246,6 +247,10 @@ def test_a_port_that_two_parts_would_take_is_refused_with_their_flags(
     assert said.startswith(f"specpilot up: {first}: ")
     assert second in said
     assert "choose" in said
+
+
+def test_a_host_that_no_resolver_accepts_is_named() -> None:
+    assert "no..name:8080 cannot be used" in str(check_port("no..name", 8080))
 
 
 def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(

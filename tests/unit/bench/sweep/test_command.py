@@ -109,7 +109,7 @@ async def test_a_server_that_refuses_every_request_ends_the_sweep_with_its_reaso
     ("endpoints", "more", "said"),
     [
         ("none=http://127.0.0.1:9", (), "--endpoints: none: http://127.0.0.1:9/v1/models does not answer"),
-        ("none", (), "'none' is not NAME=URL"),
+        ("none", (), "item 1 is not NAME=URL"),
         ("none=ftp://x", (), "is not NAME=URL"),
         ("", ("--arms", "medusa"), "--arms: 'medusa' is none of"),
         ("", ("--k", "a"), "--k: 'a' is not a list of numbers"),

@@ -134,6 +134,7 @@ async def test_asking_and_sending_do_not_disturb_each_other(server: ScriptedEngi
         ("http://engine/base/", "engine", 80, b"engine:80", b"/base"),
         ("https://engine", "engine", 443, b"engine:443", b""),
         ("http://[::1]:8", "::1", 8, b"[::1]:8", b""),
+        ("http://[fe80::1%25eth0]:8", "fe80::1%25eth0", 8, b"[fe80::1]:8", b""),
     ],
 )
 def test_addresses(url: str, host: str, port: int, header: bytes, prefix: bytes) -> None:
