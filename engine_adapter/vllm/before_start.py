@@ -41,14 +41,14 @@ _FULL_GRAPHS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`version` of vLLM, and whether V2 was tested with it; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
+    """`version` of vLLM, and whether its V2 is accepted; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
 
     `lists_model`: whether vLLM lists a class of models; `None`: not known.
     """
 
     version: str
     device: str
-    is_tested_on_v2: bool
+    is_accepted_on_v2: bool
     runner_v2: bool | None = None
     lists_model: Callable[[str], bool | None] = lambda _: None
 
@@ -172,7 +172,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
     method, speculative, head, mtp = drafter
     is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
     sizes = parallel_sizes(flags)
-    may_be_v2 = machine.is_tested_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
+    may_be_v2 = machine.is_accepted_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
     may_be_v2 = may_be_v2 and not flags.get("enable-dbo")
     is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
     is_v2 = is_v2 if machine.runner_v2 is None else machine.runner_v2
