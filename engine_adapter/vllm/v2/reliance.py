@@ -41,6 +41,8 @@ RELIANCE_V2: tuple[Item, ...] = (
             "adaptive_verification",
         ),
     ),
+    Reads(_RUNNER, "GPUModelRunner", "gather_batch_req_state", ("decode_query_len", "sort_batch_req_ids")),
+    Behaviour(_RUNNER, None, ("sort_batch_req_ids",)),
     Attributes(_RUNNER, "BatchReqState", ("req_ids", "num_tokens", "decode_graph_eligible")),
     # verified_tokens.py, proposal.py: adaptive verification
     Method(
@@ -147,6 +149,11 @@ RELIANCE_V2: tuple[Item, ...] = (
     Behaviour("v1/worker/gpu/kv_connector.py", "ActiveKVConnector", ("post_forward",)),
     Behaviour("v1/worker/gpu/model_states/default.py", "DefaultModelState", ("prepare_attn",)),
     Behaviour("v1/worker/gpu/model_states/mamba_hybrid.py", "MambaHybridModelState", ("prepare_attn",)),
+    Behaviour(
+        "v1/attention/backends/mamba_attn.py", "BaseMambaAttentionMetadataBuilder",
+        ("_compute_common_metadata", "_update_metadata_for_cudagraph_capture", "build_for_cudagraph_capture"),
+    ),
+    Behaviour("model_executor/layers/mamba/mamba_mixer2.py", "MambaMixer2", ("conv_ssm_forward",)),
     Behaviour(
         "v1/worker/gpu/spec_decode/adaptive_verification.py", "AdaptiveVerificationManager",
         ("compact_batch", "reallocate_drafts"),

@@ -98,7 +98,7 @@ EVERY_STEP = "runs in every step"
         ("qwen3-next", {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, (), RUNS_WITH_LESS, "get one K"),
         ("qwen3-next", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS_WITH_LESS, "recurrent layers"),
         ("qwen3.5", mtp(1), FP8, RUNS_WITH_LESS, "recurrent layers"),
-        ("nemotron-3-super", mtp(3), (), REFUSED, "kind nemotron_h_mtp are exact"),
+        ("nemotron-3-super", mtp(3), (), RUNS_WITH_LESS, "recurrent layers"),
         ("step-3.7", mtp(3), (), REFUSED, "has 3 modules"),
         ("step-3.7", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
         ("step-3.7", mtp(4), (), REFUSED, "a multiple of 3"),
