@@ -72,6 +72,11 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
         logger.warning("SpecPilot: %s", _CHANGED.format(version=version, functions=_some(changes)))
 
 
+def changed_functions() -> tuple[str, ...]:
+    """Return the functions of the installed vLLM, for either model runner, whose code is not that which was read."""
+    return _installed_differs(is_v2=True)[1]
+
+
 def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
     """Return in one sentence why the adapter rejects vLLM `version`, which lacks `lacks`; `None` if it accepts it.
 
