@@ -210,6 +210,15 @@ def test_the_version_and_the_runner_count(
 
 
 @pytest.mark.usefixtures("models")
+def test_vllm_0_33_schedules_every_method_asynchronously_on_v2() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    found = asked("qwen3-8b", ngram, "--async-scheduling", version="0.33.0")
+    assert found.verdict == RUNS_WITH_LESS
+    assert found.facts is not None
+    assert found.facts.is_async
+
+
+@pytest.mark.usefixtures("models")
 def test_what_vllm_decides_later_is_said_to_be_assumed() -> None:
     backends = "FLASH_ATTN_MLA_SPARSE on Hopper GPUs, FLASHINFER_MLA_SPARSE on Blackwell GPUs"
     assert asked("deepseek-v3.2", mtp(3), "-tp", "8").assumed == (
