@@ -205,15 +205,15 @@ def lacking(source: VllmSource, reliance: Iterable[Item]) -> tuple[str, ...]:
 
 def functions(reliance: Iterable[Item]) -> list[Function]:
     """Return the functions of vLLM whose code matters to the items of the `reliance`, in order of file and name."""
-    found: set[Function] = set()
+    relied_on: set[Function] = set()
     for item in reliance:
         if isinstance(item, Method):
-            found |= {(item.file, item.owner, item.name)} | ({item.caller} if item.caller is not None else set())
+            relied_on |= {(item.file, item.owner, item.name)} | ({item.caller} if item.caller is not None else set())
         elif isinstance(item, Reads):
-            found.add((item.file, item.owner, item.method))
+            relied_on.add((item.file, item.owner, item.method))
         elif isinstance(item, Behaviour):
-            found |= {(item.file, item.owner, name) for name in item.methods}
-    return sorted(found, key=lambda function: (function[0], title(*function[1:])))
+            relied_on |= {(item.file, item.owner, name) for name in item.methods}
+    return sorted(relied_on, key=lambda function: (function[0], title(*function[1:])))
 
 
 def changed(source: VllmSource, minor: str, reliance: Iterable[Item]) -> tuple[str, ...]:
