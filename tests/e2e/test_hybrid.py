@@ -52,6 +52,17 @@ def test_on_v2_steps_of_any_mix_of_k_give_the_text_without_speculation(drafter: 
 
 
 @on_v2
+@pytest.mark.extended("V2 Mamba2")
+def test_on_v2_mamba_layers_are_exact_while_k_changes_and_prompts_join() -> None:
+    plain, found = (run("interpreter", "tests.support.mamba2_on_v2", kind) for kind in ("plain", "ngram"))
+    seen = found["seen"]
+    assert found["ids"] == plain["ids"]
+    assert seen["K = 0"] > 20
+    assert all(seen[f"K = {k}"] > 5 for k in (1, 2, 3))
+    assert seen["verified"] > seen["accepted"] > 0.05 * seen["verified"] > 2
+
+
+@on_v2
 @pytest.mark.extended("V2 hybrid")
 def test_on_v2_each_k_of_all_decodes_has_a_graph_that_gives_the_text_without_speculation() -> None:
     found = found_on_v2("graphs")
