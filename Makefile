@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 COUNT ?= 1000000
 VLLM_VERSIONS ?= 0.24.0 0.33.0
+VLLM ?= 0.33.0
 
 .PHONY: setup up demo bench-gateway bench-soak-interpreted check-gpu test test-all test-compiled test-fast fuzz lint docs structure
-.PHONY: format compiled check-vllm-versions clean
+.PHONY: format compiled check-vllm-versions test-vllm read-vllm clean
 
 setup: $(VENV)/.ready  ## Make .venv with everything in it, real vLLM for the CPU included
 
@@ -82,6 +83,16 @@ fuzz: setup  ## Grow inputs for what the gateway reads, COUNT in all
 check-vllm-versions: setup  ## Whether vLLMs that need not run here have what the adapter relies on: VLLM_VERSIONS="0.33.0"
 	for version in $(VLLM_VERSIONS); do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version || exit; done
 	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/vllm/test_reliance.py $(ARGS)
+
+test-vllm: setup  ## The adapter's tests without engines on a vLLM that has no CPU build, over the installed one's: VLLM=0.33.0
+	$(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$(VLLM)
+	$(BIN)/python -m tests.support.vllm_overlay .specpilot/wheels/vllm-$(VLLM)-*.whl .specpilot/vllm-$(VLLM)
+	PYTHONPATH=.specpilot/vllm-$(VLLM):. $(BIN)/python -m pytest tests/unit/engine_adapter/vllm $(ARGS)
+
+read-vllm: setup  ## Write down what the functions are that the adapter relies on, in every accepted vLLM (docs/architecture/vllm-read.md)
+	versions=$$($(BIN)/python -c 'from specpilot.engine_adapter.vllm.versions import ACCEPTED; print(*ACCEPTED)') && \
+		for version in $$versions; do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version.0 || exit; done
+	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m tests.support.vllm_digests
 
 clean:  ## Remove what the commands above made
 	rm -rf $(VENV) .specpilot .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build *.egg-info

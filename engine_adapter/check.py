@@ -68,8 +68,10 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
             version = f"{versions.TESTED_VERSIONS[-1]}.0"
             assumed.append(f"vLLM {version} (none is installed here)")
     version += "" if version.count(".") > 1 else ".0"
+    if versions.is_among(version, versions.READ_VERSIONS):
+        assumed.append(versions.READ_ONLY.format(version=version))
     machine = Machine(
-        version, device, versions.is_tested(version, versions.TESTED_ON_V2), _runner(), versions.lists_model
+        version, device, versions.is_among(version, versions.ACCEPTED_ON_V2), _runner(), versions.lists_model
     )
     try:
         before = before_start.of_flags(model, cache(model_config), flags, machine)

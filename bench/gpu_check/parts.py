@@ -54,6 +54,11 @@ def machine(check: Check) -> Outcome:
         Line("device", MEASURED, report["device"] or f"{NO_CUDA}; CPU: {report['cpu']}"),
         Line("versions", MEASURED, versions),
         judged("the adapter fits this vLLM", report["unfit"] or f"vLLM {report['versions']['vllm']}", is_right=fits),
+        judged(
+            "what the adapter relies on in vLLM is as it was read",
+            ", ".join(report["changed"]) or "each function",
+            is_right=fits and not report["changed"],
+        ),
     ]
     return lines, report
 

@@ -41,14 +41,14 @@ _FULL_GRAPHS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`version` of vLLM, and whether V2 was tested with it; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
+    """`version` of vLLM, and whether its V2 is accepted; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
 
     `lists_model`: whether vLLM lists a class of models; `None`: not known.
     """
 
     version: str
     device: str
-    is_tested_on_v2: bool
+    is_accepted_on_v2: bool
     runner_v2: bool | None = None
     lists_model: Callable[[str], bool | None] = lambda _: None
 
@@ -172,11 +172,12 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
     method, speculative, head, mtp = drafter
     is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
     sizes = parallel_sizes(flags)
-    may_be_v2 = machine.is_tested_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
+    may_be_v2 = machine.is_accepted_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
     may_be_v2 = may_be_v2 and not flags.get("enable-dbo")
     is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
     is_v2 = is_v2 if machine.runner_v2 is None else machine.runner_v2
-    may_be_async = _why_synchronous(drafter) is None and (sizes.pipeline == 1 or is_v2)
+    reason = _why_synchronous(drafter, machine.version, is_v2=is_v2)
+    may_be_async = reason is None and (sizes.pipeline == 1 or is_v2)
     is_async = bool(flags.get("async-scheduling", may_be_async))
     mode = serve_flags.config(flags, "compilation-config").get("cudagraph_mode")
     length = serve_flags.whole(flags, "max-model-len", -1) if flags.get("max-model-len") != "auto" else -1
@@ -259,8 +260,10 @@ def _attention(target: Config, speculative: Mapping[str, Any], flags: Flags) -> 
     return backends | {"Hopper": hopper, "Blackwell": "FLASHINFER_MLA" if is_flashinfer else "CUTLASS_MLA"}
 
 
-def _why_synchronous(drafter: _Drafter) -> str | None:
-    """Return what of a drafter vLLM does not schedule asynchronously; `None`: nothing."""
+def _why_synchronous(drafter: _Drafter, version: str, *, is_v2: bool) -> str | None:
+    """Return what of a drafter vLLM does not schedule asynchronously; `None`: nothing, as on V2 from 0.33 on."""
+    if is_v2 and not version.startswith("0.32."):
+        return None
     if drafter.method in _SYNCHRONOUS:
         return f"method {drafter.method!r}"
     return "disable_padded_drafter_batch" if drafter.speculative.get("disable_padded_drafter_batch") else None
@@ -281,7 +284,7 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
             "vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: remove "
             f"enable_adaptive_verification from --{_FLAG}"
         )
-    reason = _why_synchronous(drafter)
+    reason = _why_synchronous(drafter, facts.version, is_v2=facts.is_v2)
     if reason is not None and flags.get("async-scheduling"):
         faults.append(f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling")
     return tuple(faults)

@@ -15,7 +15,7 @@ from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
-from specpilot.engine_adapter.vllm.versions import TESTED_ON_V2, is_tested
+from specpilot.engine_adapter.vllm.versions import ACCEPTED_ON_V2, is_among
 
 _VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
 """Methods that ran under vLLM's adaptive verification."""
@@ -122,9 +122,9 @@ def v2_faults(facts: ConfigFacts) -> list[str]:
     if not facts.is_v2:
         return []
     faults = []
-    if not is_tested(facts.version, TESTED_ON_V2):
+    if not is_among(facts.version, ACCEPTED_ON_V2):
         faults.append(
-            f"model runner V2 is steered on vLLM {', '.join(TESTED_ON_V2)}, and this is {facts.version}: "
+            f"model runner V2 is steered on vLLM {', '.join(ACCEPTED_ON_V2)}, and this is {facts.version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
     if facts.is_adaptive and facts.method not in _VERIFIED_ADAPTIVELY:
@@ -153,7 +153,7 @@ def recurrent_faults(facts: ConfigFacts) -> list[str]:
             "engine: start without speculation or without the adapter"
         )
         return [fault]
-    if not facts.is_recurrent or not is_tested(facts.version, _LOSES_RECURRENT_STATE):
+    if not facts.is_recurrent or not is_among(facts.version, _LOSES_RECURRENT_STATE):
         return []
     fault = (
         f"on vLLM {facts.version} a model with recurrent layers (GDN, Mamba) loses their state in steps without "

@@ -58,7 +58,7 @@ def complete(args: Any) -> None:
         return
     if args.per_request_spec_decode_metrics == "none":
         args.per_request_spec_decode_metrics = "summary"
-    if not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2):
+    if not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2):
         os.environ.setdefault(RUNNER, "0")
     if _has_cuda() and not _has_graph_sizes(args):
         k_max = speculative.get("num_speculative_tokens")

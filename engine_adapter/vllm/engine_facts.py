@@ -18,9 +18,9 @@ PLAIN_MTP = ("mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "hy_v3_mtp")
 so they can catch up. Heads of other kinds may read wider states, share the indices of sparse attention between passes,
 or have recurrent layers."""
 
-MTP_ON_RECURRENT = ("qwen3_next_mtp", "qwen3_5_mtp")
-"""Kinds of MTP heads of targets with gated delta nets, which are exact at any K of each request. Other recurrent layers
-were not examined."""
+MTP_ON_RECURRENT = ("qwen3_next_mtp", "qwen3_5_mtp", "nemotron_h_mtp")
+"""Kinds of MTP heads of targets with gated delta nets or Mamba2, which are exact at any K of each request. Other
+recurrent layers were not examined."""
 
 _MIB = 1 << 20
 _STATES = 3

@@ -1,4 +1,4 @@
-"""Facts about a model from its `config.json`, as vLLM 0.32 reads them. Pure.
+"""Facts about a model from its `config.json`, as vLLM 0.33 reads them. Pure.
 
 Each function names its origin in vLLM's source; the tests compare them with the installed vLLM.
 """
@@ -10,6 +10,7 @@ Config = Mapping[str, Any]
 
 RECURRENT = frozenset(
     (
+        "AliceAIForCausalLM",
         "BailingMoeV2_5ForCausalLM",
         "BailingMoeV3ForCausalLM",
         "BailingMoeV3VLForConditionalGeneration",
@@ -28,6 +29,7 @@ RECURRENT = frozenset(
         "Lfm2VlForConditionalGeneration",
         "Mamba2ForCausalLM",
         "MambaForCausalLM",
+        "MiniCPMOcrForConditionalGeneration",
         "MiniCPMV4_6ForConditionalGeneration",
         "MiniCPMV4_7ForConditionalGeneration",
         "NemotronHForCausalLM",
@@ -100,6 +102,8 @@ _MTP_BY_ARCHITECTURE = {
     "BailingMoeV2_5ForCausalLM": "bailing_hybrid_mtp",
     "Step3p5ForCausalLM": "step3p5_mtp",
     "Step3p7ForConditionalGeneration": "step3p5_mtp",
+    "Step5ForCausalLM": "step5_mtp",
+    "Step5ForConditionalGeneration": "step5_mtp",
     "MiniMaxM3SparseForConditionalGeneration": "minimax_m3_mtp",
     "NemotronH_Super_Omni_Reasoning_V3": "nemotron_h_mtp",
     "NemotronH_Omni_Reasoning_V3": "nemotron_h_mtp",
@@ -130,6 +134,8 @@ _MTP_BY_TYPE = {
     "longcat_flash": "longcat_flash_mtp",
     "step3p5": "step3p5_mtp",
     "step3p7": "step3p5_mtp",
+    "step5": "step5_mtp",
+    "step5_vl": "step5_mtp",
     "hy_v3": "hy_v3_mtp",
     "hy_v4": "hy_v4_mtp",
     "inkling_mm_model": "inkling_mtp",
@@ -140,7 +146,9 @@ _MTP_BY_TYPE = {
     "glm5_next": "glm5_next_mtp",
 }
 """The kind of MTP head that vLLM makes of a model (`SpeculativeConfig.hf_config_override`)."""
-_OF_TEXT = frozenset(("step3p5_mtp", "minimax_m3_mtp", "inkling_mtp", "nemotron_h_mtp", "bailing_hybrid_v3_mtp"))
+_OF_TEXT = frozenset(
+    ("step3p5_mtp", "step5_mtp", "minimax_m3_mtp", "inkling_mtp", "nemotron_h_mtp", "bailing_hybrid_v3_mtp")
+)
 """Kinds whose fields vLLM takes from the text part of a model."""
 
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "vision_config", "audio_config")

@@ -5,17 +5,28 @@ the tests, which also compare it with the adapter's code: everything that the ad
 be listed.
 
 A method that the adapter overrides or wraps has no effect if vLLM no longer calls it: `caller` names the method that
-must. The list does not state the meaning of a method; the tests with real engines check that.
+must. What a method does is for people to read, and for the tests with real engines. The list has a digest of each
+(`digests.json`), so that a change is noticed.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 
-from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads
+from specpilot.engine_adapter.vllm.reliance_items import Attributes, Behaviour, Item, Method, Names, Reads, title
 from specpilot.engine_adapter.vllm.source import Use, VllmSource
 
 _SCHEDULER = "v1/core/sched/scheduler.py"
 _ASYNC_SCHEDULER = "v1/core/sched/async_scheduler.py"
 _CORE = "v1/engine/core.py"
+_CACHE = "v1/core/kv_cache_manager.py"
+
+DIGESTS = Path(__file__).with_name("digests.json")
+"""What was read. `tests/support/vllm_digests.py` writes it."""
+
+Function = tuple[str, str | None, str]
+"""File, class (None: a function of the module) and name."""
 
 RELIANCE: tuple[Item, ...] = (
     # scheduler.py: the mixin over both schedulers; steps.py: the attributes of schedulers that it reads
@@ -96,11 +107,21 @@ RELIANCE: tuple[Item, ...] = (
     Attributes("sampling_params.py", "SamplingParams", ("logprob_token_ids",)),
     Names("exceptions.py", ("VLLMValidationError",)),
     Attributes("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
-    Method("v1/core/kv_cache_manager.py", "KVCacheManager", "get_block_ids", ("request_id",), Use.CALL),
-    Method("v1/core/kv_cache_manager.py", "KVCacheManager", "evict_blocks", ("block_ids",), Use.CALL),
-    Attributes("v1/core/kv_cache_manager.py", "KVCacheManager", ("coordinator",)),
+    Method(_CACHE, "KVCacheManager", "get_block_ids", ("request_id",), Use.CALL),
+    Method(_CACHE, "KVCacheManager", "evict_blocks", ("block_ids",), Use.CALL),
+    Attributes(_CACHE, "KVCacheManager", ("coordinator",)),
     Attributes("v1/core/kv_cache_coordinator.py", "KVCacheCoordinator", ("single_type_managers",)),
     Attributes("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager", ("block_size",)),
+    # what wrapped methods rely on: sessions and replies, the prefix cache, room in a step, which runner runs
+    Behaviour(
+        _SCHEDULER, "Scheduler", ("_update_request_with_output", "_update_request_as_session", "_free_blocks")
+    ),
+    Behaviour(_CORE, "EngineCore", ("step_with_batch_queue",)),
+    Behaviour("v1/core/block_pool.py", "BlockPool", ("evict_blocks",)),
+    Behaviour("v1/core/single_type_kv_cache_manager.py", "SingleTypeKVCacheManager", ("cache_blocks",)),
+    Behaviour("v1/core/kv_cache_utils.py", None, ("get_request_block_hasher",)),
+    Behaviour("config/speculative.py", "SpeculativeConfig", ("max_num_new_slots_for_drafting",)),
+    Behaviour("config/vllm.py", "VllmConfig", ("use_v2_model_runner",)),
     # compat.py, engine_facts.py: the configuration of an engine
     Attributes(
         "config/vllm.py", "VllmConfig",
@@ -180,3 +201,46 @@ RELIANCE: tuple[Item, ...] = (
 def lacking(source: VllmSource, reliance: Iterable[Item]) -> tuple[str, ...]:
     """Return the items of the `reliance` that `source` lacks, in words; empty if it has all."""
     return tuple(words for item in reliance for words in item.lacking(source))
+
+
+def functions(reliance: Iterable[Item]) -> list[Function]:
+    """Return the functions of vLLM whose code matters to the items of the `reliance`, in order of file and name."""
+    relied_on: set[Function] = set()
+    for item in reliance:
+        if isinstance(item, Method):
+            relied_on |= {(item.file, item.owner, item.name)} | ({item.caller} if item.caller is not None else set())
+        elif isinstance(item, Reads):
+            relied_on.add((item.file, item.owner, item.method))
+        elif isinstance(item, Behaviour):
+            relied_on |= {(item.file, item.owner, name) for name in item.methods}
+    return sorted(relied_on, key=lambda function: (function[0], title(*function[1:])))
+
+
+def changed(source: VllmSource, minor: str, reliance: Iterable[Item]) -> tuple[str, ...]:
+    """Return the functions of the `reliance` whose code in `source` is not the one read of the version `minor`."""
+    table = digests()
+    return tuple(
+        title(*function[1:])
+        for function in functions(reliance)
+        if (read := _digest_in(minor, table.get(key(function), {}))) and source.digest(*function) != read
+    )
+
+
+@cache
+def digests() -> dict[str, dict[str, str]]:
+    """Return the digests of the code that was read: by function (`key`), then by the first version that has it."""
+    return dict(json.loads(DIGESTS.read_text(encoding="utf-8")))
+
+
+def key(function: Function) -> str:
+    """Return the name of a function in the table of digests."""
+    return f"{function[0]} {title(*function[1:])}"
+
+
+def _digest_in(minor: str, since: Mapping[str, str]) -> str | None:
+    """Return the digest that a function has in a version; `None` if the first one that was read is a later one."""
+    return next((digest for first, digest in [*since.items()][::-1] if _number(first) <= _number(minor)), None)
+
+
+def _number(minor: str) -> list[int]:
+    return [int(part) for part in minor.split(".")]

@@ -19,14 +19,14 @@ class Method:
 
     def lacking(self, source: VllmSource) -> Iterator[str]:
         """Yield in words what `source` lacks of this item; nothing if it fits."""
-        title = f"{_title(self.owner, self.name)}({', '.join(self.parameters)})"
+        call = f"{title(self.owner, self.name)}({', '.join(self.parameters)})"
         signature = source.signature(self.file, self.owner, self.name)
         if signature is None:
-            yield title
+            yield call
         elif not signature.fits(self.use, self.parameters):
-            yield f"{title} (it takes {', '.join(signature.parameters) or 'nothing'})"
+            yield f"{call} (it takes {', '.join(signature.parameters) or 'nothing'})"
         elif self.caller is not None and self.name not in source.mentions(*self.caller):
-            yield f"{title} (not called by {_title(*self.caller[1:])})"
+            yield f"{call} (not called by {title(*self.caller[1:])})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Attributes:
             yield self.owner
             return
         have = source.attributes(self.file, self.owner)
-        yield from (_title(self.owner, name) for name in self.names if name not in have)
+        yield from (title(self.owner, name) for name in self.names if name not in have)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Reads:
     def lacking(self, source: VllmSource) -> Iterator[str]:
         """Yield in words what `source` lacks of this item."""
         mentioned = source.mentions(self.file, self.owner, self.method)
-        yield from (f"{_title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
+        yield from (f"{title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,22 @@ class Record:
             yield f"{self.owner} without the field {name}"
 
 
-Item = Method | Attributes | Names | Reads | Record
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Methods of the class `owner` (None: functions) that the adapter relies on and never names: only read."""
+
+    file: str
+    owner: str | None
+    methods: tuple[str, ...]
+
+    def lacking(self, _: VllmSource) -> Iterator[str]:
+        """Yield nothing: `reliance.changed` compares these."""
+        yield from ()
 
 
-def _title(owner: str | None, name: str) -> str:
+Item = Method | Attributes | Names | Reads | Record | Behaviour
+
+
+def title(owner: str | None, name: str) -> str:
+    """Return the name of a method with its class, or of a function."""
     return f"{owner}.{name}" if owner is not None else name

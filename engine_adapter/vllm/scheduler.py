@@ -93,6 +93,9 @@ class _SpecPilotScheduler:
             one_k=self.graphs is not None and self.graphs.need_one_k,
         )
         self._config_at = engine_facts.at_widths(vllm_config)
+        # vLLM 0.33 drafts nothing after a step whose drafts it knows to be dropped. A parallel drafter reads such a
+        # step's positions all the same, and would miss them. So the plan alone sets the width.
+        self.can_skip_drafts = False
         start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(

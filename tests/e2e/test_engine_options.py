@@ -123,7 +123,7 @@ def test_the_plugin_leaves_an_untested_vllm_as_it_is(tested: str, wrapped: bool)
     code = (
         "from specpilot.engine_adapter import plugin\n"
         "from specpilot.engine_adapter.vllm import versions\n"
-        f"versions.TESTED_VERSIONS = ({tested!r},)\n"
+        f"versions.ACCEPTED = ({tested!r},)\n"
         "plugin.register()\n"
         "from vllm.v1.engine.core import EngineCore\n"
         "from vllm.v1.worker.gpu_model_runner import GPUModelRunner\n"

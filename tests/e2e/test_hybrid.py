@@ -10,7 +10,7 @@ from tests.support.engine_program import run
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 on_v2 = pytest.mark.skipif(
-    not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
 )
 
 NEAR = 2.0
@@ -46,6 +46,17 @@ def test_on_v2_steps_of_any_mix_of_k_give_the_text_without_speculation(drafter: 
     """In float32, with the kernels of a GPU: not one token differs."""
     found, seen = found_on_v2(drafter), found_on_v2(drafter)["seen"]
     assert found["ids"] == found_on_v2("plain")["ids"]
+    assert seen["K = 0"] > 20
+    assert all(seen[f"K = {k}"] > 5 for k in (1, 2, 3))
+    assert seen["verified"] > seen["accepted"] > 0.05 * seen["verified"] > 2
+
+
+@on_v2
+@pytest.mark.extended("V2 Mamba2")
+def test_on_v2_mamba_layers_are_exact_while_k_changes_and_prompts_join() -> None:
+    plain, found = (run("interpreter", "tests.support.mamba2_on_v2", kind) for kind in ("plain", "ngram"))
+    seen = found["seen"]
+    assert found["ids"] == plain["ids"]
     assert seen["K = 0"] > 20
     assert all(seen[f"K = {k}"] > 5 for k in (1, 2, 3))
     assert seen["verified"] > seen["accepted"] > 0.05 * seen["verified"] > 2

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+        not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
     ),
 ]
 

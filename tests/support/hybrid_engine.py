@@ -126,7 +126,7 @@ def make(folder: Path, dtype: torch.dtype = torch.bfloat16, older: float = 0.0) 
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     }
-    _save(folder / "target", shape | target, tensors)
+    save(folder / "target", shape | target, tensors)
     layer = {
         f"self_attn.{name}_proj.weight": zeros(size // (1 + (name == "q")), 2 * HIDDEN)
         for name, size in attention.items()
@@ -150,10 +150,11 @@ def make(folder: Path, dtype: torch.dtype = torch.bfloat16, older: float = 0.0) 
         "num_aux_hidden_states": 1,
         "eagle_config": reads | {"use_aux_hidden_state": True},
     }
-    _save(folder / "head", shape | config | reads, head)
+    save(folder / "head", shape | config | reads, head)
 
 
-def _save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a model's files."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     whole = {name: tensor.to(getattr(torch, config["torch_dtype"])) for name, tensor in tensors.items()}

@@ -20,6 +20,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,16 @@ def main(kind: str) -> None:
     if kind == "graphs":
         replayed_graphs.install()
         options = {"enforce_eager": False, "compilation_config": {"mode": 0}}
+    serve(kind, folder / "target", speculative, [4 + number for number in range(REQUESTS)], options)
+
+
+def serve(
+    kind: str, model: Path, speculative: dict[str, Any] | None, prompts: Sequence[int], options: dict[str, Any]
+) -> None:
+    """Serve requests with `prompts` of so many tokens, and report; `kind` "graphs" replays FULL graphs."""
     llm = start(
         speculative,
-        model=str(folder / "target"),
+        model=str(model),
         skip_tokenizer_init=True,
         max_model_len=128,
         max_num_seqs=4,
@@ -106,10 +114,10 @@ def main(kind: str) -> None:
         count(core.scheduler, seen)
     if kind == "graphs":
         replayed_graphs.capture_all(core.model_executor.driver_worker.worker.model_runner)
-    for number in range(REQUESTS):
+    for number, length in enumerate(prompts):
         extra = {"traffic_class": CLASSES[number % len(CLASSES)]}
         sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, extra_args=extra)
-        prompt = {"prompt_token_ids": [rng.randrange(1, hybrid_engine.VOCABULARY) for _ in range(4 + number)]}
+        prompt = {"prompt_token_ids": [rng.randrange(1, hybrid_engine.VOCABULARY) for _ in range(length)]}
         engine.add_request(str(number), prompt, sampling)
 
     def change(_: int) -> None:

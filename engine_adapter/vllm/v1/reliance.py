@@ -3,7 +3,7 @@
 Checked like the other list (`engine_adapter.vllm.reliance`), for an engine that runs V1.
 """
 
-from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads, Record
+from specpilot.engine_adapter.vllm.reliance_items import Attributes, Behaviour, Item, Method, Names, Reads, Record
 from specpilot.engine_adapter.vllm.source import Use
 
 _RUNNER = "v1/worker/gpu_model_runner.py"
@@ -155,6 +155,9 @@ RELIANCE_V1: tuple[Item, ...] = (
         ("v1/sample/rejection_sampler.py", None, "apply_sampling_constraints"),
     ),
     Attributes(_RUNNER, "GPUModelRunner", ("discard_request_mask",)),
+    # what the wrapped methods call: drafts of the last step, drafts to verify, recurrent layers
+    Behaviour(_RUNNER, "GPUModelRunner", ("_prepare_input_ids", "_calc_spec_decode_metadata", "_bookkeeping_sync")),
+    Behaviour("v1/attention/backends/gdn_attn.py", "GDNAttentionMetadataBuilder", ("build",)),
     Names("utils/cpu_triton_utils.py"),
     Method("platforms/interface.py", "Platform", "is_cpu", (), Use.CALL),
 )  # fmt: skip

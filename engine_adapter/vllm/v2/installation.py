@@ -7,7 +7,9 @@ whether the adapter's scheduler plans the speculator's steps. Engines with other
 - `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps of any K, and attention
   reads a step with the lengths of its graph (`graphs`);
 - `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is a
-  uniform step of K = 0, and uses its graphs;
+  uniform step of K = 0, and uses its graphs. With recurrent layers, decodes without drafts come before every prompt:
+  Mamba layers read what follows a prompt as prompts, from the state before the last accepted drafts. vLLM puts a part
+  of a prompt that is as long as a decode with K_max drafts before them;
 - `AsyncOutput`: an engine with adaptive verification reports the number of verified draft tokens (`verified_tokens`);
 - `init_speculator`: a speculator of any kind gets its state (`steered`); a P-EAGLE head gets the speculator that vLLM
   lacks (`parallel_speculator`);
@@ -102,8 +104,14 @@ def _wrap_graphs() -> None:
 
     @wraps(gather)
     def gather_uniform(self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch, uniform = gather(self, *args, **kwargs)
         is_steered_here = of_speculator(self.speculator) is not None
+        longest = self.decode_query_len
+        if is_steered_here and self.model_config.is_hybrid:
+            self.decode_query_len = 1
+        try:
+            batch, uniform = gather(self, *args, **kwargs)
+        finally:
+            self.decode_query_len = longest
         if is_steered_here and batch is not None and batch.decode_graph_eligible:
             uniform = 1 if batch.num_tokens == len(batch.req_ids) else uniform
         return batch, uniform

@@ -3,7 +3,7 @@
 Checked like the other list (`engine_adapter.vllm.reliance`), for an engine that runs V2.
 """
 
-from specpilot.engine_adapter.vllm.reliance_items import Attributes, Item, Method, Names, Reads
+from specpilot.engine_adapter.vllm.reliance_items import Attributes, Behaviour, Item, Method, Names, Reads
 from specpilot.engine_adapter.vllm.source import Use
 
 _RUNNER = "v1/worker/gpu/model_runner.py"
@@ -41,6 +41,8 @@ RELIANCE_V2: tuple[Item, ...] = (
             "adaptive_verification",
         ),
     ),
+    Reads(_RUNNER, "GPUModelRunner", "gather_batch_req_state", ("decode_query_len", "sort_batch_req_ids")),
+    Behaviour(_RUNNER, None, ("sort_batch_req_ids",)),
     Attributes(_RUNNER, "BatchReqState", ("req_ids", "num_tokens", "decode_graph_eligible")),
     # verified_tokens.py, proposal.py: adaptive verification
     Method(
@@ -139,6 +141,23 @@ RELIANCE_V2: tuple[Item, ...] = (
     ),
     Method(_ATTENTION, None, "build_slot_mappings_by_layer", ("slot_mappings", "kv_cache_config"), Use.CALL),
     Names(_ATTENTION, ("build_attn_metadata", "build_slot_mappings_by_layer")),
+    # what the wrapped methods call: a step's attention, accepted tokens, the head's passes, graphs, connectors
+    Behaviour(_RUNNER, "GPUModelRunner", ("prepare_attn", "postprocess_sampled")),
+    Behaviour(_SPECULATOR, "DraftModelSpeculator", ("__init__", "load_model")),
+    Behaviour(_SEQUENTIAL, "TargetDependentARSpeculator", ("_prefill", "_generate_draft")),
+    Behaviour(_GRAPHS, "ModelCudaGraphManager", ("capture",)),
+    Behaviour("v1/worker/gpu/kv_connector.py", "ActiveKVConnector", ("post_forward",)),
+    Behaviour("v1/worker/gpu/model_states/default.py", "DefaultModelState", ("prepare_attn",)),
+    Behaviour("v1/worker/gpu/model_states/mamba_hybrid.py", "MambaHybridModelState", ("prepare_attn",)),
+    Behaviour(
+        "v1/attention/backends/mamba_attn.py", "BaseMambaAttentionMetadataBuilder",
+        ("_compute_common_metadata", "_update_metadata_for_cudagraph_capture", "build_for_cudagraph_capture"),
+    ),
+    Behaviour("model_executor/layers/mamba/mamba_mixer2.py", "MambaMixer2", ("conv_ssm_forward",)),
+    Behaviour(
+        "v1/worker/gpu/spec_decode/adaptive_verification.py", "AdaptiveVerificationManager",
+        ("compact_batch", "reallocate_drafts"),
+    ),
     # subset.py: a part of a step
     Method(_TABLES, "BlockTables", "gather_block_tables", ("idx_mapping", "num_reqs_padded"), Use.CALL),
     Method(

@@ -6,7 +6,8 @@ back to these places; the others get -1, vLLM's sign for no draft.
 The head's first pass reads the step from the runner's persistent buffers, whose addresses a FULL CUDA graph contains.
 So the part is written into them like a step of the runner, padded to its graph: query starts, sequence lengths, block
 tables, slot mappings. Nothing after the speculator reads the buffers of the whole step, and the next step writes them
-again. A speculator that `lays_out_itself` gets the block tables only.
+again. A speculator that `lays_out_itself` gets the block tables only. vLLM 0.33 masks blocks below a sliding window in
+the tables that it gathers; here they stay, because no head with a sliding window leaves requests out.
 
 The host knows the tokens of the part, so nothing waits for the accelerator.
 """

@@ -98,7 +98,7 @@ EVERY_STEP = "runs in every step"
         ("qwen3-next", {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, (), RUNS_WITH_LESS, "get one K"),
         ("qwen3-next", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS_WITH_LESS, "recurrent layers"),
         ("qwen3.5", mtp(1), FP8, RUNS_WITH_LESS, "recurrent layers"),
-        ("nemotron-3-super", mtp(3), (), REFUSED, "kind nemotron_h_mtp are exact"),
+        ("nemotron-3-super", mtp(3), (), RUNS_WITH_LESS, "recurrent layers"),
         ("step-3.7", mtp(3), (), REFUSED, "has 3 modules"),
         ("step-3.7", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
         ("step-3.7", mtp(4), (), REFUSED, "a multiple of 3"),
@@ -192,7 +192,9 @@ def test_every_reason_is_said_at_once() -> None:
         ("0.32", "deepseek-v3", 1, "0", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=1"),
         ("0.31", "glm-4.5", 1, "1", REFUSED, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("0.31", "qwen3.5", 1, None, REFUSED, "install vLLM 0.32"),
-        ("0.33.0", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.33.0 was tested: install vLLM 0.29"),
+        ("0.33", "glm-4.5", 1, None, RUNS, "model runner V2"),
+        ("0.33.0", "glm-4.5", 1, None, RUNS, "vLLM 0.33.0 was read only"),
+        ("0.34.0", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.34.0 was tested: install vLLM 0.29"),
         ("0.22.1", "glm-4.5", 1, None, REFUSED, "no engine of vLLM 0.22.1 was tested"),
     ],
 )
@@ -205,6 +207,15 @@ def test_the_version_and_the_runner_count(
     found = asked(model, mtp(k), version=version)
     assert found.verdict == verdict
     assert words in check.as_text(found)
+
+
+@pytest.mark.usefixtures("models")
+def test_vllm_0_33_schedules_every_method_asynchronously_on_v2() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    found = asked("qwen3-8b", ngram, "--async-scheduling", version="0.33.0")
+    assert found.verdict == RUNS_WITH_LESS
+    assert found.facts is not None
+    assert found.facts.is_async
 
 
 @pytest.mark.usefixtures("models")

@@ -33,7 +33,7 @@ def own_folder_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_environment_accepts_an_untested_vllm_as_the_flag_does(
     any_vllm: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(versions, "TESTED_VERSIONS", ("0.1",))
+    monkeypatch.setattr(versions, "ACCEPTED", ("0.1",))
     monkeypatch.setenv("SPECPILOT_ENGINE_ANY_VLLM", any_vllm)
     with pytest.raises(SystemExit) as ended:
         main(["--model", "./nowhere"])

@@ -147,6 +147,7 @@ def test_on_model_runner_v2_more_drafters_are_steered(method: str) -> None:
         ("step3p5_mtp", {"num_nextn_predict_layers": 3}, 2, 1, {}, ("3 modules", "num_speculative_tokens to 1")),
         ("gemma4_mtp", {}, 1, 1, {}, ("Gemma 4", "KV cache")),
         ("qwen3_next_mtp", {}, 1, 1, {"is_hybrid": True}, None),
+        ("nemotron_h_mtp", {}, 3, 1, {"is_hybrid": True}, None),
         ("qwen3_next_mtp", {}, 1, 0, {"is_hybrid": True}, ("not qwen3_next_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
         ("bailing_hybrid_mtp", {}, 1, 1, {"is_hybrid": True}, ("recurrent layers", "without the adapter")),
         ("deepseek_mtp", {}, 1, 0, {}, ("mimo_mtp", "not deepseek_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),

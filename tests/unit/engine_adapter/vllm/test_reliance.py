@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 
 from specpilot.engine_adapter.vllm import versions
-from specpilot.engine_adapter.vllm.reliance import RELIANCE, lacking
-from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names, Record
+from specpilot.engine_adapter.vllm.reliance import RELIANCE, changed, digests, functions, key, lacking
+from specpilot.engine_adapter.vllm.reliance_items import Behaviour, Item, Method, Names, Record
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
 from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
 from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
@@ -39,11 +39,46 @@ def test_the_wheels_lack_the_parts_in_the_table_and_nothing_else() -> None:
         assert {words.split(".")[0].split("(")[0] for words in found} == LACKS.get(minor(wheel), set()), wheel.name
 
 
+def test_the_installed_vllm_is_the_one_that_was_read() -> None:
+    version = ".".join(versions.vllm_version().split(".")[:2])
+    of_v2 = RELIANCE_V2 if version in versions.ACCEPTED_ON_V2 else ()
+    assert changed(VllmSource(installed), version, (*RELIANCE, *RELIANCE_V1, *of_v2)) == ()
+
+
+@pytest.mark.skipif(not wheels(), reason="VLLM_WHEELS names no folder of wheels: make check-vllm-versions")
+def test_the_wheels_of_accepted_versions_are_those_that_were_read() -> None:
+    for wheel in wheels():
+        if minor(wheel) in versions.ACCEPTED:
+            of_v2 = RELIANCE_V2 if minor(wheel) in versions.ACCEPTED_ON_V2 else ()
+            listed = (*RELIANCE, *RELIANCE_V1, *of_v2)
+            assert changed(VllmSource(wheel_reader(wheel)), minor(wheel), listed) == (), wheel.name
+
+
+def test_every_function_of_the_lists_has_been_read() -> None:
+    """Otherwise: `make read-vllm`."""
+    assert {key(function) for function in functions(EVERYTHING)} == set(digests())
+
+
+def test_a_change_of_meaning_is_noticed() -> None:
+    assert changed(VllmSource(renamed(r"\bpad_spec_decode\b")), "0.32", EVERYTHING) == ("Scheduler.schedule",)
+
+
+def test_the_page_names_what_the_versions_that_were_read_only_changed() -> None:
+    page = (ROOT / "docs" / "architecture" / "vllm-read.md").read_text()
+    for version in versions.READ_VERSIONS:
+        section = page.partition(f"## {version}")[2].partition("\n## ")[0]
+        found = {function.partition(" ")[2] for function, since in digests().items() if version in since}
+        assert found
+        assert found == set(
+            re.findall(r"`((?:\w+\.)?\w+)`", "".join(re.findall(r"^\| (.*?) \|", section, re.MULTILINE)))
+        )
+
+
 def named() -> Iterator[tuple[Item, str]]:
     for item in EVERYTHING:
         if isinstance(item, Method):
             yield item, item.name
-        else:
+        elif not isinstance(item, Behaviour):
             yield from ((item, name) for name in (item.fields if isinstance(item, Record) else item.names))
 
 
@@ -178,6 +213,8 @@ def test_the_page_states_how_each_version_was_tested() -> None:
     rows = dict(re.findall(r"^\| (0\.\d+) \| (.*) \|$", page, re.MULTILINE))
     for version in versions.TESTED_VERSIONS:
         assert "runs" in rows[version]
+    for version in versions.READ_VERSIONS:
+        assert "source" in rows[version]
     for version in LACKS:
         assert "rejected" in rows[version]
-    assert {version for version, row in rows.items() if "| runs" in row} == set(versions.TESTED_VERSIONS)
+    assert {version for version, row in rows.items() if "| runs" in row} == set(versions.ACCEPTED)

@@ -12,8 +12,9 @@ with warnings.catch_warnings():
     from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.request import RequestStatus
 
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
+    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 
+from specpilot.engine_adapter.vllm import versions
 from tests.support.adapter_scheduler import K_MAX, add, end, offer, sampled, scheduler, step, stock
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
@@ -97,6 +98,7 @@ def test_what_is_laid_out_fits_beside_every_step(seed: int, is_async: bool, monk
     assert widths >= {0, 1, 2}
 
 
+@pytest.mark.skipif(not versions.is_among(versions.vllm_version(), versions.TESTED_VERSIONS), reason="0.33 goes on")
 def test_who_sat_a_step_out_has_no_drafts_that_the_worker_no_longer_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memory for its next block the one of the lowest priority preempts itself; vLLM goes no further."""
     options = {"scheduling_policy": "priority", "enable_prefix_caching": False}
@@ -135,3 +137,18 @@ def test_a_step_without_a_token_leaves_no_drafts_that_the_worker_no_longer_knows
     engine.set_pause_state(PauseState.UNPAUSED)
     found = engine.schedule()
     assert (found.num_scheduled_tokens, found.scheduled_spec_decode_tokens) == ({"stays": 1}, {})
+
+
+def test_a_step_whose_drafts_nobody_needs_has_the_width_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On model runner V2 vLLM 0.33 would set its width to 0: a part of a prompt, whose drafts are dropped."""
+
+    class OnV2(SpecPilotScheduler):
+        def __init__(self, vllm_config: Any, **others: Any) -> None:
+            monkeypatch.setattr(type(vllm_config), "use_v2_model_runner", True)
+            super().__init__(vllm_config=vllm_config, **others)
+
+    engine = scheduler(monkeypatch, kind=OnV2, **LIMITS)
+    add(engine, "long", [7] * 400)
+    output = engine.schedule()
+    assert engine.requests["long"].is_prefill_chunk
+    assert not getattr(output, "skip_drafts", False)

@@ -105,3 +105,45 @@ def test_required_fields_are_those_without_a_default() -> None:
 
 def test_a_method_mentions_names_and_attributes() -> None:
     assert SOURCE.mentions("a.py", "Child", "caller") >= {"hook", "helper"}
+
+
+def digest(text: str) -> str:
+    found = VllmSource({"a.py": text}.get).digest("a.py", None, "f")
+    assert found is not None
+    return found
+
+
+CODE = "def f(x, y=0):\n    z = x + y\n    return g(z, 'a')"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CODE.replace("    ", "  ").replace("x + y", "(x +\n   y)"),
+        CODE.replace("z =", "# why\n    z ="),
+        CODE.replace(":\n", ':\n    """What."""\n', 1),
+        CODE.replace("x, y=0):", "x: int, y: int = 0) -> int:"),
+        CODE.replace("'a'", '"a"'),
+    ],
+)
+def test_layout_comments_and_annotations_leave_the_digest(text: str) -> None:
+    assert digest(text) == digest(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x + y", "x - y"),
+        ("y=0", "y=1"),
+        ("y=0", "y=None"),
+        ("'a'", "'b'"),
+        ("g(z", "h(z"),
+        ("    z", "    pass\n    z"),
+    ],
+)
+def test_another_operation_value_name_or_statement_changes_the_digest(old: str, new: str) -> None:
+    assert digest(CODE.replace(old, new)) != digest(CODE)
+
+
+def test_what_is_not_there_has_no_digest() -> None:
+    assert SOURCE.digest("a.py", "Child", "absent") is None

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from specpilot.policy.graphs import Graphs
 
 pytestmark = pytest.mark.skipif(
-    not versions.is_tested(versions.vllm_version(), versions.TESTED_ON_V2), reason="this vLLM's V2 is not steered"
+    not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
 )
 
 K_MAX, REQUESTS = 7, 32
