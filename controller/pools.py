@@ -1,7 +1,7 @@
 """Groups registered engines into pools, builds the context of each pool's decision, and the schedule from it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import plan_of
@@ -10,7 +10,7 @@ from specpilot.policy.canary import Experiment
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import PoolKey
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.schedule import Schedule
+from specpilot.policy.schedule import Guidance, Schedule
 
 FORGET_S = 600.0
 """Longer than a rolling restart of all engines, so that a pool's estimates outlive it."""
@@ -84,7 +84,7 @@ def in_window(context: PoolContext, experiment: Experiment | None, at: float) ->
     plan, canary = plan_of(experiment), experiment.canary
     is_over = plan.window(at) >= canary.max_blocks * canary.windows
     is_drawn = not is_over and plan.is_drawn(context.pool, at)
-    return context.during(CanaryWindow(plan, context.policy, experiment.canary.policy, is_drawn))
+    return replace(context, window=CanaryWindow(plan, canary.policy, is_drawn))
 
 
 def next_version(context: PoolContext) -> int:
@@ -92,14 +92,14 @@ def next_version(context: PoolContext) -> int:
     return max(context.engines_version, context.in_force.version if context.in_force else 0) + 1
 
 
-def schedule_of(context: PoolContext, result: TickResult, version: int, at: float) -> Schedule:
-    """Return the schedule of `result`; `at` is Unix seconds."""
+def schedule_of(context: PoolContext, result: TickResult, guidance: Guidance, version: int, at: float) -> Schedule:
+    """Return the schedule of `result` with its `guidance`; `at` is Unix seconds."""
     return Schedule(
         model=context.model,
         pool=context.pool,
         version=version,
         issued_at=at,
-        guidance=result.guidance,
+        guidance=guidance,
         fleet=result.fleet,
         drawn=result.draw.engines,
         drawn_until=result.draw.until,

@@ -78,8 +78,9 @@ class Publisher:
         if result.has_lost is False:
             written.is_fall_back_audited = False
         is_new = is_due = False
-        schedule = schedule_of(context, result, next_version(context), self.clock.now())
+        schedule = None
         if result.guidance is not None:
+            schedule = schedule_of(context, result, result.guidance, next_version(context), self.clock.now())
             is_due = now - written.published_at >= RENEW_S - self.interval_s / 2
             is_new = old is None or _applied(old) != _applied(schedule)
             if is_due or is_new:
@@ -103,11 +104,11 @@ class Publisher:
                 at=self.clock.now(),
                 model=context.model,
                 pool=context.pool,
-                mode=context.mode,
+                mode=context.policy_in_force.mode,
                 reason=result.reason.value,
                 published=is_due or is_new,
                 version=old.version if old else 0,
-                schedule=replace(schedule, fleet=None, drawn=(), drawn_until=None),
+                schedule=schedule and replace(schedule, fleet=None, drawn=(), drawn_until=None),
                 evidence=result.evidence,
                 k=result.k,
             ),

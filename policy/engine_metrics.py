@@ -15,7 +15,7 @@ ACCEPTS = PREFIX + "accepts_total"  # band, position
 DRAFTS = PREFIX + "drafts_total"  # traffic_class, band, k: one per decode of a request per step, K = 0 included
 PROBES = PREFIX + "probes_total"  # traffic_class
 DECODE_TOKENS = PREFIX + "decode_tokens_total"  # traffic_class, band: tokens delivered by decodes
-COLD_DECODES = PREFIX + "cold_decodes_total"  # traffic_class, band: at K = 0, of probed classes, no draft verified yet
+UNPROBED_DECODES = PREFIX + "unprobed_decodes_total"  # traffic_class, band: at K = 0, of classes that are probed
 
 STEPS = PREFIX + "steps_total"  # kind
 STEP_SECONDS = PREFIX + "step_seconds_total"  # kind

@@ -1,4 +1,4 @@
-"""The CUDA graphs of an engine, as it reports them to the controller: their sizes, by kind of step.
+"""The CUDA graphs of an engine: their sizes, by kind of step.
 
 A step is padded to the next captured size of its kind; above the largest size it has no graph.
 """

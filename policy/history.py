@@ -18,7 +18,7 @@ COMMENT_LIMIT = 500
 """Characters of a comment."""
 
 
-class Cause(StrEnum):
+class VersionCause(StrEnum):
     """How a version was made."""
 
     PUT = "put"  # written as a whole
@@ -33,12 +33,12 @@ class Change:
     """The author of a version, its cause and a comment. An empty `author` is unknown."""
 
     author: str = ""
-    cause: Cause = Cause.PUT
+    cause: VersionCause = VersionCause.PUT
     comment: str = ""
 
 
 WRITTEN = Change()
-DELETED = Change(cause=Cause.DELETE)
+DELETED = Change(cause=VersionCause.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PolicyVersion:
     updated_at: float
     policy: Policy | None
     author: str = ""
-    cause: Cause = Cause.PUT
+    cause: VersionCause = VersionCause.PUT
     comment: str = ""
 
 

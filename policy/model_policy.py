@@ -36,8 +36,8 @@ class Mode(StrEnum):
     """The scope of the controller for one model."""
 
     OFF = "off"  # publish the static K
-    ADVISE = "advise"  # decide and record, publish nothing except once the static K in place of an older schedule
-    ACT = "act"  # publish the decisions
+    ADVISE = "advise"  # the same, to compare it with what engines would choose
+    ACT = "act"  # publish guidance, by which engines choose K
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class MatchRule:
 class Policy:
     """The settings of an operator for one model, written through the admin API.
 
-    `static_k` is the K that the controller publishes for mode `off`, in mode `advise` once in place of an older
-    schedule, for windows of the control group, after a fall back, for a freeze that holds it, and for engines that
-    cannot choose K yet. `None`: the engines' own static K, which an engine without a schedule runs in any case.
+    `static_k` is the K that the controller publishes for modes `off` and `advise`, for windows of the control group,
+    after a fall back, for a freeze that holds it, and for engines that cannot choose K yet. `None`: the engines' own
+    static K, of a pool the smallest.
     `probe_ratio` (0..0.5) is the share of an engine's time that pays for probes. `control_group_ratio` (0..0.5) is the
     share of time that an engine runs the static K as control group, to measure the gain of adaptive K; 0 means no
     control group. `slo` are the latency goals of classes that have none of their own. With `limit_running` engines

@@ -17,7 +17,7 @@ from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
-from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Cause, Change, PolicyVersion
+from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Change, PolicyVersion, VersionCause
 from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.records import Lease
@@ -127,7 +127,7 @@ class OperatorDocuments(Documents):
         """
         model, expected, base = experiment.model, experiment.version - 1, experiment.base_version
         promotes = experiment.outcome is not None and experiment.outcome.is_promotion
-        change = change or Change(CONTROLLER, Cause.CANARY, f"canary {experiment.experiment_id} was better")
+        change = change or Change(CONTROLLER, VersionCause.CANARY, f"canary {experiment.experiment_id} was better")
         place, version = Place(redis_keys.CANARIES, model), 0
 
         def decide(canary: bytes | None, policy: bytes | None, deleted: bytes | None) -> Mapping[Place, bytes]:
@@ -225,13 +225,10 @@ class OperatorDocuments(Documents):
     def put_freeze(self, freeze: Freeze) -> None:
         """Begin a freeze, or replace the one of the same model."""
         self._redis.hset(redis_keys.FREEZES, freeze.model, encode(freeze))
-        self._announce(redis_keys.FREEZES)
 
     def delete_freeze(self, model: str) -> bool:
         """Lift a freeze; `False` when there is none."""
-        removed = bool(self._redis.hdel(redis_keys.FREEZES, model))
-        self._announce(redis_keys.FREEZES)
-        return removed
+        return bool(self._redis.hdel(redis_keys.FREEZES, model))
 
     def append_audit(self, entry: AuditEntry) -> int:
         """Add an entry and return its number; the oldest entries are dropped."""

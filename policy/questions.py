@@ -62,8 +62,7 @@ class Answer:
         decodes: running decodes.
         unknown: why nothing is predicted; empty if something is.
         in_force, chosen, static: predictions (`Kind.EXPLAIN`).
-        breaks_slo: whether the static K breaks an SLO that `chosen` keeps.
-        groups: K in force by group of requests, and why (`law.batch_choice.explained`).
+        groups: K in force by group of requests, and why (`law.explained`).
         tpot_ms: by class and statistic the TPOT of the newest requests that ended.
         k_by_load: K by number of decodes: by class, and under `ALL_CLASSES` the mean over all requests.
         keeps_up_to: by class with a latency goal the largest of these numbers at which its bound is kept, 0 for none.
@@ -79,7 +78,6 @@ class Answer:
     in_force: Prediction | None = None
     chosen: Prediction | None = None
     static: Prediction | None = None
-    breaks_slo: bool = False
     groups: tuple[Mapping[str, Any], ...] = ()
     tpot_ms: Mapping[str, Mapping[Statistic, float]] = field(default_factory=dict)
     k_by_load: Mapping[str, tuple[KRange, ...]] = field(default_factory=dict)

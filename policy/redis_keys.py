@@ -27,9 +27,9 @@
 | `{specpilot}:fence`                    | string | counter of leaderships            | controllers        |
 | `{specpilot}:rights`                   | string | nothing; to try rights, for 1 s   | every program      |
 
-Every write of policies, model routes, freezes, engines and API keys is announced on `CHANGES`, with the key's name as
-the message. A schedule and a question are announced on their pool's own channel (`pool_changes`), so that only the
-engines of the pool receive them.
+Every write of policies, model routes, engines and API keys is announced on `CHANGES`, with the key's name as the
+message, for gateways. A controller reads everything in each tick. A schedule and a question are announced on their
+pool's own channel (`pool_changes`), so that only the engines of the pool receive them.
 
 In a cluster the part in braces, the hash tag, determines the server of a key. Keys of one command, script or
 transaction have the tag `specpilot`. The streams of decisions, which hold nearly all of the bytes, are spread by pool.

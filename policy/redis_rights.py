@@ -74,7 +74,7 @@ def _missing(client: Any) -> list[str]:
         rules |= dict.fromkeys(_rules(str(error)))
     for channel in (redis_keys.CHANGES, redis_keys.pool_changes("rights", "")):
         try:
-            client.publish(channel, redis_keys.SCHEDULES)  # of no interest to subscribers of this channel
+            client.publish(channel, _KEY)  # of no interest to subscribers
         except NoPermissionError as error:
             rules |= dict.fromkeys(_rules(str(error)))
         try:

@@ -30,19 +30,12 @@ WEIGHT_LIMIT = 1000
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
-_OLD_THROUGHPUT = "goodput"
-"""The former name of this objective in policies: read, never written."""
-
 
 class Objective(StrEnum):
     """The quantity that the choice of K maximises."""
 
     THROUGHPUT = "throughput"  # weighted tokens per second of the engine
     LATENCY = "latency"  # tokens per second of one request
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Objective | None":
-        return cls.THROUGHPUT if value == _OLD_THROUGHPUT else None
 
 
 class KRange(NamedTuple):
@@ -195,8 +188,7 @@ class Schedule:
 
     `fleet` is the acceptance that the engines' laws use as a prior. `drawn` are the engines in a window of an
     experiment, which ends at `drawn_until` (Unix seconds, by the clock of `issued_at`; `None`: with the next schedule).
-    Until then they follow `drawn_guidance`. `guidance` is `None` only in documents of a version before 0.1, which had
-    rows of K instead; engines do not follow them.
+    Until then they follow `drawn_guidance`.
 
     | experiment                          | override of `guidance` | override of `drawn_guidance` |
     |-------------------------------------|------------------------|------------------------------|
@@ -210,7 +202,7 @@ class Schedule:
     pool: str
     version: int
     issued_at: float
-    guidance: Guidance | None
+    guidance: Guidance
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
     drawn_until: float | None = None
@@ -222,14 +214,14 @@ class Schedule:
             faults.append(f"version is {self.version}; it must not be negative")
         raise_faults(faults)
 
-    def guidance_of(self, engine_id: str) -> Guidance | None:
+    def guidance_of(self, engine_id: str) -> Guidance:
         """Return the guidance of the engine `engine_id` while its window lasts."""
         return self.drawn_guidance or self.guidance if engine_id in self.drawn else self.guidance
 
     @property
     def override(self) -> Override | None:
         """The override of engines that are not drawn."""
-        return self.guidance.override if self.guidance is not None else None
+        return self.guidance.override
 
     @property
     def is_fallen_back(self) -> bool:

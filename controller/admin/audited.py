@@ -21,7 +21,7 @@ from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import Fault, PolicyError
-from specpilot.policy.history import COMMENT_LIMIT, Cause, Change, Difference
+from specpilot.policy.history import COMMENT_LIMIT, Change, Difference, VersionCause
 from specpilot.policy.store import Store
 
 AUDIT_LOGGER = "specpilot.audit"
@@ -59,7 +59,7 @@ class Write:
         """Whether the call is a dry run, which writes nothing."""
         return self.note.is_dry_run
 
-    def change(self, cause: Cause) -> Change:
+    def change(self, cause: VersionCause) -> Change:
         """Return the entry for a policy's history."""
         return Change(self.caller.name, cause, self.note.comment)
 

@@ -25,7 +25,7 @@ from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.clock import utc
 from specpilot.policy.codec import to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
-from specpilot.policy.history import Cause, Change, Difference, differences
+from specpilot.policy.history import Change, Difference, VersionCause, differences
 from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.store import Store
@@ -62,7 +62,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
             forecast = await writer.forecast(model, experiment.canary.policy) if outcome.is_promotion else None
             return answer(model, None, changes, forecast)
         write.note.changes = changes
-        last = await asyncio.to_thread(_end, store, experiment, outcome, clock.now(), write.change(Cause.CANARY))
+        last = await asyncio.to_thread(_end, store, experiment, outcome, clock.now(), write.change(VersionCause.CANARY))
         writer.on_change()
         return JSONResponse(to_plain(last))
 

@@ -1,7 +1,6 @@
 """The admin API's freezes: K of a model, or of every model, stays until the freeze is lifted or expires.
 
-The leader reads them every tick, so a freeze reaches every engine within one interval plus the second in which engines
-read their schedule.
+The leader reads them in every tick, and engines read its schedule when it is announced, otherwise every 5 s.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import schema, to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
-from specpilot.policy.history import Cause, Difference, PolicyVersion, differences, shown
+from specpilot.policy.history import Difference, PolicyVersion, VersionCause, differences, shown
 from specpilot.policy.model_policy import Mode, Policy, VersionedPolicy
 from specpilot.policy.store import Store
 
@@ -60,7 +60,7 @@ class PolicyWriter:
             raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults apply", param="model")
         return present
 
-    async def put(self, policy: Policy, present: VersionedPolicy | None, write: Write, cause: Cause) -> Response:
+    async def put(self, policy: Policy, present: VersionedPolicy | None, write: Write, cause: VersionCause) -> Response:
         """Write `policy` over `present`, or describe the effect in a dry run."""
         model = policy.model
         changes = differences(self.plain(present, model), to_plain(policy))
@@ -82,7 +82,7 @@ class PolicyWriter:
         if write.is_dry_run:
             return answer(model, present.version + 1, changes, await self.forecast(model, None))
         write.note.changes = changes
-        change, now = write.change(Cause.DELETE), self.clock.now()
+        change, now = write.change(VersionCause.DELETE), self.clock.now()
         try:
             await asyncio.to_thread(self.store.delete_policy, model, present.version, now, change)
         except VersionConflictError as error:
@@ -154,7 +154,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         policy = policy_from(await object_of(request), model)
         present = await writer.stored(model)
         await writer.expected(model, present, if_match, if_none_match)
-        return await writer.put(policy, present, write, Cause.PUT)
+        return await writer.put(policy, present, write, VersionCause.PUT)
 
     @router.patch(
         "/policies/{model:path}",
@@ -169,7 +169,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         if if_match is not None:
             await writer.expected(model, present, if_match, None)
         policy = policy_from(patched(to_plain(present.policy), change), model)
-        return await writer.put(policy, present, write, Cause.PATCH)
+        return await writer.put(policy, present, write, VersionCause.PATCH)
 
     @router.delete(
         "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}

@@ -20,7 +20,7 @@ from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
 from specpilot.controller.admin.requests import NEWEST_VERSION, Rollback
 from specpilot.policy.codec import to_plain
-from specpilot.policy.history import VERSIONS_KEPT, Cause, PolicyVersion, differences
+from specpilot.policy.history import VERSIONS_KEPT, PolicyVersion, VersionCause, differences
 from specpilot.policy.model_policy import VersionedPolicy
 
 Number = Annotated[int, Path(ge=1, le=NEWEST_VERSION)]
@@ -83,6 +83,6 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
             message = f"version {number} is a deletion; DELETE the policy, or name another version"
             raise ApiError(422, "version_is_deletion", message, param="version")
         write.note.comment = write.note.comment or f"back to version {number}"
-        return await writer.put(version.policy, present, write, Cause.ROLLBACK)
+        return await writer.put(version.policy, present, write, VersionCause.ROLLBACK)
 
     return router

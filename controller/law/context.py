@@ -18,10 +18,9 @@ from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Gui
 
 @dataclass(frozen=True, slots=True)
 class CanaryWindow:
-    """A window of a canary: the plan, both policies, and which of them is in force."""
+    """A window of a canary: the plan, the canary's policy, and whether this policy is in force."""
 
     plan: Plan
-    present: Policy
     canary: Policy
     is_drawn: bool
 
@@ -29,11 +28,6 @@ class CanaryWindow:
     def arm(self) -> Arm:
         """The policy in force, as a name."""
         return Arm.CANARY if self.is_drawn else Arm.PRESENT
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force."""
-        return self.canary if self.is_drawn else self.present
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class PoolContext:
     Attributes:
         k_max, static_k: the smallest of the engines that can speculate (`pools.pool_contexts`).
         in_force: the schedule published last, `None` before the first.
-        policy: while a canary runs, the policy of the present window.
+        policy: the model's own, also in a window of a canary.
         window: the present window of a canary; `None` without one.
         engines: the names of its engines that can speculate.
         freeze: the freeze in force, `None` without one.
@@ -64,19 +58,10 @@ class PoolContext:
     margins: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def arm(self) -> Arm:
-        """The policy in force: the present one without a canary."""
-        return Arm.PRESENT if self.window is None else self.window.arm
-
-    @property
     def effective_static_k(self) -> int:
         """The policy's static K, else the engines' own; at most K_max."""
         k = self.static_k if self.policy.static_k is None else self.policy.static_k
         return max(0, min(k, self.k_max))
-
-    def during(self, window: CanaryWindow) -> "PoolContext":
-        """Return the context in the window of a canary."""
-        return replace(self, policy=window.policy, window=window)
 
     def with_margins(self) -> "PoolContext":
         """Return the context with the margins of latency goals in force."""
@@ -84,9 +69,9 @@ class PoolContext:
         return replace(self, margins=latency_margin.margins_of(guidance, self.policy.slos))
 
     @property
-    def mode(self) -> Mode:
-        """The mode of the policy in force."""
-        return self.policy.mode
+    def policy_in_force(self) -> Policy:
+        """The canary's policy in its windows, else the model's own."""
+        return self.window.canary if self.window is not None and self.window.is_drawn else self.policy
 
     def requirements(self, name: str) -> tuple[int, int, float, Slo | None]:
         """Return the requirements for class `name`: the smallest and largest K, weight, latency goals."""
@@ -96,15 +81,14 @@ class PoolContext:
 
     def guidance(self) -> Guidance:
         """Return the guidance of `policy`, with the override of its mode. Engines lower bounds to their own K_max."""
-        classes = {}
-        for name in self.policy.class_names:
-            slo, (low, high) = self.policy.slo_of(name), self._asked_bounds(name)
+        policy, classes = self.policy, {}
+        for name in policy.class_names:
+            slo, (low, high) = policy.slo_of(name), self._asked_bounds(name)
             bound_ms = latency_margin.bound_ms(slo, self.margins.get(name, 1.0))
-            classes[name] = ClassGuidance(self.policy.of_class(name).weight, min(low, high), high, bound_ms, slo)
+            classes[name] = ClassGuidance(policy.of_class(name).weight, min(low, high), high, bound_ms, slo)
         override = None
-        if self.mode is not Mode.ACT:
-            override = Override(self.effective_static_k, Cause(self.mode.value))
-        policy = self.policy
+        if policy.mode is not Mode.ACT:
+            override = Override(self.effective_static_k, Cause(policy.mode.value))
         return Guidance(policy.objective, classes, policy.probe_ratio, policy.static_k, override, policy.limit_running)
 
     def static_guidance(self, cause: Cause) -> Guidance:
@@ -117,7 +101,7 @@ class PoolContext:
         In mode `act` engines end the freeze by themselves; in another mode the static K must follow it.
         """
         k = self.effective_static_k if freeze.hold is Hold.STATIC else None
-        until = freeze.until if self.mode is Mode.ACT else None
+        until = freeze.until if self.policy.mode is Mode.ACT else None
         return replace(self.guidance(), override=Override(k, Cause.FROZEN, until))
 
     def _asked_bounds(self, name: str) -> tuple[int, int]:

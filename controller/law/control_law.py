@@ -18,8 +18,8 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
 from specpilot.policy import engine_metrics as names
+from specpilot.policy.names import PoolKey
 
-PoolKey = tuple[str, str]
 _BREAKS_SLO = Series(names.STATIC_BREAKS_SLO, ())
 
 

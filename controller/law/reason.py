@@ -8,7 +8,7 @@
 | `off`, `advise` | the policy's mode is so, and no canary runs                        | the static K                  |
 | `stale`         | no fresh evidence                                                  | as before                     |
 | `idle`          | no request has decoded lately                                      | as before                     |
-| `static_better` | the pool has fallen back, and not all engines are in a window      | the static K                  |
+| `fallen_back`   | the pool has fallen back, and not all engines are in a window      | the static K                  |
 | `control_group` | the pool has not fallen back, and all engines are in a window      | guidance                      |
 | `adaptive`      | otherwise                                                          | guidance                      |
 
@@ -34,7 +34,7 @@ class Reason(StrEnum):
     STALE = "stale"
     IDLE = "idle"
     CONTROL_GROUP = "control_group"
-    STATIC_BETTER = "static_better"
+    FALLEN_BACK = "fallen_back"
     ADAPTIVE = "adaptive"
     CANARY_ENDED = "canary_ended"
 
@@ -42,12 +42,12 @@ class Reason(StrEnum):
 MEANING: dict[Reason, str] = {
     Reason.NO_DRAFTER: "no engine of the pool can speculate (k_max is 0)",
     Reason.OFF: "the policy's mode is off: the static K is in force",
-    Reason.ADVISE: "the policy's mode is advise: the static K is in force, and engines say what they would choose",
+    Reason.ADVISE: "the policy's mode is advise: the static K is in force, for comparison with the engines' choice",
     Reason.FROZEN: "an operator froze the model: K stays until the freeze is lifted or expires",
     Reason.STALE: "no engine of the pool gave fresh evidence: the engines go on as before",
     Reason.IDLE: "no request has decoded lately",
     Reason.CONTROL_GROUP: "a window of the control group: the static K runs, for comparison",
-    Reason.STATIC_BETTER: "by the control group the static K is better than the engines' choice: it is in force",
+    Reason.FALLEN_BACK: "by the control group the static K is better than the engines' choice: it is in force",
     Reason.ADAPTIVE: "each engine chooses K for its own batch, by the policy's objective, weights and bounds",
     Reason.CANARY_ENDED: "the canary ended; its outcome is in the evidence",
 }

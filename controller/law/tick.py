@@ -35,8 +35,7 @@ class Tick:
     """The state of one tick for one pool. It is used for one call of `result`."""
 
     def __init__(self, context: PoolContext, pool: PoolMemory, model: ModelAcceptance, now: float, at: float) -> None:
-        present = context if context.window is None else replace(context, policy=context.window.present)
-        self._context = replace(context, margins=present.with_margins().margins)  # in force until now
+        self._context = context.with_margins()  # those in force until now
         self._policy = context.policy
         self._pool = pool
         self._model = model
@@ -45,12 +44,6 @@ class Tick:
         self._log_gains: list[LogGain] = []
         self._canary_gains: list[BlockGain] = []
         self._evidence: dict[str, Any] = pool.ages(now)
-
-    @property
-    def _present(self) -> PoolContext:
-        """The context with the present policy, also in a canary's window."""
-        context = self._context
-        return context if context.window is None else replace(context, policy=context.window.present)
 
     def result(self) -> TickResult:
         """Return the decision and its reason."""
@@ -92,7 +85,7 @@ class Tick:
         all_are_drawn = bool(draw.engines) and pool.engines.keys() <= set(draw.engines)
         override = (ways.alternative if all_are_drawn else ways.usual).override
         return self._answer(
-            unknown or _REASON_OF[override.cause if override is not None else None],
+            unknown or (Reason.ADAPTIVE if override is None else Reason(override.cause.value)),
             ways.usual,
             drawn_guidance=ways.alternative,
             draw=draw,
@@ -100,12 +93,12 @@ class Tick:
 
     def _ways(self, *, has_fallen_back: bool) -> _Ways:
         """Return the ways of the running experiment; `has_fallen_back`: the pool has fallen back."""
-        present, window = self._present, self._context.window
-        adaptive = present.guidance()
-        usual = present.static_guidance(Cause.FALLEN_BACK) if has_fallen_back else adaptive
+        context, window = self._context, self._context.window
+        adaptive = context.guidance()
+        usual = context.static_guidance(Cause.FALLEN_BACK) if has_fallen_back else adaptive
         if window is not None:
-            return _Ways(usual, replace(present, policy=window.canary).guidance())
-        return _Ways(usual, adaptive if has_fallen_back else present.static_guidance(Cause.CONTROL_GROUP))
+            return _Ways(usual, replace(context, policy=window.canary).guidance())
+        return _Ways(usual, adaptive if has_fallen_back else context.static_guidance(Cause.CONTROL_GROUP))
 
     def _canary_draw(self) -> Draw:
         """Return all engines of the pool, if the present window of the canary is drawn."""
@@ -117,22 +110,21 @@ class Tick:
     @property
     def _has_lost(self) -> bool:
         """Return whether the control group shows a loss, so that engines choose K only in drawn windows."""
-        return self._present.policy.control_group_ratio > 0 and self._pool.control_group.has_lost
+        return self._policy.control_group_ratio > 0 and self._pool.control_group.has_lost
 
     @property
     def _is_measured(self) -> bool:
         """Whether the control group is measured now."""
         context = self._context
-        return context.window is None and context.freeze is None and context.mode is Mode.ACT
+        return context.window is None and context.freeze is None and self._policy.mode is Mode.ACT
 
     def _measure_experiments(self) -> None:
         """Add this tick to the running experiment: a canary, or else the control group."""
         context, pool, group = self._context, self._pool, self._pool.control_group
-        window, in_force, present = context.window, context.in_force, self._present
-        policy = present.policy
-        required = tuple(present.requirements(name) for name in policy.class_names)
+        window, in_force, policy = context.window, context.in_force, self._policy
+        required = tuple(context.requirements(name) for name in policy.class_names)
         weights = {name: policy.of_class(name).weight for name in policy.class_names}
-        group.set_comparison(Comparison(present.effective_static_k, policy.objective, weights, required))
+        group.set_comparison(Comparison(context.effective_static_k, policy.objective, weights, required))
         if window is None:
             pool.canary.pause()
             if policy.control_group_ratio <= 0:
@@ -179,13 +171,13 @@ class Tick:
 
     def _follow_goals(self, *, is_known: bool) -> None:
         """Move the margins of latency goals, if engines choose K, and put the goals into the evidence."""
-        context, pool, slos = self._context, self._pool, self._present.policy.slos
+        context, pool, slos = self._context, self._pool, self._policy.slos
         pool.goals.keep(slos, pool.engines)
         if not slos:
             return
         has_fallen_back = self._has_lost and not pool.breaks_slo(self._now)
         is_chosen = is_known and self._is_measured and not has_fallen_back
-        if (in_force := context.in_force) is not None and in_force.guidance is not None:
+        if (in_force := context.in_force) is not None:
             drawn = self._drawn(in_force)
             for name, snapshot in pool.engines.items():
                 guidance = (in_force.drawn_guidance if name in drawn else None) or in_force.guidance
@@ -212,7 +204,8 @@ class Tick:
         for name, facts in classes.items():
             tokens = sum(count for (owner, _), count in evidence.decode_tokens.items() if owner == name)
             facts["measured_length"] = tokens / (facts["share"] * decodes)
-        weights = {name: self._policy.of_class(name).weight for name in self._policy.class_names}
+        policy = self._context.policy_in_force
+        weights = {name: policy.of_class(name).weight for name in policy.class_names}
         self._evidence |= {
             "decodes": decodes / evidence.decode_steps if evidence.decode_steps else None,
             "drafts": decodes,
@@ -237,15 +230,6 @@ class Tick:
             canary_gains=tuple(self._canary_gains),
             **guiding,
         )
-
-
-_REASON_OF: Mapping[Cause | None, Reason] = {
-    None: Reason.ADAPTIVE,
-    Cause.FALLEN_BACK: Reason.STATIC_BETTER,
-    Cause.CONTROL_GROUP: Reason.CONTROL_GROUP,
-    Cause.OFF: Reason.OFF,
-    Cause.ADVISE: Reason.ADVISE,
-}
 
 
 def _rounded(value: Any) -> Any:

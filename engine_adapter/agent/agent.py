@@ -23,7 +23,6 @@ from specpilot.engine_adapter.law.running_limit import RunningLimit
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.policy.bands import band_of
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
@@ -121,11 +120,10 @@ class Agent:
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
         between()
-        starts = scheduler.steps.starts
         self._exporter.show(
             running=decodes,
             active_k={
-                name: verified[name] / count if count else table.k(name, band_of(starts.of_class(name)))
+                name: verified[name] / count if count else table.k(name, 0)  # one K in all bands
                 for name, count in decodes.items()
             },
             backlog=scheduler.backlog_tokens if running else 0,

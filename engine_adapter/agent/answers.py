@@ -41,7 +41,7 @@ class Answers:
             "question_id": question.question_id,
             "engine_id": control.engine_id,
             "version": control.version,
-            "source": control.table(now).source.value,
+            "source": control.source(now).value,
             "cause": override.cause.value if override is not None else None,
         }
         try:
@@ -108,4 +108,4 @@ class Answers:
             between()
         groups = tuple(law.groups(between)) if question.guidance is None else ()
         measured = self._scheduler.latencies.measured_ms()
-        return {**predictions, "breaks_slo": bool(law.breaks_slo), "groups": groups, "tpot_ms": measured}
+        return {**predictions, "groups": groups, "tpot_ms": measured}

@@ -31,7 +31,6 @@ def state(core: Any) -> str:
     if control is None:
         return json.dumps(None)
     now = time.monotonic()
-    table = control.table(now)
     schedule, override = control.schedule, control.override(now)
     return json.dumps(
         {
@@ -40,7 +39,7 @@ def state(core: Any) -> str:
             "k_max": control.k_max,
             "static_k": control.static_k,
             "max_running": control.max_running,
-            "source": table.source,
+            "source": control.source(now),
             "override": to_plain(override) if override is not None else None,
             "version": control.version,
             "age_s": control.age_s(now),
@@ -74,7 +73,7 @@ def _bands(scheduler: Any) -> dict[str, Any]:
 
 
 def apply(core: Any, text: str) -> str:
-    """Apply the schedule in the JSON `text` from the next step on.
+    """Apply the schedule in the JSON `text`.
 
     Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now.
     Returns the new state, or `{"error": {"status", "code", "message"}}`.

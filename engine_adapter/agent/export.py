@@ -58,7 +58,7 @@ class MetricsExporter:
             "drafts": self._counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
             "tokens": self._counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
             "unprobed": self._counter(
-                names.COLD_DECODES, "Decodes at K = 0 of requests without a verified draft", *group
+                names.UNPROBED_DECODES, "Decodes at K = 0 of requests without a verified draft", *group
             ),
         }
         self._probes = self._counter(names.PROBES, "Verified drafts with more tokens than scheduled", names.LABEL_CLASS)

@@ -61,7 +61,7 @@ class Learning:
                 self._refreshed_with = known
                 law.refresh(self._between)
                 scheduler.planner.prices = law.probe_prices
-            self._replace_table()
+            self._replace_table()  # so that a repeated step is planned anew, by the new choice
 
     def _follow(self, now: float) -> bool:
         """Pass the requirements in force to the law; return whether they changed."""

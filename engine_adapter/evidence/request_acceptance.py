@@ -108,11 +108,6 @@ class Starts:
         accepts, tried = self._of_kind.get(kind, self._of_all)
         return accepts / tried
 
-    def of_class(self, traffic_class: str) -> float:
-        """Return p0 of the class's kind that was seen last; for an unknown class, p0 of all kinds."""
-        kinds = [kind for kind in list(self._of_kind) if kind.traffic_class == traffic_class]
-        return self.of(kinds[-1] if kinds else Kind(traffic_class, 0, is_structured=False))
-
     def note(self, kind: Kind, accepted: int, tried: int) -> None:
         """Add one of the first drafts of a request of this `kind`."""
         self._of_all = _pooled(self._of_all, accepted, tried)

@@ -7,14 +7,15 @@ from typing import Any
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import BAND, TURN_STEPS, Choice, group_of
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
-from specpilot.engine_adapter.law.step_worth import Worth, worth_of
+from specpilot.engine_adapter.law.step_worth import Group, Worth, worth_of
+from specpilot.policy.schedule import Objective
 
 
 def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Return each of these groups as plain data, with its K and why: the worth and the cost of its draft positions.
 
-    The positions are the last one that it drafts and the next one. The list is empty without a group, or if a group has
-    no K yet.
+    The positions are the last one that it drafts and the next one. Where K was not chosen by these alone, `why` says by
+    what else. The list is empty without a group, or if a group has no K yet.
     """
     estimates, requirements = choice.estimates, choice.requirements
     if estimates is None or not counts or not counts.keys() <= choice.k_of.keys():
@@ -30,7 +31,7 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
             "unprobed": bool(code & UNPROBED),
             "decodes": counts[code],
             "k": k,
-            "why": "; ".join([*(_reason(item, choice, code) for item in positions), *_turn_text(choice, code)]),
+            "why": "; ".join([*(_reason(item, choice, code) for item in positions), *_further(choice, code, group, k)]),
             "positions": [
                 {
                     "position": item.position,
@@ -40,7 +41,7 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
                 for item in positions
             ],
         }
-        for code, k, positions in zip(present, ks, worth, strict=True)
+        for code, group, k, positions in zip(present, groups, ks, worth, strict=True)
     ]
 
 
@@ -51,8 +52,22 @@ def _reason(worth: Worth, choice: Choice, code: int) -> str:
     return f"position {worth.position} of {group} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
 
 
-def _turn_text(choice: Choice, code: int) -> list[str]:
+def _further(choice: Choice, code: int, group: Group, k: int) -> list[str]:
+    """Return by what K was chosen besides the worth and the cost of its positions."""
+    if not choice.counts:
+        return ["kept by a freeze"]
+    assert choice.estimates is not None
+    k_max = choice.estimates.lengths.shape[1] - 1
+    texts = []
+    if k == group.high < k_max or k == group.low > 0:
+        texts.append(f"its class allows K from {group.low} to {group.high}")
+    if choice.requirements.objective is Objective.LATENCY:
+        texts.append("chosen for the least mean time per token")
+    if choice.fastest:
+        texts.append("chosen for latency goals too")
+    if choice.estimates.prices.need_one_k:
+        texts.append("all decodes of a step get one K")
     turned = choice.turned_k.get(code)
-    if turned is None or turned == choice.k_of[code]:
-        return []
-    return [f"K = {turned} in {choice.turned} of {TURN_STEPS} steps, for a latency goal"]
+    if turned is not None and turned != k:
+        texts.append(f"K = {turned} in {choice.turned} of {TURN_STEPS} steps, for a latency goal")
+    return texts

@@ -72,7 +72,7 @@ from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance
 
-Step = tuple[StepShape, float, int]
+EndedStep = tuple[StepShape, float, int]
 """A step that has ended, its seconds, and the total length of its requests' sequences."""
 
 LEAST_STEPS = 20
@@ -99,13 +99,13 @@ NO_GUIDANCE = Guidance()
 
 
 class EngineLaw:
-    """The law of one engine that runs at most `most_running` decodes; `least_width` is as in `Prices`."""
+    """The law of one engine that runs at most `max_running` decodes; `least_width` is as in `Prices`."""
 
     def __init__(
         self,
         k_max: int,
         static_k: int,
-        most_running: int,
+        max_running: int,
         graphs: Graphs | None = None,
         least_width: int | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class EngineLaw:
         self.choices = self.steps = 0  # on the scheduler's thread: choices made; steps in which K was read
         self.decode_s = 0.0  # steps of traffic with decodes, less the time of prefilling; `catch_up` steps excluded
         self._graphs, self._least_width = graphs, least_width
-        self._most = most_running * (1 + k_max)
+        self._most = max_running * (1 + k_max)
         self._extras = StepExtras()
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
@@ -223,7 +223,7 @@ class EngineLaw:
     # The exporter's thread
 
     def learn(
-        self, steps: Iterable[Step], evidence: Evidence | None = None, between: Callable[[], None] = lambda: None
+        self, steps: Iterable[EndedStep], evidence: Evidence | None = None, between: Callable[[], None] = lambda: None
     ) -> None:
         """Learn from steps that have ended, and from the counts of their drafts.
 

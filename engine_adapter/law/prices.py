@@ -84,11 +84,9 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """The prices that an engine exports.
+    """The prices of an engine; `prices` also needs its graphs and its largest number of tokens.
 
-    `prices` also needs the engine's graphs and its largest number of tokens. The controller reads both from the
-    engine's record in Redis. `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in
-    `Prices`.
+    `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in `Prices`.
     """
 
     coefficients: Coefficients

@@ -79,20 +79,20 @@ def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
 class _Way(NamedTuple):
     """A guidance, and its table if K is fixed, or kept as it was. `None`: the law, free or with kept groups.
 
-    `ends_s`: seconds from the schedule's receipt after which the override has ended.
+    `ends_at`: the monotonic time after which the override has ended.
     """
 
     guidance: Guidance
     table: KTable | None
-    ends_s: float = math.inf
+    ends_at: float = math.inf
 
-    def fixed(self, age_s: float) -> KTable | None:
-        """Return the table so long after the receipt of the schedule; `None`: the law."""
-        return self.table if age_s <= self.ends_s else None
+    def fixed(self, now: float) -> KTable | None:
+        """Return the table at monotonic time `now`; `None`: the law."""
+        return self.table if now <= self.ends_at else None
 
-    def override(self, age_s: float) -> Override | None:
-        """Return the override in force so long after the receipt of the schedule."""
-        return self.guidance.override if age_s <= self.ends_s else None
+    def override(self, now: float) -> Override | None:
+        """Return the override in force at monotonic time `now`."""
+        return self.guidance.override if now <= self.ends_at else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,6 @@ class _Applied:
     def way(self, now: float) -> _Way:
         """Return the way at monotonic time `now`."""
         return self.in_window if now - self.received_at <= self.schedule.drawn_for_s else self.usual
-
-    def override(self, now: float) -> Override | None:
-        """Return the override in force at monotonic time `now`."""
-        return self.way(now).override(now - self.received_at)
 
 
 class SpeculationControl:
@@ -148,41 +144,39 @@ class SpeculationControl:
         self._offering = Lock()  # otherwise an older schedule could replace a newer one that came during its check
 
     def offer(self, schedule: Schedule, now: float) -> None:
-        """Apply `schedule` from the next step on; `now` is monotonic time in seconds, from which its age counts.
+        """Apply `schedule`; `now` is monotonic time in seconds, from which its age counts.
 
-        Raises `ScheduleRefusedError`, with the field at fault, and leaves the running schedule untouched.
+        A K that it fixes holds from the next step on, what it asks of the law from the next call of `agent.learning`
+        on. Raises `ScheduleRefusedError`, with the field at fault, and leaves the running schedule untouched.
         """
         if schedule.model != self.model:
             raise ScheduleRefusedError("model", f"is {schedule.model!r}; this engine serves {self.model!r}")
         if schedule.pool != self.pool:
             raise ScheduleRefusedError("pool", f"is {schedule.pool!r}; this engine belongs to {self.pool!r}")
-        if schedule.guidance is None:
-            raise ScheduleRefusedError("guidance", "is missing; the controller's version is too old for this engine")
         with self._offering:
             if schedule.version <= self.version:
                 raise StaleScheduleError(
                     "version", f"is {schedule.version}; version {self.version} is in force, send a larger one"
                 )
-            usual, in_window = schedule.guidance, schedule.guidance_of(self.engine_id) or schedule.guidance
+            usual, in_window = schedule.guidance, schedule.guidance_of(self.engine_id)
             present = self._present(now)
-            ways = [self._way(guidance, present, schedule.issued_at) for guidance in (usual, in_window)]
+            ways = [self._way(guidance, present, now - schedule.issued_at) for guidance in (usual, in_window)]
             self._applied = _Applied(schedule, now, *ways)
 
-    def _way(self, guidance: Guidance, present: KTable | None, issued_at: float) -> _Way:
+    def _way(self, guidance: Guidance, present: KTable | None, offset_s: float) -> _Way:
+        """Return the way of `guidance`; `offset_s` is monotonic time less that of the schedule."""
         override = guidance.override
         if override is None:
             return _Way(guidance, fixed_table(guidance.fixed_k(0, self.k_max)) if guidance.is_pinned else None)
         table = present
         if override.k is not None:
             table = fixed_table(guidance.fixed_k(override.k, self.k_max, is_bounded=override.is_bounded))
-        return _Way(guidance, table, math.inf if override.until is None else override.until - issued_at)
+        return _Way(guidance, table, math.inf if override.until is None else override.until + offset_s)
 
     def _present(self, now: float) -> KTable | None:
         """Return the table that an override "as now" keeps if it comes at `now`; `None`: the law."""
         applied = self._applied
-        if applied is None:
-            return self._static
-        return applied.usual.fixed(now - applied.received_at)
+        return self._static if applied is None else applied.usual.fixed(now)
 
     def table(self, now: float) -> KTable:
         """Return the table in force at monotonic time `now`."""
@@ -191,7 +185,12 @@ class SpeculationControl:
             return calibrating
         if applied is None:
             return (by_law if self._adapts else None) or self._static
-        return applied.way(now).fixed(now - applied.received_at) or by_law or self._static
+        return applied.way(now).fixed(now) or by_law or self._static
+
+    def source(self, now: float) -> Source:
+        """Return the source of K at monotonic time `now`: groups of the law whose K an override keeps are fixed."""
+        source = self.table(now).source
+        return Source.FIXED if source is Source.LAW and self.holds_law(now) else source
 
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance in force at monotonic time `now`; `None` before the first schedule."""
@@ -199,13 +198,12 @@ class SpeculationControl:
 
     def override(self, now: float) -> Override | None:
         """Return the override in force at monotonic time `now`."""
-        return self._applied.override(now) if self._applied else None
+        return self._applied.way(now).override(now) if self._applied else None
 
     def holds_law(self, now: float) -> bool:
         """Return whether an override keeps the groups of the law with their K."""
-        applied = self._applied
-        override = applied.override(now) if applied is not None else None
-        return applied is not None and override is not None and applied.way(now).table is None
+        way = self._applied.way(now) if self._applied else None
+        return way is not None and way.table is None and way.override(now) is not None
 
     @property
     def version(self) -> int:

@@ -30,6 +30,11 @@ from specpilot.policy.settings import without_secrets
 _log = logging.getLogger(__name__)
 
 
+def model_card(name: str) -> dict[str, Any]:
+    """Return the entry of `/v1/models` for a name about which no engine says more."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"}
+
+
 class Engine:
     """One engine. `cards` are its entries of `/v1/models`, `None` until its first answer."""
 
@@ -216,7 +221,7 @@ class Fleet:
                 cards.setdefault(str(card["id"]), card)
             name = engine.registered_model
             if name is not None:
-                cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+                cards.setdefault(name, model_card(name))
         return [cards[name] for name in sorted(cards)]
 
     def sweep(self, now: float) -> None:

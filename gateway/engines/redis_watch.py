@@ -27,7 +27,7 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError, StoreRefusedError
 from specpilot.policy.model_policy import VersionedPolicy
 from specpilot.policy.model_routes import VersionedModelRoutes
-from specpilot.policy.redis_keys import SCHEDULES
+from specpilot.policy.redis_keys import RIGHTS
 from specpilot.policy.store import Store
 
 EXCHANGE_S: Final = 1.0
@@ -204,7 +204,7 @@ class Watcher:
     def _follow(self, changed: str | None) -> None:
         """Perform the due actions. `changed` is the announced document, `None` after a time without an announcement."""
         now = self._clock.monotonic()
-        is_news = changed is not None and changed != SCHEDULES  # only engines read schedules
+        is_news = changed is not None and changed != RIGHTS  # another program tried its rights
         if is_news or now - self._read_at >= self._poll_s:
             self._publish(self.read())
             self._read_at = now

@@ -30,7 +30,7 @@ from specpilot.gateway.process.certificates import Certificates
 from specpilot.gateway.process.listening import url_of
 from specpilot.gateway.process.tls_listener import TlsListener
 from specpilot.gateway.process.worker import Worker
-from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
 
 LINGER_S: Final = 2.0
@@ -147,7 +147,7 @@ class GatewayServer(Server):
                 self._busy_at = now
             if elapsed_s >= self._drain_timeout_s and under_way:
                 _log.warning("%d requests did not finish within the drain time-out", under_way)
-                self._context.end_with(DrainingError("this gateway is shutting down", retry_after_s=1.0))
+                self._context.end_with(DrainingError("this gateway is shutting down", retry_after_s=RETRY_AFTER_S))
             has_ended = now - self._busy_at >= LINGER_S if self._is_retiring else self._context.is_refusing
             is_idle = not under_way and has_ended
             if elapsed_s >= self._drain_timeout_s or is_idle:

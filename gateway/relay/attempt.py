@@ -13,17 +13,14 @@ for a client that has disconnected. The engine's outstanding work includes the a
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
+from specpilot.gateway.engines.probe import STOOD_STILL_S
 from specpilot.gateway.engines.upstream import EngineConnection, Reader
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import ConnectionsFullError
-
-STOOD_STILL_S: Final = 0.25
-"""A time-out that fires this many seconds late means that this process was blocked. It does not count against the
-engine."""
 
 
 class AttemptReader(Reader, Protocol):

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from specpilot.gateway.relay import connection_state
 from specpilot.gateway.relay.answer_queue import PIPELINED, AnswerQueue
 from specpilot.gateway.relay.connection_state import HEAD, IDLE, IGNORED, STOP, ConnectionState
-from specpilot.gateway.relay.context import GatewayContext
+from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
 from specpilot.gateway.relay.read_turns import PIECE_BYTES, ReadTurns, end_of_turn, has_many_lines
 from specpilot.gateway.wire.errors import (
@@ -99,7 +99,7 @@ class ClientConnection(HttpToolsProtocol):
         if len(self._context.connections) >= self._context.limits.max_connections:
             self._context.metrics.count_refusal("connections")
             message = "too many connections (--max-connections); try again"
-            self._refuse_rest(ConnectionsFullError(message, retry_after_s=1.0))
+            self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
         self._context.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

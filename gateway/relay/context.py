@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
@@ -210,7 +210,7 @@ class GatewayContext:
         cards = {str(card["id"]): card for card in self.fleet.cards()}
         for name, route in self.snapshot.model_routes.items():
             if not route.models(name).isdisjoint(self.fleet.by_model):
-                cards.setdefault(name, {"id": name, "object": "model", "created": 0, "owned_by": "specpilot"})
+                cards.setdefault(name, model_card(name))
         return [cards[name] for name in sorted(cards) if key is None or key.may_use(name)]
 
     def key_of(self, secret: bytes | None) -> ApiKey | None:

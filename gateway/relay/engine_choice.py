@@ -61,21 +61,23 @@ def _pick(
 
 def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
     """Turn `prepared` to the next model with an engine in service; return whether there is one."""
-    source = prepared.source
-    if source is None:
+    original = prepared.original
+    if original is None:
         return False
-    index = first_serving(source.fallback, context.fleet.has_engine)
-    model, later = source.fallback[index], source.fallback[index + 1 :]
+    index = first_serving(original.fallback, context.fleet.has_engine)
+    model, later = original.fallback[index], original.fallback[index + 1 :]
     if not context.fleet.has_engine(model):
         return False
-    text = None if source.outline is None else source.outline.finish()
-    facts = facts_of(prepared.path, source.body, text)
+    text = None if original.outline is None else original.outline.finish()
+    facts = facts_of(prepared.path, original.body, text)
     requested_model, facts.model = prepared.requested_model, model
     assert requested_model is not None  # it has a route
-    prepared.turn_to(for_model(context, facts, source.head, source.key, source.body, source.outline, requested_model))
+    prepared.turn_to(
+        for_model(context, facts, original.head, original.key, original.body, original.outline, requested_model)
+    )
     if later:
-        source.fallback = later
+        original.fallback = later
     else:
-        prepared.source = None
+        prepared.original = None
     context.metrics.count_route(requested_model, model, RouteRule.FALLBACK.value)
     return True

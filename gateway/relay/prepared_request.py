@@ -14,7 +14,7 @@ MARKED_BYTES: Final = 2048
 """Bytes of a body's beginning and of its end that are hashed to distinguish bodies: 0.4 us a KiB."""
 
 
-class Source:
+class Original:
     """The original of a request, and the models to which it may still fall back."""
 
     __slots__ = ("body", "fallback", "head", "key", "outline")
@@ -40,8 +40,8 @@ class PreparedRequest:
     - `facts` holds the parsed body, which can be many times the size of `body`, the bytes for the engine. It is `None`
       once the request waits or its engine is chosen.
     - `body` is empty once there can be no retry. `outline` is the parsed part of a large body.
-    - `requested_model` is the requested name, if it has a model route. `source` is set while the request may fall back
-      to another model.
+    - `requested_model` is the requested name, if it has a model route. `original` is set while the request may fall
+      back to another model.
     - `rate_lines` are the lines of `header_lines` about the key's limits.
     - `charged_tokens` is the charge until the response states its usage, `prompt_tokens` its part for the prompt.
     - `strips_usage`: the gateway requested the usage, and the client did not.
@@ -65,12 +65,12 @@ class PreparedRequest:
         "key_id",
         "max_tokens",
         "model",
+        "original",
         "outline",
         "path",
         "prompt_tokens",
         "rate_lines",
         "requested_model",
-        "source",
         "strips_usage",
         "traffic_class",
         "work_tokens",
@@ -105,7 +105,7 @@ class PreparedRequest:
         self.prompt_tokens = facts.prompt_tokens
         self.strips_usage = False
         self.requested_model: str | None = None
-        self.source: Source | None = None
+        self.original: Original | None = None
         self.body = body
         self._mark = 0
 
@@ -140,7 +140,7 @@ class PreparedRequest:
         if self.is_stream:
             self.mark()  # the stream may still fail, and its failure counts by body
         self.body = ()
-        self.outline = self.source = None
+        self.outline = self.original = None
 
     def turn_to(self, other: "PreparedRequest") -> None:
         """Take over the decisions of `other`, the same request for another model. The charge stays."""

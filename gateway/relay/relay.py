@@ -60,13 +60,14 @@ class Relay:
     """One request from its choice of an engine on. Phases: see the module.
 
     `began_at` is the time at which the gateway could begin: the request was complete and had a place (monotonic
-    seconds). `sent_at` is 0 until the request is sent. `status` is the engine's, 0 before its head; `error` describes a
-    later failure. `is_committed`: the client has a status and the beginning of a stream, but no content.
+    seconds). `sent_at` is the time of the last sending, 0 before the first, and `_overhead_s` counts until the first.
+    `status` is the engine's, 0 before its head; `error` describes a later failure. `is_committed`: the client has a
+    status and the beginning of a stream, but no content.
     """
 
     __slots__ = (
-        "_attempts", "_began_at", "_context", "_method", "_owner", "_path", "_prepared", "_request", "_request_id",
-        "_sink", "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
+        "_attempts", "_began_at", "_context", "_method", "_overhead_s", "_owner", "_path", "_prepared", "_request",
+        "_request_id", "_sink", "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
@@ -94,6 +95,7 @@ class Relay:
         self._attempts = Attempts(context, prepared, request.session, sink)
         self.phase = "connect"
         self.sent_at = 0.0
+        self._overhead_s: float | None = None
         self.status = 0
         self.error: str | None = None
         self.is_committed = False
@@ -105,8 +107,7 @@ class Relay:
         outcome.engines_tried = 2 if self._attempts.is_second else 1
         if attempt is not None:
             outcome.engine_id = attempt.engine.engine_id
-        if self.sent_at:
-            outcome.overhead_s = max(0.0, self.sent_at - self._began_at)
+        outcome.overhead_s = self._overhead_s
         delivery = self.delivery
         if delivery is not None:
             outcome.usage = None if self._path in STORED else delivery.usage
@@ -123,8 +124,8 @@ class Relay:
         lines, attempt = b"", self._attempts.current
         if self._context.shows_engine and attempt is not None:
             lines = b"x-specpilot-engine: %s\r\n" % attempt.engine.engine_id.encode()
-        if self.sent_at:
-            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self.sent_at - self._began_at)
+        if self._overhead_s is not None:
+            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self._overhead_s)
         return lines
 
     def pause(self) -> None:
@@ -193,6 +194,8 @@ class Relay:
             names_response=context.names_responses,
         )
         self.sent_at = self.last_at = context.monotonic()
+        if self._overhead_s is None:
+            self._overhead_s = max(0.0, self.sent_at - self._began_at)
         attempt.send(buffers)
 
     def unconnected(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.prepared_request import PreparedRequest, Source
+from specpilot.gateway.relay.prepared_request import Original, PreparedRequest
 from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
@@ -88,7 +88,7 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     prepared = for_model(context, facts, head, key, body, outline, requested_model)
     prepared.outline = text
     if models[index + 1 :]:
-        prepared.source = Source(head, key, body, outline, models[index + 1 :])
+        prepared.original = Original(head, key, body, outline, models[index + 1 :])
     rule = RouteRule.FALLBACK if index else RouteRule.SPLIT
     context.metrics.count_route(requested_model, models[index], rule.value)
     return prepared

@@ -3,6 +3,7 @@
 from typing import Final
 
 from specpilot.gateway.wire.usage import Usage
+from specpilot.policy.engine_metrics import BEYOND, WITHIN
 from specpilot.policy.latency_goal import TPOT, Slo
 
 CELL_NUMBERS: Final[tuple[str, ...]] = (
@@ -97,8 +98,8 @@ class Cell:
         for measure, goal in slo.goals.items():
             seconds = tpot_s if measure == TPOT else ttft_s
             if seconds is not None:
-                results = self.slo.setdefault(measure, {"within": 0, "beyond": 0})
-                results["within" if seconds <= goal.ms / 1000 else "beyond"] += 1
+                results = self.slo.setdefault(measure, {WITHIN: 0, BEYOND: 0})
+                results[WITHIN if seconds <= goal.ms / 1000 else BEYOND] += 1
 
     def learn(self, usage: Usage, events: int) -> None:
         """A response stated `usage`; if it has no tokens, its events are counted instead."""

@@ -54,7 +54,7 @@ HELP: Final = {
     "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
     "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
     "request_duration_seconds": "Seconds from the whole request to the end of its response.",
-    "overhead_seconds": "Seconds from the whole request until its bytes are sent to an engine, without the queue.",
+    "overhead_seconds": "Seconds from the whole request until its bytes are first sent to an engine, without queueing.",
     "output_tokens": "Output tokens delivered; source=usage: as the engine stated, source=events: one per event.",
     "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine stated.",
     "in_flight": "Requests under way, including those that wait for an engine.",

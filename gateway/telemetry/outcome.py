@@ -9,7 +9,7 @@ class Outcome:
     `error` is set if the status alone does not describe the failure: the code of the gateway's own error, sent instead
     of a response or at its end; `error_event` for an engine's within a stream; `stalled` for a client that was closed
     because it stopped reading. `is_stream`: the client requested a stream; `is_event_stream`: the engine sent one.
-    `overhead_s` runs from the beginning to the last time that the request was sent. `requested_model` is the requested
+    `overhead_s` runs from the beginning to the first time that the request was sent. `requested_model` is the requested
     name, if a model route chose another `model`. `first_byte_at` and `events` are of the engine's body.
     """
 

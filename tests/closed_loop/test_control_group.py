@@ -29,7 +29,7 @@ def test_the_gain_is_measured_with_an_interval_that_holds_the_truth() -> None:
     found = run.seconds[-1].result.evidence["control_group"]
     truth = of_single_k(phase, 7, seconds=20) / of_single_k(phase, 3, seconds=20) - 1
     assert found["windows"] >= 10
-    assert Reason.STATIC_BETTER not in run.reasons
+    assert Reason.FALLEN_BACK not in run.reasons
     assert found["gain_ratio"]["low"] - 0.01 <= truth <= found["gain_ratio"]["high"] + 0.01
     assert found["gain_ratio"]["high"] - found["gain_ratio"]["low"] <= 0.08
 
@@ -85,7 +85,7 @@ def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -
     )
     phase = Phase(90, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
     run = simulate([phase], policy=policy, step_s=mostly_verification)
-    assert not {Reason.CONTROL_GROUP, Reason.STATIC_BETTER} & {second.result.reason for second in run.seconds[20:]}
+    assert not {Reason.CONTROL_GROUP, Reason.FALLEN_BACK} & {second.result.reason for second in run.seconds[20:]}
     free = Policy(MODEL, static_k=7, control_group_ratio=0.3, classes={"json": ClassPolicy(weight=1.01)})
     assert Reason.CONTROL_GROUP in simulate([phase], policy=free, step_s=mostly_verification).reasons
 
@@ -94,7 +94,7 @@ def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
     busy = Phase(300, [Source("chat_hot", 12)])
     policy = Policy(MODEL, control_group_ratio=0.2, static_k=0)
     run = simulate([busy, Phase(20, []), Phase(5, busy.sources)], policy=policy, disturb=lie)
-    assert run.of_phase(0)[-1].result.reason is Reason.STATIC_BETTER
+    assert run.of_phase(0)[-1].result.reason is Reason.FALLEN_BACK
     idle = [second.result for second in run.of_phase(1) if second.result.reason is Reason.IDLE]
     assert len(idle) >= 15
     for result in (*idle, run.of_phase(2)[0].result):
@@ -106,11 +106,11 @@ def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
 def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
     phase = Phase(400, [Source("chat_hot", 12)])
     run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)
-    back = [second.at for second in run.seconds if second.result.reason is Reason.STATIC_BETTER]
+    back = [second.at for second in run.seconds if second.result.reason is Reason.FALLEN_BACK]
     assert back
     assert back[0] <= 150
     after = [second for second in run.seconds if second.at > back[0] + 5]
-    share = sum(second.result.reason is Reason.STATIC_BETTER for second in after) / len(after)
+    share = sum(second.result.reason is Reason.FALLEN_BACK for second in after) / len(after)
     assert share >= 0.8
     static = of_single_k(phase, 0)
     assert sum(second.throughput for second in after) / len(after) >= 0.9 * static

@@ -48,4 +48,4 @@ async def test_a_pool_that_fell_back_stays_so_under_a_controller_that_was_starte
 
         monkeypatch.setattr(first.store, "decisions", failing_once)
     await second.tick(3)
-    assert first.store.log[-1].reason == "static_better"
+    assert first.store.log[-1].reason == "fallen_back"

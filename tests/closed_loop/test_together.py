@@ -45,7 +45,7 @@ async def test_a_pool_that_fell_back_keeps_the_static_k_in_the_present_policys_t
     await rig.tick(20)
     rig.law.resume(MODEL, POOL, rig.store.log[-1].evidence["control_group"]["compared"])
     await rig.tick(2)
-    assert rig.store.log[-1].reason == "static_better"
+    assert rig.store.log[-1].reason == "fallen_back"
     canary = Canary(replace(policy, probe_ratio=0.004), window_s=10.0)
     rig.store.put_canary(Experiment(1, "id", canary, rig.store.stored[MODEL].version, rig.clock.now()), None, 0.0)
     leader = rig
@@ -58,8 +58,8 @@ async def test_a_pool_that_fell_back_keeps_the_static_k_in_the_present_policys_t
     reasons: dict[str, set[str]] = {"present": set(), "canary": set()}
     for item in rig.store.log[begun:]:
         reasons[item.evidence["canary"]["arm"]].add(item.reason)
-    assert reasons["present"] - ({"stale"} if is_taken_over else set()) == {"static_better"}
-    assert "static_better" not in reasons["canary"]
+    assert reasons["present"] - ({"stale"} if is_taken_over else set()) == {"fallen_back"}
+    assert "fallen_back" not in reasons["canary"]
 
 
 async def test_a_tick_that_takes_long_over_many_pools_does_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ async def test_a_take_over_before_any_engine_is_there_finds_who_had_fell_back_wh
     await second.tick(2)
     rig.store.records.update(engines)
     await second.tick(3)
-    assert rig.store.log[-1].reason == "static_better"
+    assert rig.store.log[-1].reason == "fallen_back"
 
 
 async def test_a_pool_whose_decisions_cannot_be_read_holds_up_no_other_one(

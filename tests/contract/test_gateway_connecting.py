@@ -4,7 +4,8 @@ import asyncio
 import socket
 
 from specpilot.gateway.app import create_app
-from specpilot.gateway.relay.attempt import STOOD_STILL_S, Attempt
+from specpilot.gateway.engines.probe import STOOD_STILL_S
+from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.settings import GatewaySettings
 from tests.support.hand_clock import Clock

@@ -58,6 +58,7 @@ async def test_an_engine_that_hangs_costs_time_but_no_request_while_another_live
         answer = await answered
         assert answer.status == 200
         assert answer.body.endswith(DONE)
+        assert float(answer.headers["x-specpilot-overhead-ms"]) == 0.0, "the engine's silence is not the gateway's"
     assert len(engine.seen) == gateway.context.metrics.retries == 1  # nothing else came from it meanwhile
     assert gateway.context.metrics.upstream_errors == {"first_byte_timeout": 1}
     assert gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection.is_ejected

@@ -118,11 +118,12 @@ def test_a_schedule_that_was_not_announced_is_found(
 
 
 def test_a_schedule_that_does_not_fit_leaves_the_running_one(server: RedisServer, control: Control) -> None:
-    """An older controller's has rows of K, and no guidance."""
     store, lease = lead(server)
     store.publish_schedule(schedule(1, 5), lease)
     until(lambda: control.version == 1)
-    store.publish_schedule(replace(schedule(2, 5), guidance=None), lease)
+    anothers = encode(replace(schedule(2, 5), model="another"))
+    store._redis.hset(redis_keys.SCHEDULES, redis_keys.schedule_field("m", "p"), anothers)
+    store._redis.publish(redis_keys.pool_changes("m", "p"), redis_keys.SCHEDULES)
     until(lambda: (2, 1) in control.offers)
     store.publish_schedule(schedule(3, 2), lease)
     until(lambda: control.version == 3)

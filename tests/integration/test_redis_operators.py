@@ -19,7 +19,7 @@ from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import FencedError, VersionConflictError
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold, freeze_of
 from specpilot.policy.gain import GAIN_DAYS_KEPT, LogGain
-from specpilot.policy.history import VERSIONS_KEPT, Cause, Change, Difference
+from specpilot.policy.history import VERSIONS_KEPT, Change, Difference, VersionCause
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
 from specpilot.policy.records import Decision
@@ -88,16 +88,16 @@ def test_a_write_that_another_came_before_is_decided_anew(store: Store, monkeypa
 
 
 def test_every_version_is_kept_with_who_wrote_it_and_why(store: Store) -> None:
-    store.put_policy(Policy("m"), 0, 1.0, Change("ada", Cause.PUT, 'first, with "quotes"'))
-    store.put_policy(Policy("m", k_min=1), 1, 2.0, Change("bob", Cause.PATCH))
-    store.delete_policy("m", 2, 3.0, Change("ada", Cause.DELETE, "over"))
-    store.put_policy(Policy("m", k_max=2), 0, 4.0, Change("ada", Cause.ROLLBACK))
+    store.put_policy(Policy("m"), 0, 1.0, Change("ada", VersionCause.PUT, 'first, with "quotes"'))
+    store.put_policy(Policy("m", k_min=1), 1, 2.0, Change("bob", VersionCause.PATCH))
+    store.delete_policy("m", 2, 3.0, Change("ada", VersionCause.DELETE, "over"))
+    store.put_policy(Policy("m", k_max=2), 0, 4.0, Change("ada", VersionCause.ROLLBACK))
     found = store.policy_versions("m", 10)
     assert [(item.version, item.updated_at, item.author, item.cause, item.comment) for item in found] == [
-        (4, 4.0, "ada", Cause.ROLLBACK, ""),
-        (3, 3.0, "ada", Cause.DELETE, "over"),
-        (2, 2.0, "bob", Cause.PATCH, ""),
-        (1, 1.0, "ada", Cause.PUT, 'first, with "quotes"'),
+        (4, 4.0, "ada", VersionCause.ROLLBACK, ""),
+        (3, 3.0, "ada", VersionCause.DELETE, "over"),
+        (2, 2.0, "bob", VersionCause.PATCH, ""),
+        (1, 1.0, "ada", VersionCause.PUT, 'first, with "quotes"'),
     ]
     assert [item.policy for item in found] == [Policy("m", k_max=2), None, Policy("m", k_min=1), Policy("m")]
     assert [item.version for item in store.policy_versions("m", 2, before=4)] == [3, 2]
@@ -121,13 +121,13 @@ def test_the_last_300_versions_are_kept(store: Store) -> None:
     assert (found[0].version, found[-1].version) == (305, 6)
 
 
-@pytest.mark.parametrize("change", [None, Change("ada", Cause.CANARY, "now")])
+@pytest.mark.parametrize("change", [None, Change("ada", VersionCause.CANARY, "now")])
 def test_a_promotion_is_a_version(store: Store, change: Change | None) -> None:
     store.put_policy(Policy("m"), 0, 1.0)
     canary = Experiment(1, "id", Canary(Policy("m", static_k=4)), 1, 5.0, outcome=Outcome.BETTER)
     store.put_canary(canary, None, 7.0, change)
     newest = store.policy_versions("m", 1)[0]
-    assert (newest.version, newest.cause, newest.updated_at) == (2, Cause.CANARY, 7.0)
+    assert (newest.version, newest.cause, newest.updated_at) == (2, VersionCause.CANARY, 7.0)
     assert (newest.author, newest.comment) == (("ada", "now") if change else ("controller", "canary id was better"))
     assert newest.policy == Policy("m", static_k=4)
 
@@ -162,6 +162,15 @@ def test_a_freeze_of_a_model_comes_before_the_one_of_everything(store: Store) ->
     assert freeze_of(store.freezes(), "m", 5.0) is None
 
 
+def test_gateways_hear_of_policies_and_not_of_freezes_which_they_do_not_read(store: Store) -> None:
+    changes = store.changes(poll_s=3600.0)
+    assert next(changes) is None
+    store.put_freeze(Freeze("m", Hold.STATIC, 1.0))
+    store.delete_freeze("m")
+    store.put_policy(Policy("m"), None, 1.0)
+    assert next(changes) == redis_keys.POLICIES
+
+
 def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +192,7 @@ def test_a_version_that_cannot_be_read_hides_no_other(
     store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
-        store.put_policy(Policy("m"), number, 1.0, Change("ada", Cause.PUT))
+        store.put_policy(Policy("m"), number, 1.0, Change("ada", VersionCause.PUT))
     raw.hset(redis_keys.policy_versions("m"), 2, '{"version":2}')
     assert [[item.version for item in store.policy_versions("m", 10)] for _ in range(2)] == [[3, 1], [3, 1]]
     [said] = [record.message for record in caplog.records]

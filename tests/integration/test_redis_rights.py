@@ -156,7 +156,6 @@ def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_n
         assert [item["key_id"] for item in controller.call("/admin/keys")[1]["keys"]] == [made["key_id"]]
         for path, method, body in (
             ("/admin/policies/m", "PUT", {"model": "m"}),
-            ("/admin/freezes/m", "PUT", {"hold": "static"}),
             (f"/admin/keys/{made['key_id']}/rotate", "POST", {}),
             (f"/admin/keys/{made['key_id']}", "DELETE", None),
         ):

@@ -136,7 +136,6 @@ def assert_no_jump(
         assert found
         assert expected
         assert max(abs(one - other) for one, other in zip(found, expected, strict=False)) < 0.1
-    assert before.guidance is not None
     versions = [item.version for item in (before, *after)]
     assert versions == sorted(set(versions))
     taken = [item for item in pair.store.decisions(MODEL, POOL, 20) if item.at > since]

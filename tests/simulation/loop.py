@@ -145,7 +145,7 @@ def simulate(
             throughput = float(np.mean(list(tokens.values()))) * slowdown
             run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
             if is_steered and result.guidance is not None:
-                schedule = schedule_of(context, result, second, float(second))
+                schedule = schedule_of(context, result, result.guidance, second, float(second))
     return run
 
 

@@ -44,6 +44,5 @@ def told(rig: Rig) -> Decision:
 def k_published(rig: Rig) -> int | None:
     """K of an engine by the schedule: both policies are a static K."""
     guidance = rig.store.published[MODEL, POOL].guidance_of("one")
-    assert guidance is not None
     assert guidance.override is not None
     return guidance.override.k

@@ -66,7 +66,7 @@ export function survival(bands) {
   ];
 }
 
-const CHANGES = new Set(["control_group", "static_better", "canary_ended", "frozen"]);
+const CHANGES = new Set(["control_group", "fallen_back", "canary_ended", "frozen"]);
 
 export function throughput(decisions) {
   const plotted = decisions.filter((item) => item.evidence.throughput).sort((a, b) => a.at - b.at);

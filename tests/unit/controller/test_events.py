@@ -44,7 +44,7 @@ def fall_back(rig: Rig) -> None:
 def returns_to_static(rig: Rig) -> int:
     """Return how often the static K came back into force."""
     reasons = [item.reason for item in rig.store.log if item.published]
-    return sum(now == "static_better" != before for before, now in pairwise(reasons))
+    return sum(now == "fallen_back" != before for before, now in pairwise(reasons))
 
 
 @pytest.mark.usefixtures("_never_tested")

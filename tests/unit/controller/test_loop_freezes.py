@@ -21,7 +21,6 @@ async def test_a_freeze_keeps_k_of_each_group_on_the_engines_though_the_traffic_
     assert 1 < before < 6  # predictable requests have a large K, the others none
     rig.store.frozen[name] = Freeze(name, Hold.CURRENT, 0.0)
     await rig.tick(10)
-    assert guidance is not None
     assert rig.store.published[MODEL, POOL].guidance == replace(guidance, override=Override(None, Cause.FROZEN))
     assert (rig.store.log[-1].reason, rig.k()) == ("frozen", pytest.approx(before, abs=1.0))
     rig.fleet.engines["one"].static_k = 3
@@ -78,5 +77,4 @@ async def test_a_model_with_a_policy_that_cannot_be_read_is_frozen_with_its_guid
     rig.store.unreadable[MODEL] = InvalidDocumentError("Policy", ())
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.CURRENT, 0.0)
     await rig.tick(3)
-    assert guidance is not None
     assert rig.store.published[MODEL, POOL].guidance == replace(guidance, override=Override(None, Cause.FROZEN))

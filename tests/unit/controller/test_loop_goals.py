@@ -62,7 +62,6 @@ async def test_while_k_is_fixed_the_margin_stays_and_a_new_goal_begins_at_1(rig:
     rig.store.put_policy(replace(POLICY, classes={"chat": ClassPolicy(slo=changed)}), None, 0.0)
     await rig.tick(1)
     guidance = rig.store.published[MODEL, POOL].guidance
-    assert guidance is not None
     assert guidance.classes["chat"].itl_slo_ms == 22.0
 
 

@@ -66,7 +66,6 @@ async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
     rig.store.put_policy(Policy(model=MODEL, probe_ratio=0.0), None, 0.0)
     await rig.tick(1)
     guidance = rig.store.published[MODEL, POOL].guidance
-    assert guidance is not None
     assert guidance.probe_ratio == 0.0
 
 

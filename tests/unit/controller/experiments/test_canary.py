@@ -45,7 +45,8 @@ def test_policies_that_do_not_let_engines_choose_are_tried_as_their_static_k() -
     context = PoolContext("m", "p", Policy("m", mode=Mode.OFF, static_k=2, classes={"code": ClassPolicy()}), 7, 3, None)
     tried = experiment(replace(CANARY, policy=Policy("m", mode=Mode.ADVISE, k_max=1, static_k=9)))
     windows = [in_window(context, tried, 1000.0 + at * CANARY.window_s) for at in range(4)]
-    overrides = {found.window.arm: found.guidance().override for found in windows if found.window}
+    tried_now = [(found.window, replace(found, policy=found.policy_in_force).guidance()) for found in windows]
+    overrides = {window.arm: guidance.override for window, guidance in tried_now if window}
     assert overrides == {Arm.PRESENT: Override(2, Cause.OFF), Arm.CANARY: Override(7, Cause.ADVISE)}  # at most K_max
 
 

@@ -75,7 +75,7 @@ def test_a_reason_of_another_version_and_an_unknown_load_are_told_too() -> None:
 def test_the_control_group_says_what_adaptive_k_gains_and_how_sure_that_is(
     control_group: dict[str, Any], said: str
 ) -> None:
-    assert said in text(explain(decision("static_better", Override(3, Cause.FALLEN_BACK), control_group=control_group)))
+    assert said in text(explain(decision("fallen_back", Override(3, Cause.FALLEN_BACK), control_group=control_group)))
 
 
 def test_a_pool_whose_engines_choose_although_the_law_lost_is_not_said_to_run_the_static_k() -> None:

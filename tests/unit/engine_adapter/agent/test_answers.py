@@ -101,6 +101,14 @@ def test_a_policy_that_fixes_k_is_forecast_with_this_k(override: Override, expec
     assert answer.chosen.k == expected
 
 
+def test_where_a_freeze_keeps_the_groups_of_the_law_k_is_fixed() -> None:
+    scheduler = engine()
+    frozen = Guidance(GUIDANCE.objective, GUIDANCE.classes, override=Override(None, Cause.FROZEN))
+    scheduler.control.offer(Schedule("m", "p", 8, 0.0, frozen), 0.0)
+    answer = said(scheduler)
+    assert (answer.source, answer.cause) == ("fixed", "frozen")
+
+
 def test_where_k_is_fixed_it_says_why_and_what_the_law_would_choose() -> None:
     scheduler = engine()
     fixed = Guidance(GUIDANCE.objective, GUIDANCE.classes, override=Override(0, Cause.ADVISE))

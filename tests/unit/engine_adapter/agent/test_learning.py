@@ -68,7 +68,6 @@ def guided(version: int, weight: float, objective: Objective = Objective.THROUGH
 
 def overridden(version: int, override: Override | None) -> Schedule:
     schedule = guided(version, 2.0)
-    assert schedule.guidance is not None
     return replace(schedule, guidance=replace(schedule.guidance, override=override))
 
 

@@ -90,7 +90,6 @@ def test_a_kind_starts_at_the_mean_of_its_first_drafts_and_one_never_seen_at_the
     assert begins.of(kind("chat", 0.0)) == pytest.approx(0.5, abs=0.01)
     assert 0.3 < begins.of(kind("code")) < 0.4
     assert begins.of(kind("code")) == begins.of(kind("chat", is_structured=True))
-    assert begins.of_class("chat") == begins.of(kind("chat", 0.0))
 
 
 def test_temperatures_are_distinguished_by_range() -> None:

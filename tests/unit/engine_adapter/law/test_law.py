@@ -11,6 +11,7 @@ from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import TURN_STEPS
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
+from specpilot.policy.graphs import Graphs
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 K_MAX, STATIC = 7, 3
@@ -185,7 +186,27 @@ def test_it_says_why_k_is_what_it_is() -> None:
     assert [item["position"] for item in groups[0]["positions"]] == [1]
     assert groups[0]["positions"][0]["worth_tokens"] < groups[0]["positions"][0]["cost_tokens"]
     assert groups[2]["why"].startswith("position 4 of band 7 is worth 0.")
-    assert groups[2]["positions"][1]["worth_tokens"] > groups[2]["positions"][1]["cost_tokens"], "bounded by the policy"
+    assert groups[2]["positions"][1]["worth_tokens"] > groups[2]["positions"][1]["cost_tokens"]
+    assert groups[2]["why"].endswith("; its class allows K from 0 to 4")
+    assert groups[0]["why"].endswith(f"costs {groups[0]['positions'][0]['cost_tokens']:.2f}")
+
+
+def test_it_says_by_what_k_is_chosen_where_that_is_not_the_worth_of_positions_alone() -> None:
+    batch = [request(HIGH)] * 4
+
+    def last(law: EngineLaw, guidance: Guidance) -> str:
+        law.follow(guidance)
+        law.k_of(batch)
+        return str(law.groups()[0]["why"]).rsplit("; ", maxsplit=1)[-1]
+
+    law, bounds = measured(EngineLaw(K_MAX, STATIC, 32)), {"default": ClassGuidance(itl_slo_ms=1.0)}
+    assert last(law, Guidance(Objective.LATENCY)) == "chosen for the least mean time per token"
+    assert last(law, Guidance(classes=bounds)) == "chosen for latency goals too"
+    assert last(law, Guidance(classes={"default": ClassGuidance(k_min=2, k_max=2)})) == "its class allows K from 2 to 2"
+    one_k = measured(EngineLaw(K_MAX, STATIC, 32, Graphs("FULL", need_one_k=True)))
+    assert last(one_k, Guidance()) == "all decodes of a step get one K"
+    law.hold(is_held=True)
+    assert law.groups()[0]["why"].endswith("; kept by a freeze")
 
 
 def test_first_drafts_do_not_count_for_the_band_in_which_requests_begin() -> None:
