@@ -214,7 +214,7 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
 def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], settings: AdapterSettings) -> None:
     """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
     try:
-        sizes = before_start.parallel_sizes(serve_flags.read(vllm_flags))
+        sizes = before_start.parallelism(serve_flags.read(vllm_flags))
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
     method, k_max = speculative.get("method"), speculative.get("num_speculative_tokens")
@@ -225,6 +225,7 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
         k_max=k_max if isinstance(k_max, int) else K_LIMIT,
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
         data_parallel=sizes.data,
+        has_ranks_elsewhere=sizes.has_ranks_elsewhere,
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
     )

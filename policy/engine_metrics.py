@@ -1,8 +1,8 @@
 """The names under which an engine reports its evidence: the adapter exports them, the controller reads them.
 
-All are counters except two histograms, and the gauges at the end. Each has the label `model_name`, like vLLM's own
-metrics. Positions count from 1, bands (`policy.bands`) from 0. A draft is counted under the band in which its
-K was chosen.
+All are counters except two histograms, and the gauges at the end. Each has the labels `model_name` and `engine`, like
+vLLM's own metrics; `engine` is the data-parallel rank, 0 without data parallelism. Positions count from 1, bands
+(`policy.bands`) from 0. A draft is counted under the band in which its K was chosen.
 
 *Steps* are counted by kind: steps with prefilled tokens (`prefill` with decodes, `prompt` without), steps without
 prefilled tokens in which the drafter also read positions to catch up (`catch_up`), and all others (`decode`).
@@ -41,6 +41,7 @@ SLO_MEAN_PREDICTED_SECONDS = PREFIX + "slo_mean_predicted_seconds"  # gauge, tra
 RUNNING_LIMIT = PREFIX + "running_limit"  # gauge, only with a limit: the most requests that may run
 
 LABEL_MODEL = "model_name"
+LABEL_ENGINE = "engine"
 LABEL_CLASS = "traffic_class"
 LABEL_BAND = "band"
 LABEL_POSITION = "position"

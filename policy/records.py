@@ -10,6 +10,11 @@ from specpilot.policy.names import model_name_faults, name_faults, raise_faults
 from specpilot.policy.schedule import Schedule
 
 
+def rank_id(server_id: str, rank: int) -> str:
+    """Return the name of an engine that is one data-parallel rank of a server."""
+    return f"{server_id}-dp{rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
     """The facts that an engine reports with every heartbeat.
@@ -18,7 +23,8 @@ class EngineRecord:
     `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
     `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` if it has none. `stalled`: it
     has requests, and no step has ended for much longer than a step takes. `running_limit`: the most requests that
-    gateways may have there, for its latency goals; `None`: any number. Times are Unix seconds.
+    gateways may have there, for its latency goals; `None`: any number. `rank`: its data-parallel rank, if others serve
+    at the same `url`; `None`: it is alone there. Times are Unix seconds.
     """
 
     engine_id: str
@@ -38,6 +44,12 @@ class EngineRecord:
     graphs: Graphs | None = None
     stalled: bool = False
     running_limit: int | None = None
+    rank: int | None = None
+
+    @property
+    def server_id(self) -> str:
+        """The name of the server at its `url`, which its ranks share."""
+        return self.engine_id if self.rank is None else self.engine_id.removesuffix(rank_id("", self.rank))
 
     def __post_init__(self) -> None:
         faults = name_faults(engine_id=self.engine_id, pool=self.pool)

@@ -171,7 +171,9 @@ def engine_notes(settings: UpSettings) -> list[str]:
     for index, url in enumerate(engine_urls(settings)):
         request = Request(f"{url}/speculation", headers=headers)  # noqa: S310 - an address of our own
         with suppress(OSError, HTTPException, ValueError), open_url(request, timeout=5.0, is_own=True) as reply:
-            notes += [f"engine-{index}: {note}" for note in json.load(reply).get("notes", [])]
+            state = json.load(reply)
+            ranks = state.get("ranks", [state])
+            notes += [f"engine-{index}: {note}" for rank in ranks for note in rank.get("notes", [])]
     return notes
 
 

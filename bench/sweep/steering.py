@@ -137,6 +137,10 @@ class Steering:
             raise EndpointError(f"{self._shown} does not answer: {getattr(error, 'reason', error)}") from error
         except ValueError:
             state = None
+        if isinstance(state, dict) and "ranks" in state:
+            raise EndpointError(
+                f"{self._shown} has data-parallel ranks, each with its K: measure a server of one engine"
+            )
         if not isinstance(state, dict) or not state.keys() >= {"k_max", "static_k", "source", "version", "schedule"}:
             raise EndpointError(f"{self._shown} does not report the K in force, so it is no engine of SpecPilot's")
         return state

@@ -166,7 +166,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     link, running_limit = None, RunningLimit(control.max_running)
     if settings.redis_url:
         record = EngineRecord(
-            engine_id=settings.engine_id,
+            engine_id=control.engine_id,
             url=settings.url,
             model=control.model,
             pool=control.pool,
@@ -179,6 +179,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             started_at=clock.now(),
             heartbeat_at=clock.now(),
             graphs=scheduler.graphs,
+            rank=scheduler.rank,
         )
         link = EngineLink(
             Store(settings.redis_url),
@@ -189,10 +190,10 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             running_limit=lambda: running_limit.limit,
             answer=Answers(scheduler, clock, ShortHolds()).answer,
         )
-    exporter = MetricsExporter(control.model)
-    # With data parallelism the requests of a calibration would reach other engines too.
-    is_alone = scheduler.vllm_config.parallel_config.data_parallel_size == 1
-    calibration = Calibration(scheduler, settings.url, settings.calibrate_s) if is_alone else None
+    exporter = MetricsExporter(control.model, scheduler.rank or 0)
+    parallel = scheduler.vllm_config.parallel_config
+    rank = None if scheduler.rank is None else parallel.data_parallel_rank_local
+    calibration = Calibration(scheduler, settings.url, settings.calibrate_s, rank)
     between = ShortHolds()
     learning = Learning(scheduler, probe_ratio=settings.probe_ratio, least_k=settings.least_k, between=between)
     agent = Agent(scheduler, exporter, link, calibration, clock, learning, between, running_limit)

@@ -2,7 +2,8 @@
 
 Otherwise the engine's law would learn the cost of a K from users' requests: in the first seconds at each load it would
 use a cost that was measured at another load. Calibration takes seconds and ends before the engine registers. It uses
-the engine's own HTTP API, so its steps do the same work as a user's steps.
+the engine's own HTTP API, so its steps do the same work as a user's steps. Data-parallel ranks share that API: each
+sends its requests to itself (vLLM's header `X-data-parallel-rank`), at the same time as the others, as under load.
 
 For each number of running requests, powers of two up to `max_num_seqs`, four settings are measured in turn with the
 same requests: K = 0, K_max, a middle K, and half of the requests at K_max with the others at K = 1 (at K_max = 1: at
@@ -40,7 +41,7 @@ import ssl
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -86,6 +87,9 @@ SLOW_REQUESTS = 8
 CLASS = "calibration"
 """The traffic class of the requests with another K than the rest."""
 
+RANK_HEADER = "X-data-parallel-rank"
+"""vLLM's header that names the rank for a request, counted among the ranks of the server."""
+
 _POLL_S = 0.01
 
 logger = logging.getLogger("vllm.specpilot")
@@ -121,13 +125,19 @@ def long_prompt(law: EngineLaw, room: int) -> int | None:
 
 
 class Calibration:
-    """Measures the steps of the engine of `scheduler`, which listens at `url`, for at most `limit_s` seconds."""
+    """Measures the steps of the engine of `scheduler`, which listens at `url`, for at most `limit_s` seconds.
 
-    def __init__(self, scheduler: Any, url: str, limit_s: float) -> None:
+    `rank`: its number among the data-parallel ranks of the server at `url`; `None`: it is alone there.
+    """
+
+    def __init__(self, scheduler: Any, url: str, limit_s: float, rank: int | None = None) -> None:
         self._scheduler = scheduler
         self._control = scheduler.control
         self._url = urlsplit(url)
         self._limit_s = limit_s
+        self._headers = {"Content-Type": "application/json"}
+        if rank is not None:
+            self._headers[RANK_HEADER] = str(rank)
         self._slowest = (0.0, 0, 0)  # seconds, requests, K
 
     def run(self, stopped: threading.Event) -> None:
@@ -224,7 +234,7 @@ class Calibration:
     def _requests(self, count: int, label: str, prompt: int) -> Iterator["_Batch"]:
         """Run `count` requests; they end with their connection."""
         path, body = f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label, prompt)
-        batch = _Batch(self._connection(), path, body)
+        batch = _Batch(self._connection(), path, self._headers, body)
         try:
             if count:
                 batch.send()
@@ -287,17 +297,20 @@ class Calibration:
 class _Batch:
     """Requests of one HTTP call, sent again when they have ended."""
 
-    def __init__(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> None:
+    def __init__(
+        self, connection: http.client.HTTPConnection, path: str, headers: Mapping[str, str], body: bytes
+    ) -> None:
         self.connection = connection
         self._path = path
+        self._headers = headers
         self._body = body
         self._answers = select.poll()
 
     def send(self) -> None:
         """Send the call."""
         key = os.environ.get("VLLM_API_KEY") and secret("VLLM_API_KEY", os.environ["VLLM_API_KEY"])
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self.connection.request("POST", self._path, self._body, headers)
+        with_key = {"Authorization": f"Bearer {key}"} if key else {}
+        self.connection.request("POST", self._path, self._body, {**self._headers, **with_key})
         self._answers = select.poll()
         self._answers.register(self.connection.sock, select.POLLIN)
 

@@ -34,6 +34,7 @@ def state(core: Any) -> str:
     schedule, override = control.schedule, control.override(now)
     return json.dumps(
         {
+            "engine_id": control.engine_id,
             "model": control.model,
             "pool": control.pool,
             "k_max": control.k_max,

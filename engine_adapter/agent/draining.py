@@ -16,7 +16,6 @@ A hung engine answers no check, and stops when both times are over. Requests tha
 """
 
 import asyncio
-import json
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,8 +33,8 @@ logger = logging.getLogger("vllm.specpilot")
 class Draining:
     """Handles SIGTERM of the process whose event loop runs."""
 
-    def __init__(self, begin: Callable[[], Awaitable[str]], grace_s: float, timeout_s: float) -> None:
-        """`begin` marks the engine as draining and returns JSON: whether requests run; `null`: no adapter."""
+    def __init__(self, begin: Callable[[], Awaitable[bool | None]], grace_s: float, timeout_s: float) -> None:
+        """`begin` marks the engine as draining and returns whether requests run; `None`: no adapter."""
         self._begin = begin
         self._grace_s = grace_s
         self._timeout_s = timeout_s
@@ -64,7 +63,7 @@ class Draining:
         logger.info("SpecPilot: draining; %.0f s until gateways have seen it", self._grace_s)
         try:
             async with asyncio.timeout(self._grace_s + self._timeout_s):
-                if await self._is_running() is not None:
+                if await self._begin() is not None:
                     await asyncio.sleep(self._grace_s)
                     await self._until_idle()
         except TimeoutError:
@@ -77,9 +76,5 @@ class Draining:
     async def _until_idle(self) -> None:
         idle = 0
         while idle < 2:  # noqa: PLR2004 - one check may fall between a request's arrival and its start
-            idle = 0 if await self._is_running() else idle + 1
+            idle = 0 if await self._begin() else idle + 1
             await asyncio.sleep(CHECK_EVERY_S)
-
-    async def _is_running(self) -> bool | None:
-        is_running: bool | None = json.loads(await self._begin())
-        return is_running

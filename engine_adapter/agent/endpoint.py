@@ -4,13 +4,18 @@ Guarded by the bearer token `SPECPILOT_ENGINE_CONTROL_TOKEN`. Without a token ev
 `SPECPILOT_ENGINE_TRUST_THIS_MACHINE` calls of local processes are served, but not those of web pages or through proxies
 (`policy.this_machine`). The gateway never forwards to this route.
 
+On a server with data-parallel ranks both methods act on all ranks, and the answer is `{"ranks": [...]}` with the state
+of each. A rank that refuses a schedule keeps its own; the answer is then that refusal.
+
 The plugin also adds draining at SIGTERM (`agent.draining`), the adapter's metrics (`agent.exposition`) and what a
 gateway states in headers (`agent.gateway_headers`).
 """
 
+import asyncio
 import hmac
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -57,7 +62,7 @@ class SpeculationEndpoint:
         """Return the state of the engine: the schedule in force and its source."""
         if (refusal := self._refusal(request)) is not None:
             return refusal
-        return self._answer(await self._call(STATE_METHOD))
+        return _answer(await self._call(STATE_METHOD))
 
     async def write(self, request: Request) -> JSONResponse:
         """Apply a schedule from the next step on; if it is refused, the present one stays in force."""
@@ -66,23 +71,18 @@ class SpeculationEndpoint:
         body = await request.body()
         if len(body) > BODY_LIMIT_BYTES:
             return _error(413, "body_too_large", f"a schedule has at most {BODY_LIMIT_BYTES} bytes")
-        return self._answer(await self._call(APPLY_METHOD, body.decode("utf-8", errors="replace")))
+        return _answer(await self._call(APPLY_METHOD, body.decode("utf-8", errors="replace")))
 
-    async def _begin_drain(self) -> str:
-        return str(await self._engine_client.engine_core.call_utility_async(DRAIN_METHOD))
+    async def _begin_drain(self) -> bool | None:
+        """Mark all ranks as draining; return whether one has requests, `None` without the adapter's scheduler."""
+        running = [is_running for is_running in await self._call(DRAIN_METHOD) if is_running is not None]
+        return any(running) if running else None
 
-    async def _call(self, method: str, *arguments: str) -> Any:
-        return json.loads(await self._engine_client.engine_core.call_utility_async(method, *arguments))
-
-    def _answer(self, outcome: Any) -> JSONResponse:
-        if not outcome:
-            return _error(
-                501, "adapter_missing", "this engine does not speculate, or its --scheduler-cls is another one"
-            )
-        if "error" in outcome:
-            error = outcome["error"]
-            return _error(error["status"], error["code"], error["message"])
-        return JSONResponse(outcome)
+    async def _call(self, method: str, *arguments: str) -> list[Any]:
+        """Return what each engine core of this server answers, in order of rank."""
+        client = self._engine_client.engine_core
+        calls = (client._call_utility_async(method, *arguments, engine=core) for core in client.core_engines)  # noqa: SLF001 - vLLM 0.29 to 0.31 have no public method for all
+        return [json.loads(answer) for answer in await asyncio.gather(*calls)]
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         if self._token:
@@ -98,6 +98,16 @@ class SpeculationEndpoint:
                 return None
             why = f"without a token only this machine is served, and {foreign}"
         return _error(403, "control_token_needed", f"set SPECPILOT_ENGINE_CONTROL_TOKEN and send it; {why}")
+
+
+def _answer(outcomes: Sequence[Any]) -> JSONResponse:
+    if not all(outcomes):
+        return _error(501, "adapter_missing", "this engine does not speculate, or its --scheduler-cls is another one")
+    for outcome in outcomes:
+        if "error" in outcome:
+            error = outcome["error"]
+            return _error(error["status"], error["code"], error["message"])
+    return JSONResponse(outcomes[0] if len(outcomes) == 1 else {"ranks": outcomes})
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:

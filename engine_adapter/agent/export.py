@@ -24,7 +24,9 @@ FOLDER = "SPECPILOT_METRICS_FOLDER"
 """The variable with the folder's name, for the processes of one engine. It is set by the first of them."""
 
 ENDING = ".specpilot"
-"""Ending of a page's file name."""
+"""Ending of a page's file name; before it stands the data-parallel rank."""
+
+_ENGINE = (names.LABEL_MODEL, names.LABEL_ENGINE)
 
 _MS = 1000.0
 
@@ -40,16 +42,19 @@ logger = logging.getLogger("vllm.specpilot")
 
 
 class MetricsExporter:
-    """Adds each batch of evidence to the process's metrics. One per engine process, for any of its threads."""
+    """Adds each batch of evidence to the process's metrics. One per engine core, for any of its threads.
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    `rank`: its data-parallel rank.
+    """
+
+    def __init__(self, model: str, rank: int = 0) -> None:
+        self._engine = (model, str(rank))  # the label values of every series
         self._lock = threading.Lock()
         self._families: list[Family | Histogram] = []
         self._written = ""  # the latest page, without the schedule's age
         self._skipped = 0
         self._is_failing = False
-        self._file = Path(os.environ[FOLDER], f"{os.getpid()}{ENDING}") if os.environ.get(FOLDER) else None
+        self._file = Path(os.environ[FOLDER], f"{rank}{ENDING}") if os.environ.get(FOLDER) else None
         group = (names.LABEL_CLASS, names.LABEL_BAND)
         position = (names.LABEL_BAND, names.LABEL_POSITION)
         self._counts = {
@@ -76,11 +81,11 @@ class MetricsExporter:
         self._histograms = {
             TPOT: Histogram(
                 names.TPOT_SECONDS, "Time per output token of requests that ended, after their first token",
-                (names.LABEL_MODEL, label), TPOT_BOUNDS_S,
+                (*_ENGINE, label), TPOT_BOUNDS_S,
             ),
             TTFT: Histogram(
                 names.TTFT_SECONDS, "Time from the arrival of a request to its first token",
-                (names.LABEL_MODEL, label), TTFT_BOUNDS_S,
+                (*_ENGINE, label), TTFT_BOUNDS_S,
             ),
         }  # fmt: skip
         self._families += self._histograms.values()
@@ -109,17 +114,17 @@ class MetricsExporter:
 
     def add(self, evidence: Evidence, between: Callable[[], None] = lambda: None) -> None:
         """Add the counts of `evidence` to the counters; `between` is called between two parts of the computation."""
-        model = self._model
+        engine = self._engine
         with self._lock:
             for name, counter in self._counts.items():
                 for labels, count in getattr(evidence, name).items():
-                    counter.add(count, model, *map(str, labels))
+                    counter.add(count, *engine, *map(str, labels))
                     between()
             for traffic_class, count in evidence.probes.items():
-                self._probes.add(count, model, traffic_class)
+                self._probes.add(count, *engine, traffic_class)
             for kind, sums in evidence.steps.items():
                 for name, counter in self._steps.items():
-                    counter.add(getattr(sums, name), model, kind.value)
+                    counter.add(getattr(sums, name), *engine, kind.value)
 
     def add_latencies(self, latencies: Iterable[Latency], slos: Mapping[str, Slo | None]) -> None:
         """Add the latencies of requests, and count them by the goals of their class; `slos` are by class."""
@@ -128,28 +133,28 @@ class MetricsExporter:
             by_series[name if name in slos else DEFAULT_CLASS, measure].append(seconds)
         with self._lock:
             for (name, measure), observed in by_series.items():
-                self._histograms[measure].observe(observed, self._model, name)
+                self._histograms[measure].observe(observed, *self._engine, name)
                 slo = slos.get(name)
                 goal = slo.goals.get(measure) if slo is not None else None
                 if goal is not None:
                     beyond = sum(seconds > goal.ms / _MS for seconds in observed)
-                    self._slo_requests.add(len(observed) - beyond, self._model, name, measure, names.WITHIN)
-                    self._slo_requests.add(beyond, self._model, name, measure, names.BEYOND)
-                    self._slo_s.add(sum(observed), self._model, name, measure)
+                    self._slo_requests.add(len(observed) - beyond, *self._engine, name, measure, names.WITHIN)
+                    self._slo_requests.add(beyond, *self._engine, name, measure, names.BEYOND)
+                    self._slo_s.add(sum(observed), *self._engine, name, measure)
 
     def show(
         self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
     ) -> None:
         """Set the gauges to the state of the latest step; other classes lose their series."""
-        model = self._model
+        engine = self._engine
         with self._lock:
             for gauge, values in ((self._running, running), (self._active_k, active_k)):
                 gauge.clear()
                 for traffic_class, value in values.items():
-                    gauge.set(value, model, traffic_class)
-            self._backlog.set(backlog, model)
-            self._version.set(version, model)
-            self._age.set(-1.0 if age_s is None else age_s, model)
+                    gauge.set(value, *engine, traffic_class)
+            self._backlog.set(backlog, *engine)
+            self._version.set(version, *engine)
+            self._age.set(-1.0 if age_s is None else age_s, *engine)
 
     def show_law(
         self,
@@ -166,21 +171,21 @@ class MetricsExporter:
         """
         with self._lock:
             if decode_s:
-                self._decode_s.set(decode_s, self._model)
+                self._decode_s.set(decode_s, *self._engine)
             self._breaks_slo.clear()
             if breaks_slo is not None:
-                self._breaks_slo.set(float(breaks_slo), self._model)
+                self._breaks_slo.set(float(breaks_slo), *self._engine)
             for gauge, values in ((self._predicted, predicted_s), (self._mean_predicted, mean_predicted_s)):
                 gauge.clear()
                 for name, seconds in values.items():
-                    gauge.set(seconds, self._model, name)
+                    gauge.set(seconds, *self._engine, name)
 
     def show_limit(self, limit: int | None) -> None:
         """Show the most requests that may run; `None`: no limit."""
         with self._lock:
             self._limit.clear()
             if limit is not None:
-                self._limit.set(limit, self._model)
+                self._limit.set(limit, *self._engine)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""
@@ -226,6 +231,6 @@ class MetricsExporter:
         return self._family(name, text, GAUGE, labels)
 
     def _family(self, name: str, text: str, kind: str, labels: tuple[str, ...]) -> Family:
-        family = Family(name, text, kind, (names.LABEL_MODEL, *labels))
+        family = Family(name, text, kind, (*_ENGINE, *labels))
         self._families.append(family)
         return family

@@ -3,11 +3,12 @@
 A controller asks for the adapter's metrics alone (`name[]`, as Prometheus client libraries do) and gets the page
 without vLLM's part. Any other client gets both parts, in the text format, which Prometheus always reads.
 
-An engine that does not speculate may have several engine cores (data parallelism), each of which writes a page. These
-pages are added up, as are pages of an earlier start in the same folder.
+Each data-parallel rank writes a page, with its number in the label `engine` of every series. `/metrics` has all of
+them, and with `engine=1` in the query that of rank 1.
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -32,8 +33,8 @@ class MetricsMiddleware:
         if scope["type"] != "http" or route_path(scope).rstrip("/") != PATH:
             await self._app(scope, receive, send)
             return
-        selection = parse_qs(scope["query_string"].decode("latin-1")).get("name[]", [])
-        page = read_page()
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        selection, page = query.get("name[]", []), read_page(query.get(names.LABEL_ENGINE))
         if selection:
             page = part_of(page, selection)
             if all(name.startswith(names.PREFIX) for name in selection):
@@ -46,11 +47,11 @@ class MetricsMiddleware:
         await _answer(send, reply.status, reply.headers, body)
 
 
-def read_page() -> str:
-    """Return the metrics of this server's engine cores; an empty text before the first are written."""
+def read_page(ranks: Collection[str] | None) -> str:
+    """Return the metrics of these `ranks`, of all if it is `None`; an empty text before the first are written."""
     folder = os.environ.get(FOLDER)
-    pages = sorted(Path(folder).glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime) if folder else []
-    return together([page.read_text("utf-8") for page in pages])
+    pages = sorted(Path(folder).glob(f"*{ENDING}")) if folder else []
+    return together(page.read_text("utf-8") for page in pages if ranks is None or page.stem in ranks)
 
 
 class _Reply:

@@ -99,24 +99,11 @@ def part_of(page: str, names: Collection[str]) -> str:
     return "".join(_FAMILY + part for part in page.split(_FAMILY)[1:] if part.split(" ", 1)[0] in names)
 
 
-def together(pages: Sequence[str]) -> str:
-    """Return pages of several processes as one: counters and histograms are summed, gauges as on the last page."""
-    if len(pages) < 2:  # noqa: PLR2004 - one needs no adding
-        return "".join(pages)
-    series: dict[str, dict[str, float]] = {}
-    for head, lines in (family for page in pages for family in _families(page)):
-        values = series.setdefault(head, {})
-        is_counter = head.endswith((f" {COUNTER}\n", f" {HISTOGRAM}\n"))
-        for line in lines:
-            name, _, text = line.rpartition(" ")
-            values[name] = float(text) + (values.get(name, 0.0) if is_counter else 0.0)
-    return "".join(
-        head + "".join(f"{name} {value!r}\n" for name, value in values.items()) for head, values in series.items()
-    )
-
-
-def _families(page: str) -> Iterable[tuple[str, list[str]]]:
-    """Yield the head of each family of a page (its HELP and TYPE lines), and its series' lines."""
-    for part in page.split(_FAMILY)[1:]:
-        explained, kind, *lines = part.rstrip("\n").split("\n")  # a label may contain other line ends
-        yield f"{_FAMILY}{explained}\n{kind}\n", lines
+def together(pages: Iterable[str]) -> str:
+    """Return pages as one, family by family. No two of them have a series in common."""
+    families: dict[str, list[str]] = {}
+    for page in pages:
+        for part in page.split(_FAMILY)[1:]:
+            text, kind, lines = part.split("\n", 2)
+            families.setdefault(f"{_FAMILY}{text}\n{kind}\n", []).append(lines)
+    return "".join(head + "".join(lines) for head, lines in families.items())

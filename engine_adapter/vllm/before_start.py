@@ -28,6 +28,8 @@ _IN_PARALLEL = ("dflash", "dspark")
 _ON_V1_ALONE = ("suffix", "medusa", "mlp_speculator", "custom_class")
 _SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
 """Methods that vLLM does not schedule asynchronously by itself."""
+_BALANCED_OUTSIDE = ("data-parallel-external-lb", "data-parallel-rank", "data-parallel-multi-port-external-lb")
+"""Flags with which each data-parallel rank has a server of its own."""
 _SUFFIX_K = 24
 _FEW_HEADS = 16
 """Attention heads of a GPU up to which vLLM prefers FlashInfer for sparse MLA in bfloat16 on Blackwell."""
@@ -53,12 +55,16 @@ class Machine:
     lists_model: Callable[[str], bool | None] = lambda _: None
 
 
-class ParallelSizes(NamedTuple):
-    """An engine's data, pipeline and context parallelism; 1: none."""
+class Parallelism(NamedTuple):
+    """An engine's data, pipeline and context parallelism; 1: none.
+
+    `has_ranks_elsewhere`: data-parallel ranks may run on other machines than their server.
+    """
 
     data: int
     pipeline: int
     context: int
+    has_ranks_elsewhere: bool
 
 
 class _Drafter(NamedTuple):
@@ -105,13 +111,17 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     return BeforeStart(facts, _own_faults(facts, drafter, flags), _assumed(facts, target, flags, machine))
 
 
-def parallel_sizes(flags: Flags) -> ParallelSizes:
-    """Return the sizes that the flags state."""
+def parallelism(flags: Flags) -> Parallelism:
+    """Return what the flags state (`data_parallel.has_ranks_elsewhere` in vLLM's configuration)."""
     data, pipeline, *context = (
         serve_flags.whole(flags, f"{kind}-parallel-size", 1)
         for kind in ("data", "pipeline", "decode-context", "prefill-context")
     )
-    return ParallelSizes(data, pipeline, max(context))
+    is_hybrid = "data-parallel-hybrid-lb" in flags
+    is_hybrid = is_hybrid or ("data-parallel-start-rank" in flags and "headless" not in flags)
+    is_elsewhere = not is_hybrid and serve_flags.whole(flags, "data-parallel-size-local", data) < data
+    is_elsewhere = is_elsewhere or flags.get("data-parallel-backend") == "ray"
+    return Parallelism(data, pipeline, max(context), data > 1 and is_elsewhere)
 
 
 def _speculative(flags: Flags) -> dict[str, Any]:
@@ -171,7 +181,7 @@ def _by_head(method: str, name: str, head: Config) -> str:
 def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) -> ConfigFacts:
     method, speculative, head, mtp = drafter
     is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
-    sizes = parallel_sizes(flags)
+    sizes = parallelism(flags)
     may_be_v2 = machine.is_accepted_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
     may_be_v2 = may_be_v2 and not flags.get("enable-dbo")
     is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
@@ -211,7 +221,9 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         length=longest,
         takes_embeddings=bool(flags.get("enable-prompt-embeds")),
         graph_mode=str(mode).upper() if mode is not None else None,
+        is_moe=model_facts.is_moe(target),
         data_parallel=sizes.data,
+        has_ranks_elsewhere=sizes.has_ranks_elsewhere,
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
         has_connector="kv-transfer-config" in flags or "kv-offloading-size" in flags,
@@ -284,6 +296,12 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
             "vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: remove "
             f"enable_adaptive_verification from --{_FLAG}"
         )
+    external = [flag for flag in _BALANCED_OUTSIDE if flag in flags]
+    if external and facts.data_parallel > 1 and not facts.is_moe:
+        faults.append(
+            f"vLLM takes --{external[0]} for a mixture of experts alone: start a server without --data-parallel flags "
+            "for each rank"
+        )
     reason = _why_synchronous(drafter, facts.version, is_v2=facts.is_v2)
     if reason is not None and flags.get("async-scheduling"):
         faults.append(f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling")
@@ -302,6 +320,8 @@ def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine)
             f"what config.json states of {architecture or target['model_type']}: {unknown}, so whether it has "
             "recurrent layers, MLA or an MTP head is not known"
         )
+    if facts.data_parallel > 1 and not facts.is_moe:
+        assumed.append("a dense model: its config.json states no number of experts")
     if facts.is_async and "async-scheduling" not in flags:
         assumed.append("asynchronous scheduling, vLLM's default on GPUs")
     backends = _attention(target, {}, flags)

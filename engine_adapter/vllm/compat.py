@@ -1,10 +1,10 @@
 """The configurations of engines that the adapter accepts.
 
 A configuration that the adapter cannot steer is rejected with all reasons at once, each with its remedy: unsupported
-drafters, vLLM's own table of K, data, pipeline and context parallelism, KV connectors beside recurrent layers, a
-synchronous scheduler in the asynchronous loop or the reverse. `check_config` rejects it before the engine serves;
-`specpilot check` applies the same rules (`faults_of`) before a start. An engine without speculation may carry the
-adapter in any configuration.
+drafters, vLLM's own table of K, pipeline and context parallelism, data parallelism of a mixture of experts or over
+machines, KV connectors beside recurrent layers, a synchronous scheduler in the asynchronous loop or the reverse.
+`check_config` rejects it before the engine serves; `specpilot check` applies the same rules (`faults_of`) before a
+start. An engine without speculation may carry the adapter in any configuration.
 """
 
 from collections.abc import Iterable
@@ -44,6 +44,13 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     facts = config_facts.of_engine(vllm_config)
     faults = faults_of(facts) + setting_faults(facts, AdapterSettings())
     faults += scheduler_faults(facts, is_async_scheduler=is_async_scheduler)
+    if faults:
+        raise UnsupportedEngineError("; ".join(faults))
+
+
+def check_parallel(vllm_config: Any) -> None:
+    """Raise `UnsupportedEngineError` for parallelism that the adapter cannot steer; for the server's process."""
+    faults = parallel_faults(config_facts.of_engine(vllm_config))
     if faults:
         raise UnsupportedEngineError("; ".join(faults))
 
@@ -106,10 +113,22 @@ def drafter_faults(facts: ConfigFacts) -> list[str]:
 
 
 def parallel_faults(facts: ConfigFacts) -> list[str]:
-    """Return the configured kinds of parallelism that the adapter does not steer; it steers tensor parallelism."""
+    """Return the configured kinds of parallelism that the adapter does not steer.
+
+    It steers tensor parallelism, and data parallelism of dense models, whose ranks are engines of their own. Ranks of a
+    mixture of experts run every pass of target and drafter together, and pad it to the widest of all ranks.
+    """
     faults = []
-    if facts.data_parallel > 1:
-        faults.append("data parallelism inside one engine is not steered: start one engine per rank behind the gateway")
+    if facts.data_parallel > 1 and facts.is_moe:
+        faults.append(
+            "data parallelism of a mixture of experts is not steered, because its ranks run every pass together: start "
+            "one engine per rank behind the gateway, or use tensor parallelism (also with --enable-expert-parallel)"
+        )
+    if facts.has_ranks_elsewhere:
+        faults.append(
+            "data-parallel ranks on other machines than their server are not steered: start a server on each machine "
+            "(--data-parallel-hybrid-lb), with --data-parallel-backend mp"
+        )
     if facts.pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
     if facts.context_parallel > 1:

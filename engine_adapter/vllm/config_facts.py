@@ -7,6 +7,7 @@ one from the models' `config.json` and vLLM's flags (`before_start`).
 from dataclasses import dataclass
 from typing import Any
 
+from specpilot.engine_adapter.vllm import data_parallel
 from specpilot.engine_adapter.vllm.engine_facts import is_windowed, uses_mla
 from specpilot.engine_adapter.vllm.versions import vllm_version
 
@@ -22,7 +23,8 @@ class ConfigFacts:
     tokens per request at most; `head_kind`: the `model_type` that vLLM gives an MTP head, and `head_modules`: the
     number of its modules; `mask_token`: the field that names the token of parallel drafting; `is_recurrent`: the target
     has layers such as GDN and Mamba; `sees_both_ways`: it attends to images in both directions; `graph_mode`: the
-    `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose, empty if it has not chosen yet.
+    `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose, empty if it has not chosen yet;
+    `is_moe`: the target is a mixture of experts; `has_ranks_elsewhere`: data-parallel ranks may run on other machines.
     """
 
     method: str
@@ -48,7 +50,9 @@ class ConfigFacts:
     length: int | None = None
     takes_embeddings: bool = False
     graph_mode: str | None = None
+    is_moe: bool = False
     data_parallel: int = 1
+    has_ranks_elsewhere: bool = False
     pipeline_parallel: int = 1
     context_parallel: int = 1
     has_connector: bool = False
@@ -88,9 +92,9 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
         length=model.max_model_len,
         takes_embeddings=bool(model.enable_prompt_embeds),
         graph_mode=getattr(mode, "name", None),
-        # For a dense model vLLM reports a size of 1 to every rank. All ranks except the first see their index, and end
-        # the start.
-        data_parallel=max(parallel.data_parallel_size, parallel.data_parallel_index + 1),
+        is_moe=bool(model.is_moe),
+        data_parallel=data_parallel.size_of(vllm_config),
+        has_ranks_elsewhere=data_parallel.has_ranks_elsewhere(parallel),
         pipeline_parallel=parallel.pipeline_parallel_size,
         context_parallel=max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
         has_connector=vllm_config.kv_transfer_config is not None,

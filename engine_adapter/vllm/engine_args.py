@@ -3,7 +3,8 @@
 With the adapter in `VLLM_PLUGINS`, `vllm serve MODEL --speculative-config '{...}'` needs no further flag. Before vLLM
 makes its configuration of the arguments, the ones that the user left out are filled: the number format on a CPU, the
 largest CUDA graph, the runner, the metrics of each request. Afterwards the configuration gets the adapter's scheduler,
-unless the user named another one: the synchronous one where attention is exact only with it.
+unless the user named another one: the synchronous one where attention is exact only with it. Parallelism that the
+adapter does not steer is rejected here, because a data-parallel rank does not see all of it.
 """
 
 import atexit
@@ -17,7 +18,7 @@ from typing import Any
 from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat, engine_facts, versions
+from specpilot.engine_adapter.vllm import compat, data_parallel, engine_facts, versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
@@ -43,6 +44,9 @@ def install() -> None:
         complete(self)
         vllm_config = create(self, *args, **kwargs)
         set_scheduler(vllm_config, asks_async=self.async_scheduling is not None)
+        is_steered = vllm_config.scheduler_config.scheduler_cls in (SYNC_SCHEDULER, ASYNC_SCHEDULER)
+        if is_steered and vllm_config.speculative_config is not None:
+            compat.check_parallel(vllm_config)
         return vllm_config
 
     EngineArgs.create_engine_config = create_engine_config
@@ -53,6 +57,7 @@ def complete(args: Any) -> None:
     if args.dtype == number_format.AUTO and args.quantization is None:
         args.dtype = number_format.fitting(args.model)
     _share_metrics()
+    data_parallel.share_size(args.data_parallel_size)
     speculative = _speculation(args)
     if not speculative:
         return

@@ -54,6 +54,9 @@ RECURRENT = frozenset(
 _RECURRENT_LAYERS = frozenset(("linear_attention", "mamba", "recurrent", "conv"))
 """Kinds of layers (`layer_types`) that mark a model of another class as recurrent too."""
 
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+"""Fields with the number of experts (`ModelArchConfigConvertorBase.get_num_experts`)."""
+
 _MLA = frozenset(
     (
         "axk1",
@@ -191,6 +194,13 @@ def is_recurrent(config: Config) -> bool:
     """Whether a model has layers such as GDN and Mamba (`ModelConfig.is_hybrid`, `has_inner_state`)."""
     kinds = [*(config.get("layer_types") or ()), *(text_of(config).get("layer_types") or ())]
     return architecture(config) in RECURRENT or not _RECURRENT_LAYERS.isdisjoint(kinds)
+
+
+def is_moe(config: Config) -> bool:
+    """Whether a model is a mixture of experts (`ModelConfig.is_moe`)."""
+    text = text_of(config)
+    parts = [text, *(text.get("block_configs") or ())]
+    return any(part.get(name) for part in parts for name in _EXPERTS)
 
 
 def is_multimodal(config: Config) -> bool:

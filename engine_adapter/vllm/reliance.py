@@ -148,13 +148,14 @@ RELIANCE: tuple[Item, ...] = (
         (
             "dtype", "quantization", "speculative_config", "per_request_spec_decode_metrics", "max_num_seqs",
             "enforce_eager", "max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config",
-            "async_scheduling",
+            "async_scheduling", "data_parallel_size",
         ),
     ),
     Attributes(
         "config/parallel.py", "ParallelConfig",
         (
-            "data_parallel_size", "data_parallel_index", "pipeline_parallel_size", "decode_context_parallel_size",
+            "data_parallel_size", "data_parallel_size_local", "data_parallel_index", "data_parallel_rank_local",
+            "data_parallel_backend", "local_engines_only", "pipeline_parallel_size", "decode_context_parallel_size",
             "prefill_context_parallel_size",
         ),
     ),
@@ -166,7 +167,7 @@ RELIANCE: tuple[Item, ...] = (
         "config/model.py", "ModelConfig",
         (
             "served_model_name", "max_model_len", "hf_config", "hf_text_config", "dtype", "is_multimodal_model",
-            "enable_prompt_embeds", "is_hybrid",
+            "enable_prompt_embeds", "is_hybrid", "is_moe",
         ),
     ),
     Method("config/model.py", "ModelConfig", "get_hidden_size", (), Use.CALL),
@@ -187,7 +188,8 @@ RELIANCE: tuple[Item, ...] = (
     # plugin.py and endpoint.py: the runners, the control route
     Names("triton_utils/__init__.py", ("HAS_TRITON",)),
     Attributes(_CORE, "EngineCore", ("scheduler",)),
-    Method("v1/engine/core_client.py", "AsyncMPClient", "call_utility_async", ("method",), Use.CALL),
+    Method("v1/engine/core_client.py", "AsyncMPClient", "_call_utility_async", ("method", "engine"), Use.CALL),
+    Attributes("v1/engine/core_client.py", "AsyncMPClient", ("core_engines",)),
     Attributes("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
     Attributes("plugins/endpoint_plugins/interface.py", "EndpointPlugin", ("name", "required_tasks")),
     Method("plugins/endpoint_plugins/interface.py", "EndpointPlugin", "attach_router", ("app",), Use.OVERRIDE),

@@ -40,6 +40,7 @@ from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import (
     compat,
+    data_parallel,
     device_time,
     engine_facts,
     graph_record,
@@ -48,6 +49,7 @@ from specpilot.engine_adapter.vllm import (
     versions,
 )
 from specpilot.policy.clock import SystemClock
+from specpilot.policy.records import rank_id
 
 
 class _SpecPilotScheduler:
@@ -70,6 +72,7 @@ class _SpecPilotScheduler:
         versions.check_installed(any_version=settings.any_vllm, is_v2=vllm_config.use_v2_model_runner)
         compat.check_config(vllm_config, is_async_scheduler=isinstance(self, AsyncScheduler))
         self.notes = start_notes.said_notes(vllm_config)
+        self.rank = data_parallel.rank_of(vllm_config)
         k_max = vllm_config.num_speculative_tokens
         self.control = SpeculationControl(
             model=_served_name(vllm_config),
@@ -78,7 +81,7 @@ class _SpecPilotScheduler:
             static_k=k_max if settings.static_k is None else settings.static_k,
             max_running=vllm_config.scheduler_config.max_num_seqs,
             adapts=settings.static_k is None,
-            engine_id=settings.engine_id,
+            engine_id=settings.engine_id if self.rank is None else rank_id(settings.engine_id, self.rank),
         )
         self.meter = Meter()
         self.latencies = Latencies()

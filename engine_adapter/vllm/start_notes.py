@@ -89,6 +89,11 @@ def limits_of(facts: ConfigFacts) -> list[str]:
             f"more than {facts.head_length - facts.k_max} runs, no request speculates; limit --max-model-len, or send "
             "long requests elsewhere"
         )
+    if facts.data_parallel > 1:
+        limits.append(
+            "`vllm serve` starts an API server for each data-parallel rank, and at SIGTERM cuts the requests that run, "
+            "unless --shutdown-timeout or --api-server-count 1 is set"
+        )
     inexact = compat.inexact_attention(facts)
     if inexact and not facts.asks_async:
         limits.append(compat.synchronous_note(" or ".join(inexact)))

@@ -103,7 +103,7 @@ def test_a_setting_that_is_wrong_ends_the_start_with_its_variable(monkeypatch: p
     ("flags", "sentence"),
     [
         (["--speculative-config", json.dumps(NGRAM)], "steers method 'ngram' on model runner V2 alone"),
-        (["--drafter", str(DEMO_MODEL / "peagle"), "--data-parallel-size=2"], "one engine per rank"),
+        (["--drafter", str(DEMO_MODEL / "peagle"), "-dp=2", "-dpl=1"], "ranks on other machines"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-pp", "2"], "pipeline parallelism is not steered"),
         (["--drafter", str(DEMO_MODEL / "peagle"), "-dcp=2"], "context parallelism is not steered"),
     ],

@@ -59,7 +59,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "ptd_token_id": 201087,
     },
-    "glm-4.5": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 1},
+    "glm-4.5": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "n_routed_experts": 160,
+        "num_nextn_predict_layers": 1,
+    },
     "glm-4.5-without-mtp": {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -115,6 +120,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {
             "model_type": "qwen3_5_moe_text",
             "mtp_num_hidden_layers": 1,
+            "num_experts": 512,
             "layer_types": ["linear_attention", "full_attention"],
         },
     },

@@ -91,17 +91,21 @@ def counters(url: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:
 class Engine:
     """An engine without the rest: `specpilot engine` with the flags given."""
 
+    program = ("specpilot.cli", "engine", "--model")
+    """The module that starts it, and its arguments before the model."""
+
     def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
         """`variables` are added to the environment."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = (folder / f"engine-{self.port}.log").open("wb")
-        command = [sys.executable, "-m", "specpilot.cli", "engine", "--model", str(DEMO_MODEL / "target")]
+        self.log = folder / f"engine-{self.port}.log"
+        self._log = self.log.open("wb")
+        command = [sys.executable, "-m", *self.program, str(DEMO_MODEL / "target")]
         command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
         command += ["--distributed-executor-backend", "uni"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "SPECPILOT_ENGINE_DRAIN_GRACE_S": "0"}
-        environment["SPECPILOT_ENGINE_TRUST_THIS_MACHINE"] = "1"
+        environment |= {"SPECPILOT_ENGINE_TRUST_THIS_MACHINE": "1", "SPECPILOT_ENGINE_URL": self.url}
         # As in `specpilot up`: a worker in its own process would load vLLM once more, and be waited for in a busy loop.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

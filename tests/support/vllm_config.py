@@ -15,15 +15,22 @@ def config(
     ahead: int = 0,
     connector: str | None = None,
     embeds: int = 0,
+    experts: int = 0,
+    local: int | None = None,
 ) -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(enable_prompt_embeds=bool(embeds), is_multimodal_model=False, max_model_len=4096),
+        model_config=SimpleNamespace(
+            enable_prompt_embeds=bool(embeds), is_multimodal_model=False, max_model_len=4096, is_moe=experts > 0
+        ),
         speculative_config=SimpleNamespace(
             method=method, num_speculative_tokens_per_batch_size=table, draft_model_config=head("llama")
         ),
         num_speculative_tokens=3,
         parallel_config=SimpleNamespace(
             data_parallel_size=data,
+            data_parallel_size_local=data if local is None else local,
+            data_parallel_backend="mp",
+            local_engines_only=False,
             data_parallel_index=rank,
             pipeline_parallel_size=pipeline,
             decode_context_parallel_size=context[0],

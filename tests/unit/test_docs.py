@@ -80,7 +80,7 @@ def documented_metrics() -> dict[str, set[str]]:
         for name, labels in re.findall(r"^\| `(specpilot_\w+)` \|([^|]*)\|", page, re.MULTILINE):
             found[name] = set(re.findall(r"[a-z_]+", labels.partition(":")[2] or labels))
             if name.startswith("specpilot_engine_"):
-                found[name].add("model_name")
+                found[name] |= {"model_name", "engine"}
     return found
 
 

@@ -48,13 +48,14 @@ FP8 = ("--kv-cache-dtype", "fp8")
 DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
 NIXL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
 KIMI = drafted("eagle3", "kimi-k2.5-eagle3-mla", 3)
+LLAMA_HEAD = drafted("eagle3", "llama-3.1-8b-eagle3", 3)
 EVERY_STEP = "runs in every step"
 
 
 @pytest.mark.parametrize(
     ("model", "speculative", "flags", "verdict", "words"),
     [
-        ("llama-3.1-8b", drafted("eagle3", "llama-3.1-8b-eagle3", 3), (), RUNS, ""),
+        ("llama-3.1-8b", LLAMA_HEAD, (), RUNS, ""),
         ("llama-3.1-8b", drafted("eagle3", "llama-3.1-8b-eagle3-of-2048", 3), (), RUNS_WITH_LESS, "reads 2048 tokens"),
         (
             "llama-3.1-8b",
@@ -118,7 +119,13 @@ EVERY_STEP = "runs in every step"
             "reads 65536 tokens",
         ),
         ("mistral-medium", drafted("eagle", "mistral-small-4-eagle", 3), (), RUNS_WITH_LESS, "MLA"),
-        ("glm-4.5", mtp(1), DP, REFUSED, "one engine per rank"),
+        ("glm-4.5", mtp(1), DP, REFUSED, "mixture of experts is not steered"),
+        ("qwen3.5", mtp(1), DP, REFUSED, "one engine per rank"),
+        ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "2"), RUNS_WITH_LESS, "--api-server-count 1"),
+        ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2"), REFUSED, "start a server on each machine"),
+        ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2", "--data-parallel-start-rank", "2"), RUNS_WITH_LESS, ""),
+        ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "2", "-dpb=ray"), REFUSED, "--data-parallel-backend mp"),
+        ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "2", "-dpn", "1"), REFUSED, "without --data-parallel flags"),
         ("glm-4.5", mtp(1), ("--pipeline_parallel_size=2",), REFUSED, "one stage"),
         ("glm-4.5", mtp(1), ("-dcp", "2"), REFUSED, "context parallelism"),
         ("glm-4.5", mtp(1), ("--pipeline-parallel", "2"), REFUSED, "one stage"),

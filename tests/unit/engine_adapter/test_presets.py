@@ -244,7 +244,7 @@ def test_vllms_former_names_of_mtp_are_steered_too(method: str, capsys: pytest.C
     [
         (["--pipeline-parallel", "2"], "pipeline parallelism"),
         (["-dcp=2"], "context parallelism"),
-        (["--data_parallel_size", "2"], "data parallelism"),
+        (["--data_parallel_size", "2", "-dpl", "1"], "ranks on other machines"),
         (["--pipeline-parallel-size", "x"], "pipeline-parallel-size: is x"),
     ],
 )

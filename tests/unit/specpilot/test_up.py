@@ -8,6 +8,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -268,13 +269,15 @@ def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(
     os.close(up._claim(tmp_path))
 
 
-def test_what_the_engines_note_at_their_start_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ranks", [False, True])
+def test_what_the_engines_note_at_their_start_is_shown(ranks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[dict[str, Any]] = [{"notes": ["the number format is float32"]}, {"notes": ["steps are slow"]}]
+    state = {"ranks": states} if ranks else {"notes": [*states[0]["notes"], *states[1]["notes"]]}
+
     class Engine(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             is_known = self.headers["Authorization"] == "Bearer t0p" and self.path == "/speculation"
-            body = json.dumps(
-                {"notes": ["the number format is float32", "steps are slow"]} if is_known else {}
-            ).encode()
+            body = json.dumps(state if is_known else {}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -121,6 +121,7 @@ async def test_a_sweep_without_the_token_ends_before_anything_is_measured(
     [
         (reply(b"{}", "404 Not Found"), "has no /speculation, so it is no engine of SpecPilot's"),
         (reply(b"{}"), "does not report the K in force, so it is no engine of SpecPilot's"),
+        (reply(b'{"ranks": []}'), "has data-parallel ranks"),
         (reply(b'{"error": "no key"}', "401 Unauthorized"), "refuses to name its K: 401"),
     ],
 )

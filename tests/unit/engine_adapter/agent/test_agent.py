@@ -34,4 +34,4 @@ def test_the_requests_that_run_are_limited_where_the_policy_allows_it_and_k_cann
     agent = Agent(scheduler, exporter, None, None, unused, unused, lambda: None, limit)  # type: ignore[arg-type]
     agent._limit_running(guidance, SLOW, 40)
     assert limit.limit == expected
-    assert (f'running_limit{{model_name="m"}} {expected}' in exporter.text()) is (expected is not None)
+    assert (f'running_limit{{model_name="m",engine="0"}} {expected}' in exporter.text()) is (expected is not None)

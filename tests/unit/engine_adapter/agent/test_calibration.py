@@ -25,10 +25,11 @@ def serving(
     completions: int = 200,
     on_call: Callable[[int], object] = lambda _: None,
     on_body: Callable[[dict[str, Any]], object] = lambda _: None,
+    on_headers: Callable[[Any], object] = lambda _: None,
 ) -> Iterator[str]:
     """An engine's HTTP face that answers with these statuses.
 
-    `on_body` gets the body of a call, then `on_call` the number of its prompts.
+    `on_headers` and `on_body` get those of a call, then `on_call` the number of its prompts.
     """
 
     class Face(http.server.BaseHTTPRequestHandler):
@@ -37,6 +38,7 @@ def serving(
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            on_headers(self.headers)
             on_body(body)
             on_call(len(body["prompt"]))
             self._answer(completions)
@@ -238,3 +240,17 @@ def test_the_table_of_a_setting() -> None:
     table = calibration.calibrating(7, 1)
     assert [table.k(name, 3) for name in ("default", "code", "calibration")] == [7, 7, 1]
     assert table.probe_ratio == 0
+
+
+@pytest.mark.parametrize("rank", [None, 0, 3])
+def test_a_data_parallel_rank_sends_its_requests_to_itself(rank: int | None, scheduler: Any) -> None:
+    stated: list[str | None] = []
+
+    def run(count: int) -> None:
+        for _ in range(calibration.STEPS):
+            scheduler.meter.commit(StepShape(count, count, 0), 0.001, 10, Outcome())
+
+    scheduler.control = SpeculationControl("m", "p", 7, 3, 1)
+    with serving(on_call=run, on_headers=lambda headers: stated.append(headers[calibration.RANK_HEADER])) as url:
+        Calibration(scheduler, url, 600.0, rank).run(threading.Event())
+    assert set(stated) == {None if rank is None else str(rank)}

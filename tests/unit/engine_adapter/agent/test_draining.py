@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -18,11 +19,11 @@ from tests.support.patience import PATIENCE_S
 class Core:
     """Records its calls, and answers each check with the next of `running`, the last one for ever."""
 
-    def __init__(self, *running: str) -> None:
+    def __init__(self, *running: Any) -> None:
         self.running = list(running)
         self.asked_at: list[float] = []
 
-    async def begin(self) -> str:
+    async def begin(self) -> Any:
         self.asked_at.append(time.monotonic())
         if self.running[0] == "hung":
             await asyncio.Event().wait()
@@ -60,7 +61,7 @@ async def seconds_to_stop(
 async def test_sigterm_marks_the_record_at_once_waits_for_gateways_and_then_for_running_requests(
     stopped: asyncio.Event,
 ) -> None:
-    core = Core("true", "true", "false", "true", "false")
+    core = Core(True, True, False, True, False)
     took_s = await seconds_to_stop(core, stopped, grace_s=0.3, timeout_s=600.0)
     assert core.asked_at[1] - core.asked_at[0] >= 0.3
     assert len(core.asked_at) == 6  # idle, busy again, idle twice in a row
@@ -68,7 +69,7 @@ async def test_sigterm_marks_the_record_at_once_waits_for_gateways_and_then_for_
 
 
 async def test_what_runs_too_long_is_left_to_vllm(stopped: asyncio.Event) -> None:
-    assert await seconds_to_stop(Core("true"), stopped, grace_s=0.1, timeout_s=0.5) >= 0.6
+    assert await seconds_to_stop(Core(True), stopped, grace_s=0.1, timeout_s=0.5) >= 0.6
 
 
 async def test_an_engine_that_hangs_from_the_first_look_on_stops_when_time_is_up(stopped: asyncio.Event) -> None:
@@ -76,11 +77,13 @@ async def test_an_engine_that_hangs_from_the_first_look_on_stops_when_time_is_up
 
 
 async def test_a_second_sigterm_stops_at_once(stopped: asyncio.Event) -> None:
-    await seconds_to_stop(Core("true"), stopped, grace_s=600.0, timeout_s=600.0, signals=2)
+    await seconds_to_stop(Core(True), stopped, grace_s=600.0, timeout_s=600.0, signals=2)
 
 
-@pytest.mark.parametrize("running", ["dead", "null"])
-async def test_an_engine_that_is_dead_or_has_no_adapter_stops_at_once(running: str, stopped: asyncio.Event) -> None:
+@pytest.mark.parametrize("running", ["dead", None])
+async def test_an_engine_that_is_dead_or_has_no_adapter_stops_at_once(
+    running: str | None, stopped: asyncio.Event
+) -> None:
     await seconds_to_stop(Core(running), stopped, grace_s=600.0, timeout_s=600.0)
 
 

@@ -1,6 +1,7 @@
 """The control route's guard: which calls may read and write the schedule of an engine."""
 
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,20 +10,21 @@ from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, STATE_METHOD
+from specpilot.engine_adapter.agent.core_methods import APPLY_METHOD, DRAIN_METHOD, STATE_METHOD
 from specpilot.engine_adapter.agent.endpoint import PATH, SpeculationEndpoint
 
 
 class Core:
-    """Stands for vLLM's engine core client: records the calls and answers like the adapter's methods."""
+    """Stands for vLLM's engine core client: records the calls and answers like the adapter's methods, by rank."""
 
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.core_engines = [bytes([rank]) for rank in range(len(answers))]
         self.calls: list[tuple[str, ...]] = []
 
-    async def call_utility_async(self, *call: str) -> str:
+    async def _call_utility_async(self, *call: str, engine: bytes) -> str:
         self.calls.append(call)
-        return json.dumps(self.answer)
+        return json.dumps(self.answers[engine[0]])
 
 
 async def send(
@@ -34,6 +36,7 @@ async def send(
     answer: Any = None,
     trusts: bool = True,
     proxies: str | None = None,
+    ranks: Sequence[Any] = (),
     **request: Any,
 ) -> tuple[Response, Core]:
     """Call the route from `host`; the server trusts what the `proxies` say, as with `FORWARDED_ALLOW_IPS`."""
@@ -41,7 +44,7 @@ async def send(
     monkeypatch.delenv("SPECPILOT_ENGINE_CONTROL_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", token)
-    core = Core({"version": 1} if answer is None else answer)
+    core = Core(*ranks or ({"version": 1} if answer is None else answer,))
     plugin, app = SpeculationEndpoint(), FastAPI()
     plugin.attach_router(app)
     await plugin.init_state(SimpleNamespace(engine_core=core), None, None)  # type: ignore[arg-type]
@@ -127,3 +130,36 @@ async def test_a_refusal_of_the_engine_keeps_its_status_and_words(monkeypatch: p
 async def test_an_engine_without_the_adapters_scheduler_answers_501(monkeypatch: pytest.MonkeyPatch) -> None:
     reply, _ = await send(monkeypatch, "GET", token=None, host="127.0.0.1", answer=False)
     assert reply.status_code == 501
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+async def test_every_data_parallel_rank_is_asked_and_answers(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    states = [{"engine_id": f"e-dp{rank}"} for rank in range(3)]
+    reply, core = await send(monkeypatch, method, token=None, host="127.0.0.1", ranks=states, content=b"{}")
+    assert (reply.status_code, reply.json()) == (200, {"ranks": states})
+    assert core.calls == 3 * ([(STATE_METHOD,)] if method == "GET" else [(APPLY_METHOD, "{}")])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [({"error": {"status": 422, "code": "k_above_k_max", "message": "k: is 9"}}, 422), (None, 501)],
+)
+async def test_a_schedule_that_one_rank_refuses_is_answered_with_that_refusal(
+    monkeypatch: pytest.MonkeyPatch, refusal: Any, status: int
+) -> None:
+    ranks = [{"version": 2}, refusal]
+    reply, _ = await send(monkeypatch, "PUT", token=None, host="127.0.0.1", ranks=ranks, content=b"{}")
+    assert reply.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"), [((False, True), True), ((False, False), False), ((None, None), None), ((True,), True)]
+)
+async def test_a_server_drains_all_its_ranks_and_runs_while_one_has_requests(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[bool | None, ...], expected: bool | None
+) -> None:
+    monkeypatch.delenv("SPECPILOT_ENGINE_CONTROL_TOKEN", raising=False)
+    core, plugin = Core(*answers), SpeculationEndpoint()
+    await plugin.init_state(SimpleNamespace(engine_core=core), None, None)  # type: ignore[arg-type]
+    assert await plugin._begin_drain() is expected
+    assert core.calls == [(DRAIN_METHOD,)] * len(answers)

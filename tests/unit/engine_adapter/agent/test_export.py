@@ -117,7 +117,7 @@ def test_a_page_is_removed_for_good_and_the_last_one_takes_the_folder_along(
     folder = tmp_path / "pages"
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
-    exporter, other = MetricsExporter("m"), folder / f"1{export.ENDING}"
+    exporter, other = MetricsExporter("m"), folder / f"7{export.ENDING}"
     exporter.write()
     other.write_text("")
     exporter.remove()
@@ -162,12 +162,12 @@ def test_requests_are_counted_by_the_goals_of_their_class(exporter: MetricsExpor
         for sample in family.samples
     }
     requests = {key[1:]: value for key, value in found.items() if key[0] == names.SLO_REQUESTS}
-    assert requests == {("m", "chat", "tpot", "within"): 2.0, ("m", "chat", "tpot", "beyond"): 1.0}
-    assert found[names.SLO_SECONDS, "m", "chat", "tpot"] == pytest.approx(0.071)
-    assert found[f"{names.TPOT_SECONDS}_count", "m", "chat"] == 3.0
-    assert found[f"{names.TPOT_SECONDS}_sum", "m", "default"] == 9.0
-    assert found[f"{names.TTFT_SECONDS}_count", "m", "chat"] == 1.0
-    buckets = [value for key, value in found.items() if key[:3] == (f"{names.TPOT_SECONDS}_bucket", "m", "chat")]
+    assert requests == {("m", "0", "chat", "tpot", "within"): 2.0, ("m", "0", "chat", "tpot", "beyond"): 1.0}
+    assert found[names.SLO_SECONDS, "m", "0", "chat", "tpot"] == pytest.approx(0.071)
+    assert found[f"{names.TPOT_SECONDS}_count", "m", "0", "chat"] == 3.0
+    assert found[f"{names.TPOT_SECONDS}_sum", "m", "0", "default"] == 9.0
+    assert found[f"{names.TTFT_SECONDS}_count", "m", "0", "chat"] == 1.0
+    buckets = [value for key, value in found.items() if key[:4] == (f"{names.TPOT_SECONDS}_bucket", "m", "0", "chat")]
     assert buckets == sorted(buckets)
     assert (buckets[0], buckets[-1]) == (0.0, 3.0)
 
@@ -178,6 +178,6 @@ def test_without_requests_and_goals_the_page_has_no_word_of_them(exporter: Metri
     exporter.show_limit(None)
     assert "\n" + names.RUNNING_LIMIT not in exporter.text()
     exporter.show_limit(5)
-    assert f'{names.RUNNING_LIMIT}{{model_name="m"}} 5' in exporter.text()
+    assert f'{names.RUNNING_LIMIT}{{model_name="m",engine="0"}} 5' in exporter.text()
     assert "slo" not in exporter.text()
     assert "tpot" not in exporter.text()

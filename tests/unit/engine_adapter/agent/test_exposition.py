@@ -1,6 +1,5 @@
 """The adapter's metrics on the page of a server that has others. That of vLLM itself: `tests/e2e`."""
 
-import os
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, make_asgi_app
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Mount
 
-from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
 from specpilot.engine_adapter.agent.route_path import route_path
@@ -75,16 +73,16 @@ def test_a_query_for_the_adapters_metrics_gets_them_without_the_servers_page(cli
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-def test_several_engine_cores_are_added_up(client: TestClient, tmp_path: Path) -> None:
-    exporter()
-    mine = tmp_path / f"{os.getpid()}{export.ENDING}"
-    other = tmp_path / f"1{export.ENDING}"
-    other.write_text(mine.read_text())
-    os.utime(other, (1.0, 1.0))
-    for _ in range(2):
-        found = values(client.get("/metrics").text)
-        assert (found[names.DECODE_TOKENS], found[names.RUNNING_DECODES]) == (10.0, 3.0)
-        os.utime(mine, (0.5, 0.5))  # whichever wrote last: no counter goes back
+def test_each_data_parallel_rank_has_its_series_and_its_page(client: TestClient) -> None:
+    for rank in (0, 1):
+        found = MetricsExporter("m", rank)
+        found.add(Evidence(tokens={("chat", 7): 5 + rank}))  # type: ignore[arg-type]
+        found.write()
+    asked = {"name[]": names.DECODE_TOKENS}
+    for query, expected in (({}, {"0": 5.0, "1": 6.0}), ({"engine": "1"}, {"1": 6.0}), ({"engine": "../1"}, {})):
+        families = text_string_to_metric_families(client.get("/metrics", params=asked | query).text)
+        samples = [sample for family in families for sample in family.samples]
+        assert {sample.labels["engine"]: sample.value for sample in samples} == expected
 
 
 def test_the_path_may_end_with_a_slash(client: TestClient) -> None:

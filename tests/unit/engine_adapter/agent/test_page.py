@@ -60,29 +60,18 @@ def test_a_gauge_that_was_cleared_shows_what_is_set_anew() -> None:
     assert samples(gauge.text()) == {("x_k", ("chat",)): 2.0}
 
 
-def test_counters_of_several_pages_are_added_up_and_of_gauges_the_last_counts() -> None:
-    other = Family("x_steps_total", "Steps", COUNTER, ("model_name", "band"))
-    other.add(1.5, "m", "chat")
-    other.add(7, "m", "one\x85two")
-    found = samples(together([page(3, 5), other.text(), page(4, 6)]))
-    assert found == {
-        ("x_steps_total", ("m", "0")): 7.0,
-        ("x_steps_total", ("m", "chat")): 5.5,
-        ("x_steps_total", ("m", "one\x85two")): 7.0,
-        ("x_k", ("m",)): 6.0,
-    }
-    assert together([page(3, 5)]) == page(3, 5)
-    assert together([]) == ""
-
-
-def test_histograms_of_several_pages_are_added_up() -> None:
+def test_pages_of_several_engine_cores_are_one_with_each_family_once() -> None:
     pages = []
-    for values in ((0.5, 1.5), (1.5, 9.0)):
-        histogram = Histogram("x_seconds", "Seconds", ("traffic_class",), (1.0, 2.0))
-        histogram.observe(values, "chat")
-        pages.append(histogram.text())
-    assert samples(together(pages)) == {
-        ("x_seconds_bucket", ("chat", "1")): 1.0, ("x_seconds_bucket", ("chat", "2")): 3.0,
-        ("x_seconds_bucket", ("chat", "+Inf")): 4.0, ("x_seconds_sum", ("chat",)): 12.5,
-        ("x_seconds_count", ("chat",)): 4.0,
-    }  # fmt: skip
+    for rank in "01":
+        counter = Family("x_steps_total", "Steps", COUNTER, ("engine", "name"))
+        counter.add(3, rank, "one\x85two")
+        histogram = Histogram("x_seconds", "Seconds", ("engine",), (1.0,))
+        histogram.observe((0.5, 9.0), rank)
+        pages.append(counter.text() + histogram.text())
+    gauge = Family("x_k", "Mean K", GAUGE, ("engine",))
+    gauge.set(5, "1")
+    found = together([pages[0], pages[1] + gauge.text()])
+    assert samples(found) == samples(pages[0]) | samples(pages[1]) | samples(gauge.text())
+    assert found.count("# TYPE x_seconds histogram") == found.count("# TYPE x_steps_total counter") == 1
+    assert together(pages[:1]) == pages[0]
+    assert together([]) == ""

@@ -88,8 +88,8 @@ METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dflash", "dspark"
         (config("ngram"), ("'ngram'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config("draft_model"), ("'draft_model'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
-        (config(data=2), ("data parallelism", "one engine per rank")),
-        (config(rank=1), ("data parallelism", "one engine per rank")),
+        (config(data=2, experts=8), ("data parallelism", "one engine per rank")),
+        (config(data=4, local=2), ("ranks on other machines", "--data-parallel-hybrid-lb")),
         (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
         (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
         (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
@@ -192,7 +192,16 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 def test_every_reason_is_reported_at_once() -> None:
     broken = config(
-        "dflash", {1: 7}, data=2, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, connector="Offloading", embeds=1
+        "dflash",
+        {1: 7},
+        data=2,
+        experts=8,
+        pipeline=2,
+        context=(2, 2),
+        runner_v2=1,
+        ahead=1,
+        connector="Offloading",
+        embeds=1,
     )
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)

@@ -13,8 +13,9 @@ from vllm.engine.arg_utils import EngineArgs
 from specpilot.engine_adapter import number_format, plugin, plugin_names
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import engine_args, start_notes, versions
+from specpilot.engine_adapter.vllm import data_parallel, engine_args, start_notes, versions
 from specpilot.policy.graphs import Graphs
+from tests.support import vllm_config
 from tests.support.stack import DEMO_MODEL
 
 SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_speculative_tokens": 7}
@@ -24,7 +25,7 @@ SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_spe
 def kept_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts into the environment is gone after it."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in (plugin_names.VARIABLE, engine_args.RUNNER, FOLDER):
+    for name in (plugin_names.VARIABLE, engine_args.RUNNER, FOLDER, data_parallel.RANKS):
         os.environ.pop(name, None)
 
 
@@ -177,6 +178,31 @@ def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.M
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
     engine_args.complete(arguments())
     assert engine_args.RUNNER not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [({"data": 2, "experts": 8}, "mixture of experts"), ({"data": 2, "local": 1}, "other machines"), ({"data": 2}, "")],
+)
+def test_ranks_that_cannot_be_steered_are_refused_before_a_model_is_loaded(
+    parallel: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = vllm_config.config(**parallel)
+    engine.scheduler_config.scheduler_cls = None
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda _: engine)
+    engine_args.install.__wrapped__()
+    with pytest.raises(UnsupportedEngineError, match=words) if words else nullcontext():
+        assert arguments(data_parallel_size=2).create_engine_config() is engine
+    assert os.environ[data_parallel.RANKS] == "2"
+
+
+@pytest.mark.parametrize(("ranks", "index", "rank"), [(None, 0, None), ("1", 0, None), ("2", 0, 0), ("2", 1, 1)])
+def test_a_rank_of_a_dense_model_learns_from_the_servers_process_that_it_is_one(
+    ranks: str | None, index: int, rank: int | None
+) -> None:
+    if ranks is not None:
+        os.environ[data_parallel.RANKS] = ranks
+    assert data_parallel.rank_of(vllm_config.config(rank=index)) == rank
 
 
 @pytest.mark.parametrize("named", [None, "", "other", "specpilot2", "other, specpilot"])
