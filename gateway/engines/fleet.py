@@ -5,6 +5,10 @@ DNS names. An engine of the second or third source that also registered is one e
 with a malformed URL is logged and left out; the others are unaffected. When an engine leaves the fleet, its requests
 under way finish.
 
+Data-parallel ranks register one by one and serve at one URL, where vLLM spreads the requests evenly. Here they are one
+engine, of as many times the capacity. It drains or is stalled as soon as one rank is, and each rank's `running_limit`
+holds for all, because they get equal parts.
+
 Outstanding work is this gateway's own count, exact for the requests that it sent. For an engine that has never answered
 the work is unknown, so it ranks last.
 
@@ -45,6 +49,7 @@ class Engine:
         self.url = url
         self.pool = pool
         self.outlier_detection = OutlierDetection()
+        self.ranks = 1
         self.is_draining = False
         self.is_stalled = False  # by its own record its model completes no step
         self.running_limit: int | None = None  # by its own record the most requests that keep its latency goals
@@ -63,8 +68,8 @@ class Engine:
 
     @property
     def work_tokens(self) -> float | None:
-        """Outstanding work in tokens; `None` when the engine has never answered and has no request."""
-        return None if self.cards is None and not self.outstanding_requests else float(self.outstanding_tokens)
+        """Outstanding work in tokens by rank; `None` when the engine has never answered and has no request."""
+        return None if self.cards is None and not self.outstanding_requests else self.outstanding_tokens / self.ranks
 
     @property
     def models(self) -> frozenset[str]:
@@ -133,19 +138,20 @@ class Fleet:
 
     def _gather(self) -> None:
         """Build the fleet from its three sources."""
-        entries: dict[str, tuple[str, EngineRecord | None]] = {}
+        ranks: dict[str, list[EngineRecord]] = {}
         for record in self._records:
-            entries[record.engine_id] = (record.url.rstrip("/"), record)
+            ranks.setdefault(record.server_id, []).append(record)
+        entries = {server_id: (records[0].url.rstrip("/"), records) for server_id, records in ranks.items()}
         registered_urls = {url for url, _ in entries.values()}
         hosts = {url: urlsplit(name).hostname for name, urls in self._resolved.items() for url in urls}
         for url in (*self._static, *hosts):
             if url not in registered_urls:
-                entries.setdefault(url.split("://", 1)[1], (url, None))
+                entries.setdefault(url.split("://", 1)[1], (url, []))
         for engine_id in [*self.engines]:
             if engine_id not in entries or entries[engine_id][0] != self.engines[engine_id].url:
                 self.engines.pop(engine_id).pool.close()
         left_out, self._left_out = self._left_out, {}
-        for engine_id, (url, registration) in entries.items():
+        for engine_id, (url, records) in entries.items():
             engine = self.engines.get(engine_id)
             if engine is None:
                 try:
@@ -159,10 +165,12 @@ class Fleet:
                 pool = Pool(address, self._keep_alive_s, self._tcp_keep_alive_s)
                 engine = Engine(engine_id, url, pool, address, self._api_key)
                 self.engines[engine_id] = engine
-            engine.is_draining = registration is not None and registration.draining
-            engine.is_stalled = registration is not None and registration.stalled
-            engine.running_limit = None if registration is None else registration.running_limit
-            engine.registered_model = None if registration is None else registration.model
+            limits = [record.running_limit for record in records if record.running_limit is not None]
+            engine.ranks = max(1, len(records))
+            engine.is_draining = any(record.draining for record in records)
+            engine.is_stalled = any(record.stalled for record in records)
+            engine.running_limit = engine.ranks * min(limits) if limits else None
+            engine.registered_model = records[0].model if records else None
         self.index()
 
     def index(self) -> None:

@@ -2,7 +2,7 @@
 
 | state of a model | condition | a new request |
 |---|---|---|
-| open | an engine in service has fewer than `engine_capacity` requests, and none waits | is sent |
+| open | an engine in service has fewer than `engine_capacity` requests by rank, and none waits | is sent |
 | full | all engines in service have that many, or their `running_limit` | joins the line of its model and class |
 | draining its lines | there is room, and requests wait | the waiting ones go first |
 
@@ -31,8 +31,12 @@ RETRY_AFTER_MIN_S: Final = 1.0
 
 
 class Bounded(Candidate, Protocol):
-    """An engine with a bounded number of requests. `running_limit`: what it allows by its record; `None`: any."""
+    """An engine with a bounded number of requests. `running_limit`: what it allows by its record; `None`: any.
 
+    `ranks`: how many engines it is, which share its requests.
+    """
+
+    ranks: int
     outstanding_requests: int
     running_limit: int | None
 
@@ -72,7 +76,7 @@ def without_room(engines: Sequence[B], capacity: int) -> tuple[B, ...] | None:
 
 
 def _is_full(engine: Bounded, capacity: int) -> bool:
-    limit = engine.running_limit
+    limit, capacity = engine.running_limit, engine.ranks * capacity
     return engine.outstanding_requests >= (capacity if limit is None or limit > capacity else limit)
 
 

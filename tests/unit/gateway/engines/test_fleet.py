@@ -1,11 +1,13 @@
 """Engines join, drain and leave, whichever of the three sides names them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
+from specpilot.policy.records import EngineRecord
 from tests.support.candidates import facts
 from tests.support.engine_records import record
 
@@ -38,6 +40,45 @@ def test_an_engines_record_says_how_many_requests_it_allows() -> None:
     for limit in (None, 3, None):
         fleet.apply((replace(one, running_limit=limit),))
         assert {name: engine.running_limit for name, engine in fleet.engines.items()} == {"a": limit, "b:1": None}
+
+
+def ranks(*changes: dict[str, Any]) -> tuple[EngineRecord, ...]:
+    """Records of the data-parallel ranks of the server at a:1, each with its changes."""
+    return tuple(
+        replace(record(f"a-dp{rank}", "http://a:1"), rank=rank, **changed) for rank, changed in enumerate(changes)
+    )
+
+
+def test_data_parallel_ranks_of_one_address_are_one_engine_with_the_room_of_all() -> None:
+    fleet = fleet_of("http://a:1")
+    fleet.apply((*ranks({}, {}, {}), record("b", "http://b:1")))
+    server, single = fleet.engines["a"], fleet.engines["b"]
+    assert (set(fleet.engines), server.ranks, single.ranks) == ({"a", "b"}, 3, 1)
+    serve(server, single)
+    server.outstanding_tokens, single.outstanding_tokens = 3000, 1001
+    assert (server.work_tokens, single.work_tokens) == (1000.0, 1001.0)
+    assert picked(fleet) == {"a"}
+    fleet.apply((*ranks({}, {})[1:], record("b", "http://b:1")))  # the first rank's record is lost
+    assert (fleet.engines["a"], server.ranks) == (server, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_draining", "is_stalled", "limit"),
+    [
+        (({}, {}), False, False, None),
+        (({}, {"draining": True}), True, False, None),
+        (({"stalled": True}, {}), False, True, None),
+        (({"running_limit": 8}, {"running_limit": 5}), False, False, 10),
+        (({"running_limit": 8}, {}), False, False, 16),
+    ],
+)
+def test_a_server_is_what_its_ranks_say_together(
+    changes: tuple[dict[str, Any], ...], is_draining: bool, is_stalled: bool, limit: int | None
+) -> None:
+    fleet = fleet_of()
+    fleet.apply(ranks(*changes))
+    server = fleet.engines["a"]
+    assert (server.is_draining, server.is_stalled, server.running_limit) == (is_draining, is_stalled, limit)
 
 
 def test_a_registered_engine_joins_drains_and_leaves() -> None:

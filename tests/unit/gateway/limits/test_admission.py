@@ -16,6 +16,7 @@ class FakeEngine:
     is_draining: bool = False
     outlier_detection: OutlierDetection = field(default_factory=OutlierDetection)
     work_tokens: float | None = 0.0
+    ranks: int = 1
 
 
 @dataclass(eq=False)
@@ -63,6 +64,13 @@ def test_full_engines_are_passed_over() -> None:
 def test_an_engine_may_lower_its_capacity_and_not_raise_it(limit: int | None, waits: bool) -> None:
     assert (without_room([FakeEngine(1, limit)], 2) is None) == waits
     assert without_room([FakeEngine(2, limit)], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("requests", "limit", "waits"), [(5, None, False), (6, None, True), (4, 4, True), (6, 9, True)]
+)
+def test_a_server_has_the_capacity_of_its_ranks(requests: int, limit: int | None, waits: bool) -> None:
+    assert (without_room([FakeEngine(requests, limit, ranks=3)], 2) is None) == waits
 
 
 def line(admission: Admission[FakeEngine], engines: list[FakeEngine], model: str, at: float, name: str) -> FakeWaiter:
