@@ -1,8 +1,9 @@
 """Reads the engines' counters from a Prometheus server that scrapes them, instead of from the engines.
 
 For fleets where the controller cannot reach the engines, or where only one program should scrape them. A target belongs
-to the engine whose URL has the target's `instance` (host:port), or whose id is the target's label `engine_id`. All
-series of a scrape have the same time stamp. Only the newest scrape of a target counts; reading it twice yields the same
+to the engine whose URL has the target's `instance` (host:port), or whose id is the target's label `engine_id`. The
+target of a server with data-parallel ranks belongs to several engines, told apart by the label `engine`. All series of
+a scrape have the same time stamp. Only the newest scrape of a target counts; reading it twice yields the same
 observation twice. Ages are computed from the server's clock alone, so that its offset from this machine's clock has no
 effect.
 
@@ -21,6 +22,7 @@ import aiohttp
 
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
 from specpilot.policy.clock import Clock
+from specpilot.policy.engine_metrics import LABEL_ENGINE
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.settings import without_secrets
 
@@ -66,8 +68,9 @@ class PrometheusSource:
         self._is_failing = False
         observations = []
         for engine in engines:
-            target = targets.get(("engine_id", engine.engine_id)) or targets.get(
-                ("instance", _address(engine.url) or "")
+            rank = str(engine.rank or 0)
+            target = targets.get(("engine_id", engine.server_id, rank)) or targets.get(
+                ("instance", _address(engine.url) or "", rank)
             )
             if target is None:
                 continue
@@ -85,16 +88,16 @@ class PrometheusSource:
             return (await response.json())["data"]["result"]
 
 
-def _newest(result: Sequence[Any]) -> dict[tuple[str, str], tuple[float, dict[Series, float]]]:
-    """Return the time and the values of each target's newest scrape, by `engine_id` or `instance`."""
-    targets: dict[tuple[str, str], tuple[float, dict[Series, float]]] = {}
+def _newest(result: Sequence[Any]) -> dict[tuple[str, str, str], tuple[float, dict[Series, float]]]:
+    """Return the time and the values of each target's newest scrape, by `engine_id` or `instance` and by rank."""
+    targets: dict[tuple[str, str, str], tuple[float, dict[Series, float]]] = {}
     for item in result:
         labels = item["metric"]
         label_names = LABELS.get(labels["__name__"])
         if label_names is None or any(label not in labels for label in label_names):
             continue
         name = "engine_id" if "engine_id" in labels else "instance"
-        key = (name, str(labels.get(name, "")))
+        key = (name, str(labels.get(name, "")), str(labels.get(LABEL_ENGINE, "0")))
         at, value = float(item["values"][-1][0]), float(item["values"][-1][1])
         newest, values = targets.get(key, (at, {}))
         if at < newest or not math.isfinite(value) or value < 0:

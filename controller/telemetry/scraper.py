@@ -3,7 +3,7 @@
 An engine that fails or is slow does not delay the others and yields no observation: unknown, not zero. The scraper
 sends the `name[]` query of Prometheus client libraries, so that only the adapter's series are transferred. From a
 server that answers this query with an empty page (the multi-process registry does) the whole page is requested until it
-restarts.
+restarts. Of a server with data-parallel ranks each engine's part is requested by its rank (`engine`).
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import aiohttp
 from specpilot.controller.estimation.observation import LABELS, Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.clock import Clock
+from specpilot.policy.engine_metrics import LABEL_ENGINE
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.settings import without_secrets
 
@@ -78,12 +79,13 @@ class Collector:
 
     async def _values(self, engine: EngineRecord) -> dict[Series, float]:
         url, start = engine.url.rstrip("/") + "/metrics", (engine.engine_id, engine.started_at)
+        of_rank = [] if engine.rank is None else [(LABEL_ENGINE, str(engine.rank))]
         reader = self._readers.setdefault(engine.engine_id, PageReader())
         if start not in self._whole_page:
-            values = reader.read(await self._page(url, _QUERY))
+            values = reader.read(await self._page(url, _QUERY + of_rank))
             if values:
                 return values
-        values = reader.read(await self._page(url, []))
+        values = reader.read(await self._page(url, of_rank))
         if values:
             self._whole_page.add(start)
         return values

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from specpilot.controller.telemetry.prometheus_source import PrometheusSource
 from specpilot.controller.telemetry.scraper import Collector
@@ -59,11 +61,11 @@ class Page:
         self.server.server_close()
 
 
+RANK = EngineRecord("e", "http://e", "m", "default", 7, 7, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
+
+
 def engine(page: Page, name: str) -> EngineRecord:
-    return EngineRecord(
-        engine_id=name, url=page.url, model="m", pool="default", k_max=7, static_k=7, max_num_seqs=32, method="eagle3",
-        vllm_version="0.32.0", adapter_version="0.1.0", started_at=1.0, heartbeat_at=1.0, schedule_version=0,
-    )  # fmt: skip
+    return replace(RANK, engine_id=name, url=page.url)
 
 
 @pytest.fixture
@@ -149,3 +151,23 @@ async def test_a_silent_server_is_no_evidence(session: aiohttp.ClientSession, pa
     assert source.scraped_at == {"engine-0": known_at}  # its age grows, and the alert comes
     source = PrometheusSource(session, SystemClock(), pages[0].url)  # answers, but not as Prometheus does
     assert await source.scrape([engine(pages[0], "engine-0")]) == []
+
+
+@pytest.mark.parametrize("by", ["instance", "engine_id"])
+async def test_the_ranks_of_a_server_are_told_apart(by: str, session: aiohttp.ClientSession) -> None:
+    labels = {"instance": "a:8000"} | ({"engine_id": "a"} if by == "engine_id" else {})
+
+    async def query(request: web.Request) -> web.Response:
+        if (await request.post())["query"] == "time()":
+            return web.json_response({"data": {"result": [100.0, "100.0"]}})
+        series = [labels | {"__name__": names.STEPS, "kind": "decode", "engine": str(rank)} for rank in range(2)]
+        result = [{"metric": metric, "values": [[99.0, f"{7 + rank}"]]} for rank, metric in enumerate(series)]
+        return web.json_response({"data": {"result": result}})
+
+    app = web.Application()
+    app.router.add_post("/api/v1/query", query)
+    async with TestServer(app) as prometheus:
+        source = PrometheusSource(session, SystemClock(), str(prometheus.make_url("")))
+        url = "http://a:8000" if by == "instance" else "http://elsewhere:8000"
+        found = await source.scrape([replace(RANK, engine_id=f"a-dp{rank}", url=url, rank=rank) for rank in range(3)])
+    assert {item.engine_id: [*item.values.values()] for item in found} == {"a-dp0": [7.0], "a-dp1": [8.0]}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy.clock import SystemClock
@@ -52,6 +53,19 @@ async def test_an_engines_time_counts_from_when_it_is_asked(monkeypatch: pytest.
         found = await scraping
     await runner.cleanup()
     assert [item.engine_id for item in found] == [engine.engine_id for engine in engines]
+
+
+async def test_a_data_parallel_rank_gets_its_own_counters() -> None:
+    async def metrics(request: web.Request) -> web.Response:
+        page = PAGE.replace("10", f"1{request.query['engine']}") if request.query.getall("name[]", ()) else ""
+        return web.Response(text=page)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        engines = [replace(RECORD, engine_id=f"e-dp{rank}", url=str(server.make_url("")), rank=rank) for rank in (0, 2)]
+        found = await Collector(session, SystemClock()).scrape(engines)
+    assert {item.engine_id: [*item.values.values()] for item in found} == {"e-dp0": [10.0], "e-dp2": [12.0]}
 
 
 async def test_an_engine_that_was_never_read_has_an_age_from_when_it_is_known() -> None:
