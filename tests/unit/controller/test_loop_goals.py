@@ -10,7 +10,7 @@ from tests.simulation.engine import MODEL, POOL
 from tests.simulation.traffic import Source
 from tests.support.loop_rig import Rig
 
-SLO = Slo(tpot_ms={Statistic.P90: 21.0}, ttft_ms={Statistic.P95: 500.0})
+SLO = Slo(tpot_ms={Statistic.P90: 20.0}, ttft_ms={Statistic.P95: 500.0})
 POLICY = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(slo=SLO), "json": ClassPolicy()})
 
 
@@ -36,7 +36,7 @@ async def test_the_margin_is_published_shown_and_explained(rig: Rig) -> None:
     page = rig.page()
     assert f"specpilot_controller_slo_margin_ratio{{{sorted_labels}}} {margin(rig)}" in page
     assert f"specpilot_controller_slo_target_ratio{{{sorted_labels}}} 0.9" in page
-    assert "goal of chat: TPOT p90 21 ms, within it " in text(explain(newest))
+    assert "goal of chat: TPOT p90 20 ms, within it " in text(explain(newest))
 
 
 async def test_the_next_leader_goes_on_with_the_margin(rig: Rig) -> None:
