@@ -10,9 +10,6 @@ same requests: K = 0, K_max, a middle K, and half of the requests at K_max with 
 K = 0). Without the last setting verified tokens and slots would only grow together, and their costs could not be
 separated; and steps of different K, which may run other CUDA graphs, would have no measured time.
 
-Then one request with a long prompt is measured at the first three settings: what a context costs, and a draft token
-that reads it. The prompt is the longest that is read within about a second (`long_prompt`).
-
 The requests' tokens are drawn at random, so their drafts are no evidence about traffic: the law learns the steps, and
 nothing is exported. vLLM's own counters count these requests.
 
@@ -48,7 +45,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specpilot.engine_adapter.evidence.request_acceptance import Starts
-from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source, fixed_table
 from specpilot.policy.clean_text import secret
 from specpilot.policy.errors import InvalidDocumentError
@@ -61,13 +57,7 @@ REQUESTS = 256
 """Largest number of running requests of a calibration; step times above are extrapolated until there is traffic."""
 
 PROMPT = 16
-"""Tokens of each prompt of a calibration, except the long one."""
-
-LONG_PROMPTS = tuple(1 << octave for octave in range(16, 9, -1))
-"""Lengths of the long prompt, in tokens, the longest first: from 65,536 to 1,024."""
-
-LONG_PROMPT_S = 1.0
-"""Predicted time to read the long prompt. A longer one has a more certain price and delays the engine."""
+"""Tokens of each prompt of a calibration."""
 
 SETTING_S = 10.0
 """Longest time of one setting, in seconds: if 20 steps take longer, the rest is learned from traffic."""
@@ -116,14 +106,6 @@ def calibrating(k: int, others: int | None = None) -> KTable:
     return fixed_table({DEFAULT_CLASS: k, CLASS: k if others is None else others}, Source.CALIBRATING)
 
 
-def long_prompt(law: EngineLaw, room: int) -> int | None:
-    """Return the length of the long prompt, at most `room` tokens, by the steps that the law knows; `None`: none."""
-    law.refresh()
-    if law.price_list is None:
-        return None
-    return next((size for size in LONG_PROMPTS if size <= room and law.prefill_s(size) <= LONG_PROMPT_S), None)
-
-
 class Calibration:
     """Measures the steps of the engine of `scheduler`, which listens at `url`, for at most `limit_s` seconds.
 
@@ -153,10 +135,6 @@ class Calibration:
                 if not self._measure(n, deadline, stopped):
                     break
                 measured.append(n)
-            else:
-                length = long_prompt(self._scheduler.law, self._room(PROMPT) - self._steps_tokens(1))
-                if length is not None:
-                    self._measure(1, deadline, stopped, length)
         except (CalibrationError, InvalidDocumentError, OSError, http.client.HTTPException) as error:
             logger.warning("SpecPilot: step times are learned from traffic, this engine was not calibrated: %s", error)
         else:
@@ -191,18 +169,15 @@ class Calibration:
         self._scheduler.steps.starts = Starts()
         self._control.calibrating = None
 
-    def _measure(self, n: int, deadline: float, stopped: threading.Event, prompt: int = PROMPT) -> bool:
+    def _measure(self, n: int, deadline: float, stopped: threading.Event) -> bool:
         """Measure the steps of `n` running requests; return whether the time was enough for every setting."""
         others = n // 2
-        with (
-            self._requests(n - others, DEFAULT_CLASS, prompt) as first,
-            self._requests(others, CLASS, prompt) as second,
-        ):
+        with self._requests(n - others, DEFAULT_CLASS) as first, self._requests(others, CLASS) as second:
             for k, k_others in settings(n, self._control.k_max):
                 self._control.calibrating = calibrating(k, k_others)
                 until = min(deadline, time.monotonic() + SETTING_S)
                 measured = self._take_steps(n, (first, second), until, stopped)
-                if measured and n <= SLOW_REQUESTS and prompt == PROMPT:
+                if measured and n <= SLOW_REQUESTS:
                     self._slowest = max(self._slowest, (statistics.median(measured), n, k))
                 if len(measured) < STEPS:
                     return False
@@ -222,7 +197,6 @@ class Calibration:
                 break
             steps = self._scheduler.meter.take_steps()
             self._scheduler.law.learn(steps)
-            began = now if steps else began
             measured += [seconds for shape, seconds, _ in steps if 2 * shape.decodes >= n and not shape.read]
             for batch in batches:
                 batch.go_on()
@@ -231,9 +205,9 @@ class Calibration:
         return measured
 
     @contextmanager
-    def _requests(self, count: int, label: str, prompt: int) -> Iterator["_Batch"]:
+    def _requests(self, count: int, label: str) -> Iterator["_Batch"]:
         """Run `count` requests; they end with their connection."""
-        path, body = f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label, prompt)
+        path, body = f"{self._url.path.rstrip('/')}/v1/completions", self._body(count, label)
         batch = _Batch(self._connection(), path, self._headers, body)
         try:
             if count:
@@ -242,26 +216,19 @@ class Calibration:
         finally:
             batch.connection.close()
 
-    def _room(self, prompt: int) -> int:
-        room: int = self._scheduler.vllm_config.model_config.max_model_len - prompt - self._control.k_max
-        return room
-
-    def _steps_tokens(self, count: int) -> int:
-        """Return the most tokens that a request of `count` delivers in all its settings."""
-        k_max: int = self._control.k_max
-        return STEPS * (len(settings(count, k_max)) + 1) * (1 + k_max)
-
-    def _body(self, count: int, label: str, prompt: int) -> bytes:
-        size = self._scheduler.vllm_config.model_config.get_vocab_size()
+    def _body(self, count: int, label: str) -> bytes:
+        config = self._scheduler.vllm_config.model_config
+        size, room = config.get_vocab_size(), config.max_model_len - PROMPT - self._control.k_max
         draw = random.Random(f"{label} {count}")  # noqa: S311 - no secret
         # Special tokens are at both ends of a vocabulary.
         prompts = [
-            [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(prompt)] for _ in range(count)
+            [draw.randrange(size // 4, max(size // 2, size // 4 + 1)) for _ in range(PROMPT)] for _ in range(count)
         ]
+        steps = STEPS * (len(settings(count, self._control.k_max)) + 1)
         body = {
             "model": self._control.model,
             "prompt": prompts,
-            "max_tokens": max(1, min(self._room(prompt), self._steps_tokens(count))),
+            "max_tokens": max(1, min(room, steps * (1 + self._control.k_max))),
             "temperature": 0.0,
             "ignore_eos": True,
             "vllm_xargs": {"traffic_class": label},

@@ -24,8 +24,7 @@ decodes of the present step is exact.
 | AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
 | prices of a step | 400 steps of a cell | `price_fit.CELL_STEPS` |
 | slowdown factor | 20 steps up, 100 steps down to 1 | `price_fit.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
-| share of steps that prefill | 50 steps | `RECENT_SHARE` |
-| context of a decode | the latest step without a prompt; that of each, the latest step | |
+| share of steps that prefill; context of a decode | 50 steps | `RECENT_SHARE` |
 | running decodes (only for the price of a probe) | 50 steps | `RECENT_SHARE` |
 | prefilled tokens of a step that prefills | 10 such steps | `PREFILL_SHARE` |
 | price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
@@ -46,13 +45,15 @@ Questions about K and about another guidance are answered from the same estimate
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
+from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
 from specpilot.engine_adapter.law.band_acceptance import BandAcceptance
 from specpilot.engine_adapter.law.batch_choice import (
+    REQUIREMENT_AT,
     TURN_STEPS,
     Choice,
     Estimates,
@@ -61,10 +62,8 @@ from specpilot.engine_adapter.law.batch_choice import (
     is_like,
     k_of_every_group,
 )
-from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.explained import explained
 from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, slowest_s
-from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
 from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
 from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
@@ -79,7 +78,8 @@ LEAST_STEPS = 20
 """Steps that are measured before the law chooses K."""
 
 RECENT_SHARE = 0.02
-"""Weight of a step in the running means (share of steps that prefill, running decodes): a memory of 50 steps."""
+"""Weight of a step in the running means (share of steps that prefill, running decodes, context of a decode): a
+memory of 50 steps."""
 
 PREFILL_SHARE = 0.1
 """Weight of a step that prefills in the mean number of its prefilled tokens: a memory of ten such steps."""
@@ -96,6 +96,27 @@ _ALL = 1 << 30
 
 NO_GUIDANCE = Guidance()
 """Used before any guidance: no bounds."""
+
+
+class Request(Protocol):
+    """The attributes of a decoding request that the law reads."""
+
+    label: str
+    acceptance: Acceptance
+
+
+class _Latest(NamedTuple):
+    """The requirements, and the groups of the latest step's decodes; replaced as a whole."""
+
+    requirements: Requirements
+    groups: Sequence[int]
+
+
+class _Held(NamedTuple):
+    """K by group that is kept, of groups of these requirements; empty: the static K."""
+
+    requirements: Requirements
+    k_of: Mapping[int, int]
 
 
 class EngineLaw:
@@ -128,8 +149,8 @@ class EngineLaw:
         self._decodes = 1.0  # mean of the latest steps
         self._left_out = 0.0  # sum over steps that draft: decodes left out, times the share of decodes drafted for
         self._catch_up_s = 0.0  # seconds in which these decodes caught up
-        self._latest: LatestBatch | None = None
-        self._held: HeldK | None = None
+        self._latest: _Latest | None = None
+        self._held: _Held | None = None
         self._turn = 0  # the place of the latest step in its turn
         self.follow(NO_GUIDANCE)
 
@@ -153,13 +174,11 @@ class EngineLaw:
         if not is_held:
             self._held = None
         elif self._held is None and estimates is None:
-            self._held = HeldK(self.requirements, {})
+            self._held = _Held(self.requirements, {})
         elif self._held is None and estimates is not None and choice.counts:
-            estimates = choice.estimates or estimates  # by whose contexts the groups are
             apart = replace(estimates, choosers={})  # the scheduler's thread uses those of the law
             every = k_of_every_group(apart, choice.requirements, choice.counts, between)
-            present = {code: choice.k_of[code] for code in choice.counts}
-            self._held = HeldK(choice.requirements, {**every, **present}, estimates.contexts)
+            self._held = _Held(choice.requirements, {**every, **{code: choice.k_of[code] for code in choice.counts}})
 
     # The scheduler's thread
 
@@ -171,16 +190,14 @@ class EngineLaw:
         if held_k == {} or (estimates is None and held_k is None):
             static = [min(max(self.static_k, item.k_min), item.k_max, self.k_max) for item in requirements.distinct]
             return [static[index_of.get(request.label, default)] for request in requests]
-        codes = [
+        groups = [
             index_of.get(request.label, default) << REQUIREMENT_AT | request.acceptance.code for request in requests
         ]
-        self._latest = latest = LatestBatch(requirements, codes, requests)
-        self.steps += 1
-        if held is not None and held_k is not None:
-            return [held_k[group] for group in held.groups(latest)]
-        assert estimates is not None
-        groups = latest.groups(estimates.contexts)
+        self._latest = _Latest(requirements, groups)
         counts = Counter(groups)
+        self.steps += 1
+        if held_k is not None or estimates is None:
+            return [(held_k or {})[group] for group in groups]
         choice = self._choice
         is_current = choice.estimates is estimates and choice.requirements is requirements
         if not is_current or not is_like(counts, choice, len(requests)):
@@ -241,17 +258,13 @@ class EngineLaw:
             if shape.decodes:
                 self._decodes += RECENT_SHARE * (shape.decodes - self._decodes)
                 if not shape.prefill:
-                    context = length / shape.decodes
+                    context += RECENT_SHARE * (length / shape.decodes - context)
             between()
         self._extras = StepExtras(ratio, tokens, context)
         if evidence is not None:
             self._has_traffic |= bool(evidence.drafts)
             trials, accepts = evidence.trials - evidence.first_trials, evidence.accepts - evidence.first_accepts
             self.acceptance.learn(trials, accepts)
-
-    def prefill_s(self, tokens: int) -> float:
-        """Return the seconds of a step that prefills so many tokens and does nothing else; 0 without prices."""
-        return self._prefill_s(StepShape(0, 0, 0, tokens))
 
     def _prefill_s(self, shape: StepShape) -> float:
         """Return the seconds of prefilling and catching up in a step that prefills, by the prices; 0 without prices."""
@@ -279,11 +292,9 @@ class EngineLaw:
         self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)), self.k_max)
         between()
         if self._has_traffic or self.acceptance.has_prior:
-            latest = self._latest
-            contexts = Contexts.of(prices, max(1, round(self._decodes)), latest.lengths if latest is not None else ())
-            estimates = Estimates(self.acceptance.lengths(), prices, price_list.slowdown, contexts)
-            if latest is not None and latest.codes and latest.requirements is self.requirements:
-                counts = Counter(latest.groups(contexts))
+            estimates, latest = Estimates(self.acceptance.lengths(), prices, price_list.slowdown), self._latest
+            if latest is not None and latest.groups and latest.requirements is self.requirements:
+                counts = Counter(latest.groups)
                 choice = chosen(estimates, latest.requirements, counts, None, between)
                 self._choice = choice
                 between()
@@ -320,7 +331,4 @@ class EngineLaw:
             choice = Choice(estimates, held.requirements, Counter(), held.k_of)
         if latest is None or latest.requirements is not choice.requirements:
             return []
-        if held is not None and held.k_of:
-            return explained(choice, Counter(held.groups(latest)), between)
-        contexts = choice.estimates.contexts if choice.estimates is not None else Contexts()
-        return explained(choice, Counter(latest.groups(contexts)), between)
+        return explained(choice, Counter(latest.groups), between)

@@ -57,9 +57,6 @@ _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number
 of cells per doubling."""
 _CONTEXT = PARTS.index("context")
-_CONTEXT_CELL = 1024
-"""Steps are in different cells if the mean context of a decode, or of a draft token, differs by an octave above this
-number of tokens."""
 _GRAPHS = PARTS.index("piecewise")
 """Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
@@ -69,8 +66,7 @@ _SMOOTHNESS, _RIDGE = 0.05, 1e-4
 decide."""
 _RIDGE_WEIGHT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
-    "verifying_context": 2.0, "draft_context": 3.0, "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0,
-    "drafter_graphless": 5.0,
+    "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0, "drafter_graphless": 5.0,
 }  # fmt: skip
 """The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
 _RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
@@ -113,8 +109,8 @@ class StepCost:
         self._table = np.zeros((CELLS, _PRICES + 3))
         self._table[:, _PRICES] = 1.0
         self._prices = np.zeros(_PRICES)  # of the last fit
-        # Of the latest step, without contexts; often the next one has the same
-        self._sizes: list[int] = []
+        # Of the latest step; often the next one has the same
+        self._shape: StepShape | None = None
         self._key, self._features = tuple[float, ...](), tuple[float, ...]()
         self._log_slowdown = 0.0
         self.steps = 0
@@ -126,15 +122,10 @@ class StepCost:
 
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
         """Add one step: its seconds, and its context, the total length of its requests' sequences."""
-        *sizes, of_drafts = shape
-        if sizes != self._sizes:
-            self._sizes, self._features = sizes, features_of(shape, 0, self._graphs)
+        if shape != self._shape:
+            self._shape, self._features = shape, features_of(shape, 0, self._graphs)
             self._key = _key(shape, self._features)
-        drafts = shape.verified - shape.decodes
-        contexts = _octave(context // (shape.decodes or 1) // _CONTEXT_CELL)
-        key = *self._key, contexts, drafts and _octave(of_drafts // drafts // _CONTEXT_CELL)
-        known = self._features
-        features = (*known[:_CONTEXT], context, context if drafts else 0, of_drafts, *known[_CONTEXT + 3 :])
+        key, features = self._key, (*self._features[:_CONTEXT], context, *self._features[_CONTEXT + 1 :])
         seconds = max(seconds, 1e-6)
         self.steps += 1
         self._log_slowdown *= SLOWDOWN_DECAY
@@ -196,12 +187,12 @@ class StepCost:
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
     """Return the amount of each of `PARTS` in a step, and the tokens of the target's pass, padding included."""
-    n, m, slots, prefill, read, is_uniform, draft_context = shape
+    n, m, slots, prefill, read, is_uniform = shape
     run = padded(graphs, n, m, slots, prefill, is_uniform=is_uniform)
     drafts = float(slots > 0)
     return (
-        1.0, n, drafts, drafts * n, run.slots, prefill, context, context if m > n else 0, draft_context,
-        float(read > 0), read, run.piecewise, run.graphless, run.drafter_graphless, run.tokens,
+        1.0, n, drafts, drafts * n, run.slots, prefill, context, float(read > 0), read,
+        run.piecewise, run.graphless, run.drafter_graphless, run.tokens,
     )  # fmt: skip
 
 
@@ -231,8 +222,8 @@ def _add_penalties(gram: Vector, largest: Vector, most: float, typical_s: float)
 
 
 def _key(shape: StepShape, features: Sequence[float]) -> tuple[float, ...]:
-    """Return the cell of a step with these features, contexts apart."""
-    n, _, slots, prefill, read = shape[:5]
+    """Return the cell of a step with these features."""
+    n, _, slots, prefill, read, _ = shape
     tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
     return (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from specpilot.controller.estimation.observation import Observation, Series
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.engine_adapter.agent.answers import Answers
-from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating, loads, long_prompt, settings
+from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating, loads, settings
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.evidence.request_acceptance import Starts
@@ -38,7 +38,7 @@ from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import Answer, Question
 from specpilot.policy.schedule import Guidance, Schedule
-from tests.simulation.plant import USUAL, OneTime, Pace, Plant, Work
+from tests.simulation.plant import OneTime, Plant, Work
 from tests.simulation.requests import Request, Requests
 from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
 from tests.simulation.traffic import Source
@@ -64,6 +64,16 @@ class _UnderWay(NamedTuple):
     work: Work
     began_at: float
     launched_at: float
+
+
+class _Pace(NamedTuple):
+    """The present slowdown factors of a step."""
+
+    device: float
+    host: float
+
+
+_USUAL = _Pace(1.0, 1.0)
 
 
 @dataclass
@@ -146,29 +156,20 @@ class Engine:
             self._requests.settle(
                 [Source(_CALIBRATION_ACCEPTANCE, n - n // 2), Source(_CALIBRATION_ACCEPTANCE, n // 2, CLASS)]
             )
-            self._measure(n)
-        length = long_prompt(self.law, 1 << 17)
-        if length is not None:
-            self._requests.settle([Source(_CALIBRATION_ACCEPTANCE, 1, prompt_tokens=length)])
-            while self._requests.is_prefilling:
-                self._step(USUAL, None)
-            self._measure(1)
+            for k, others in settings(n, self.k_max):
+                self._table = calibrating(k, others)
+                for _ in range(STEPS):
+                    self._step(_USUAL, None)
+                self.law.learn(self._meter.take_steps())
         self._refresh()
         self._requests.settle([])
-        self._step(USUAL, None)
+        self._step(_USUAL, None)
         self._under_way = None
         self._meter.take_evidence()
         self._meter.take_steps()
         self._latencies = Latencies()
         self._steps.starts = Starts()
         self.tokens, self._table = tokens, table
-
-    def _measure(self, n: int) -> None:
-        for k, others in settings(n, self.k_max):
-            self._table = calibrating(k, others)
-            for _ in range(STEPS):
-                self._step(USUAL, None)
-            self.law.learn(self._meter.take_steps())
 
     def run(
         self,
@@ -190,7 +191,7 @@ class Engine:
         self._at += seconds
         self._requests.settle(list(sources), queue)
         device = slowdown * math.exp(self.rng.normal(0, self.noise))
-        pace = Pace(device, device * host_slowdown)
+        pace = _Pace(device, device * host_slowdown)
         left_s = seconds
         while left_s > 0 and self._requests.running:
             left_s -= self._step(pace, queue)
@@ -243,7 +244,7 @@ class Engine:
         clock: Any = SimpleNamespace(monotonic=lambda: self._at)
         return Answers(scheduler, clock, lambda: None).answer(question)
 
-    def _step(self, pace: Pace, queue: int | None) -> float:
+    def _step(self, pace: _Pace, queue: int | None) -> float:
         """Launch the next step and end the one before; return the seconds."""
         began_at, under_way = self._now, self._under_way
         self._under_way = self._launched(pace)
@@ -289,7 +290,7 @@ class Engine:
         control.by_law = law_table(self.law, self.law.guidance.probe_ratio)
         self._table = control.table(self._at)
 
-    def _launched(self, pace: Pace) -> _UnderWay:
+    def _launched(self, pace: _Pace) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
         for request in self._requests.take_begun():
@@ -307,12 +308,11 @@ class Engine:
         work = Work(
             scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
             scheduled.prompts, is_uniform=scheduled.is_uniform, width=plan.width,
-            draft_context=scheduled.draft_context, drafted_context=scheduled.drafted_context,
         )  # fmt: skip
         self._now += pace.host * self._plant.host_s(work)
         return _UnderWay(output, scheduled.delivering, work, began_at, self._now)
 
-    def _finish(self, step: _UnderWay, pace: Pace, queue: int | None) -> None:
+    def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
         """End a step, and the requests that it completes."""
         output = step.output
         seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))

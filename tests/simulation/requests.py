@@ -53,8 +53,6 @@ class Scheduled(NamedTuple):
     context: int
     prompts: int
     is_uniform: bool
-    draft_context: int
-    drafted_context: int
 
 
 class Requests:
@@ -103,11 +101,6 @@ class Requests:
             for at in self._drawn(max(0, queue - len(self.running))):
                 self._begin(at, is_first=True)
 
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether a running request has prompt tokens to read."""
-        return any(request.to_read for request in self.running.values())
-
     def take_begun(self) -> list[Request]:
         """Return the requests that have begun since the last call."""
         begun, self._new = [*self._new.values()], {}
@@ -144,9 +137,8 @@ class Requests:
         self._begun += 1
         name = str(self._begun)
         self.running[name] = self._new[name] = Request(
-            name, at, acceptance, later, length, source.prompt_tokens, position, sampling,
-            num_computed_tokens=source.cached_tokens + position,
-        )  # fmt: skip
+            name, at, acceptance, later, length, source.prompt_tokens, position, sampling, num_computed_tokens=position
+        )
 
     def _end(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -170,7 +162,6 @@ class Requests:
         drafts: dict[str, Sequence[int]] = {}
         delivering: list[str] = []
         chunk, decodes, verified, prefill, context, prompts = _PREFILL_CHUNK, 0, 0, 0, 0, 0
-        draft_context = drafted_context = 0
         lengths: set[int] = set()  # tokens of each request that decodes
         for name, request in self.running.items():
             if request.to_read:
@@ -194,9 +185,6 @@ class Requests:
             tokens[name] = scheduled
             request.num_computed_tokens += scheduled
             context += request.num_computed_tokens
-            if name in drafts:
-                drafted_context += request.num_computed_tokens
-                draft_context += len(drafts[name]) * request.num_computed_tokens
             if not request.is_prefill_chunk:
                 delivering.append(name)
         ended, self.ended = self.ended, set()
@@ -206,10 +194,7 @@ class Requests:
             finished_req_ids=ended,
             scheduled_new_reqs=(),
         )
-        return Scheduled(
-            output, delivering, decodes, verified, prefill, context, prompts, len(lengths) <= 1, draft_context,
-            drafted_context,
-        )  # fmt: skip
+        return Scheduled(output, delivering, decodes, verified, prefill, context, prompts, len(lengths) <= 1)
 
     def accepted(self, request: Request, k: int) -> int:
         """Draw the number of accepted tokens of a request's `k` drafted ones."""

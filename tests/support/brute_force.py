@@ -291,7 +291,8 @@ def exported(expected: Counts, page: Callable[[], str], seconds: float = 5.0) ->
         for family in text_string_to_metric_families(page()):
             for sample in family.samples:
                 if sample.name in found and sample.value:
-                    labels = [value for key, value in sample.labels.items() if key != names.LABEL_MODEL]
+                    whose = names.LABEL_MODEL, names.LABEL_ENGINE
+                    labels = [value for key, value in sample.labels.items() if key not in whose]
                     found[sample.name][",".join(labels)] = sample.value
         if found == expected or time.monotonic() > end:
             return found

@@ -24,12 +24,11 @@ def serving(
     health: int = 200,
     completions: int = 200,
     on_call: Callable[[int], object] = lambda _: None,
-    on_body: Callable[[dict[str, Any]], object] = lambda _: None,
     on_headers: Callable[[Any], object] = lambda _: None,
 ) -> Iterator[str]:
     """An engine's HTTP face that answers with these statuses.
 
-    `on_headers` and `on_body` get those of a call, then `on_call` the number of its prompts.
+    `on_headers` gets those of a call, then `on_call` the number of its prompts.
     """
 
     class Face(http.server.BaseHTTPRequestHandler):
@@ -39,7 +38,6 @@ def serving(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             on_headers(self.headers)
-            on_body(body)
             on_call(len(body["prompt"]))
             self._answer(completions)
 
@@ -149,33 +147,6 @@ def test_slow_steps_of_a_few_requests_are_reported_with_what_helps(
         assert f"400 ms with {requests} running" in note
         assert "--dtype" in note
         assert note in caplog.text
-
-
-def test_at_the_end_one_request_with_a_long_prompt_runs_if_it_is_read_in_time(scheduler: Any) -> None:
-    """Else nothing tells before traffic what a context costs."""
-    bodies: list[dict[str, Any]] = []
-
-    def run_steps(prompts: int) -> None:
-        count, length = 2 * prompts, len(bodies[-1]["prompt"][0])
-        scheduler.meter.commit(StepShape(0, 0, 0, prefill=length), 1e-4 * length, length, Outcome())
-        for _ in range(calibration.STEPS):
-            scheduler.meter.commit(StepShape(count, count, 0), 0.001, count * length, Outcome())
-
-    with serving(on_call=run_steps, on_body=bodies.append) as url:
-        Calibration(scheduler, url, 600.0).run(threading.Event())
-    lengths = [len(prompt) for body in bodies for prompt in body["prompt"]]
-    assert set(lengths) == {calibration.PROMPT, 1024}  # of 2,048 positions
-    assert lengths.index(1024) > lengths.count(calibration.PROMPT) - 1
-    assert all(len(body["prompt"][0]) + body["max_tokens"] <= 2048 for body in bodies)
-
-
-def test_a_long_prompt_is_no_longer_than_what_is_read_in_a_second() -> None:
-    law = EngineLaw(7, 3, 4)
-    assert calibration.long_prompt(law, 1 << 20) is None, "nothing is known"
-    law.learn([(StepShape(0, 0, 0, prefill=512), 0.05, 512), (StepShape(1, 1, 0), 0.002, 10)] * 20)
-    assert calibration.long_prompt(law, 1 << 20) == 8192
-    assert calibration.long_prompt(law, 3000) == 2048
-    assert calibration.long_prompt(law, 1000) is None
 
 
 def test_one_that_is_switched_off_asks_nothing(scheduler: Any) -> None:

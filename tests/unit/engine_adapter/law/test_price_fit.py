@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
-from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, Prices, StepExtras
+from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from tests.simulation.plant import Work
 
@@ -207,45 +207,3 @@ def test_a_fit_uses_no_threads_of_blas() -> None:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "16"}
     ran = subprocess.run([sys.executable, "-c", FITS], capture_output=True, text=True, env=environment, check=True)
     assert float(ran.stdout) < 0.1
-
-
-@pytest.mark.parametrize(("once", "verifying", "each"), [(4e-8, 0.0, 0.0), (4e-8, 3e-7, 0.0), (2e-8, 0.0, 2e-8)])
-def test_the_fit_tells_what_a_kernel_does_with_a_context(once: float, verifying: float, each: float) -> None:
-    """It is read once; or more slowly in steps that verify; or anew by each token, as the seconds per token say."""
-    cost, draw = StepCost(), random.Random(3)
-
-    def seconds(shape: StepShape, context: int) -> float:
-        plain = 5e-3 + 2e-5 * shape.verified + (1e-3 + 1e-5 * shape.slots if shape.slots else 0.0)
-        return plain + context * (once + verifying * (shape.verified > shape.decodes)) + each * shape.draft_context
-
-    def step(n: int, k: int, long: int, k_long: int) -> tuple[StepShape, int]:
-        contexts, ks = [300] * n + [long], [k] * n + [k_long]
-        drafts = sum(length * drafted for length, drafted in zip(contexts, ks, strict=True))
-        slots = max(ks) * sum(drafted > 0 for drafted in ks)
-        return StepShape(n + 1, n + 1 + sum(ks), slots, 0, 0, k == k_long, drafts), sum(contexts)
-
-    for n in (1, 3, 7, 15, 31):
-        for k, k_long, long in ((0, 0, 300), (3, 3, 300), (7, 7, 300), (0, 0, 8000), (3, 3, 8000), (7, 7, 8000)):
-            shape, context = step(n, k, long, k_long)
-            for _ in range(20):
-                cost.note(shape, seconds(shape, context) * draw.uniform(0.99, 1.01), context)
-    coefficients = cost.fit()
-    assert coefficients is not None
-    for n, k, k_long, long in ((15, 0, 0, 100_000), (15, 5, 5, 100_000), (15, 7, 0, 100_000), (7, 3, 7, 50_000)):
-        shape, context = step(n, k, long, k_long)
-        predicted = step_s(coefficients, features_of(shape, context, None))
-        assert predicted == pytest.approx(seconds(shape, context), rel=0.15), (n, k, k_long)
-
-
-def test_a_choice_sees_the_seconds_that_the_fit_found_for_contexts() -> None:
-    parts = {"base": 5e-3, "context": 1e-8, "verifying_context": 2e-8, "draft_context": 3e-8}
-    coefficients = Coefficients(tuple(parts.get(name, 0.0) for name in PARTS), (1e-5,) * len(KNOTS))
-    for graph in (None, graphs(FULL)):
-        prices = Prices(coefficients, 64, graph, StepExtras(context_tokens=1000.0))
-        for k in (0, 1, 3):
-            shape = StepShape(4, 4 * (1 + k), 0, draft_context=4 * k * 1000)
-            whole_s = step_s(coefficients, features_of(shape, 4000, graph))
-            assert prices.step_s(4, 4 * (1 + k), 0, is_uniform=True) == pytest.approx(whole_s)
-            if k:
-                mixed_s = prices.steps_s(4, np.array([4 * (1 + k)]), np.array([0]))[0]
-                assert mixed_s + prices.uniform_extra_s(4, 3)[k] == pytest.approx(whole_s)

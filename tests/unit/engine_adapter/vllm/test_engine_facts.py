@@ -10,7 +10,7 @@ from tests.support.vllm_config import config
 
 
 class ModelConfig:
-    is_multimodal_model = enable_prompt_embeds = False
+    is_multimodal_model = enable_prompt_embeds = is_moe = False
     max_model_len = 4096
 
     def __init__(self, window: int | None = None, head: dict[str, object] | None = None, **text: object) -> None:
