@@ -24,6 +24,8 @@ from specpilot.policy.settings import fail
 PROGRAM = "specpilot check"
 RUNS, RUNS_WITH_LESS, REFUSED = "runs", "runs with less", "refused"
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_OWN_FLAGS = ("vllm", "device", "json")
 _NO_SPECULATION = "there is no speculative configuration, so K is 0 and nothing is steered: add --speculative-config"
 
 
@@ -46,8 +48,11 @@ class Answer:
 def main(arguments: Sequence[str]) -> None:
     """Print the answer; ends with status 1 if the engine is refused, 2 for input that cannot be used."""
     options, words = _parser().parse_known_args(arguments)
+    model, flags = serve_flags.split_model(words)
+    if model is None:
+        fail(PROGRAM, "MODEL: is missing: name a folder with a config.json, or a Hugging Face id")
     try:
-        answer = answer_to(options.model, words, version=options.vllm, device=options.device)
+        answer = answer_to(model, flags, version=options.vllm, device=options.device)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
     sys.stdout.write(as_json(answer) if options.json else as_text(answer))
@@ -58,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 def answer_to(model: str, words: Sequence[str], *, version: str | None = None, device: str = "cuda") -> Answer:
     """Return the verdict on `vllm serve MODEL WORDS` with vLLM `version`, by default the installed one."""
     flags = serve_flags.read(words)
-    assumed = []
+    assumed = [f"that vLLM takes --{name}" for name in serve_flags.unknown(flags, _OWN_FLAGS)]
     if version is not None and not re.fullmatch(r"\d+(\.\w+)+", version):
         raise InvalidSettingsError([f"--vllm: is {version!r}; it must be a version such as 0.32.0"])
     if version is None:
@@ -71,7 +76,12 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
     if versions.is_among(version, versions.READ_VERSIONS):
         assumed.append(versions.READ_ONLY.format(version=version))
     machine = Machine(
-        version, device, versions.is_among(version, versions.ACCEPTED_ON_V2), _runner(), versions.lists_model
+        version,
+        device,
+        versions.is_among(version, versions.ACCEPTED_ON_V2),
+        _runner(),
+        versions.lists_model,
+        os.environ.get(_LONG, "0").strip().lower() in ("1", "true"),
     )
     try:
         before = before_start.of_flags(model, cache(model_config), flags, machine)
@@ -133,11 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         usage=f"{PROGRAM} MODEL [vLLM's flags] [--vllm VERSION] [--device cuda|cpu] [--json]",
+        epilog="MODEL is a folder with a config.json, or a Hugging Face id. It may stand after the flags, as in vLLM.",
         description="Says before a start whether the adapter steers `vllm serve MODEL` with these flags: it runs, runs "
         "with less, or is refused. Reads config.json alone. Status 0, and 1 if it is refused.",
         allow_abbrev=False,
     )
-    parser.add_argument("model", metavar="MODEL", help="a folder with a config.json, or a Hugging Face id")
     parser.add_argument("--vllm", metavar="VERSION", help="version of vLLM (the installed one)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where the engine runs (cuda)")
     parser.add_argument("--json", action="store_true", help="print JSON, with the facts that the verdict rests on")

@@ -176,10 +176,15 @@ class Supervisor:
         assert running.process is not None
         if (status := running.process.poll()) is not None:
             raise PartFailedError(f"{name} ended with status {status} before it was ready:\n{running.log_tail()}")
-        if running.check_ready():
-            self._say(f"{name}: ready after {time.monotonic() - running.started_at:.0f} s")
-        elif time.monotonic() > deadline:
+        if not self._is_ready(running) and time.monotonic() > deadline:
             raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
+
+    def _is_ready(self, running: _Running) -> bool:
+        """Whether a part was ready since its start; the first time it is reported."""
+        was_ready = running.ready_at is not None
+        if running.check_ready() and not was_ready:
+            self._say(f"{running.part.name}: ready after {time.monotonic() - running.started_at:.0f} s")
+        return running.ready_at is not None
 
     def watch(self) -> None:
         """Restart parts that died; call it about once a second. Raises `PartFailedError` for one that keeps dying."""
@@ -190,7 +195,7 @@ class Supervisor:
                 continue
             status = running.process.poll()
             if status is None:
-                running.check_ready()
+                self._is_ready(running)
                 continue
             lived_s = time.monotonic() - running.started_at
             was_healthy = running.was_healthy()

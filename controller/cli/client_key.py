@@ -82,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         client.ask(write_path(place, settings.comment), "DELETE")
         sys.stdout.write(f"revoked {name}\n")
-        sys.stderr.write(
-            f"{PROGRAM}: with no key left, a gateway that has seen one rejects all requests until it is restarted\n"
-        )
+        if not client.ask("/admin/keys")[0]["keys"]:
+            sys.stderr.write(
+                f"{PROGRAM}: no key is left: a gateway that has seen one rejects all requests until it is restarted\n"
+            )
 
 
 def _key_body(settings: KeySettings) -> dict[str, Any]:

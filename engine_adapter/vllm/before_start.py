@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm import model_facts, serve_flags
+from specpilot.engine_adapter.vllm import head_faults, model_facts, serve_flags
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
@@ -45,7 +45,8 @@ _FULL_GRAPHS = (
 class Machine:
     """`version` of vLLM, and whether its V2 is accepted; `runner_v2`: `VLLM_USE_V2_MODEL_RUNNER`, if it is set.
 
-    `lists_model`: whether vLLM lists a class of models; `None`: not known.
+    `lists_model`: whether vLLM lists a class of models; `None`: not known. `allows_long`: whether
+    `VLLM_ALLOW_LONG_MAX_MODEL_LEN` is set.
     """
 
     version: str
@@ -53,6 +54,7 @@ class Machine:
     is_accepted_on_v2: bool
     runner_v2: bool | None = None
     lists_model: Callable[[str], bool | None] = lambda _: None
+    allows_long: bool = False
 
 
 class Parallelism(NamedTuple):
@@ -108,7 +110,12 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     mtp = model_facts.mtp_head(head) if method == MTP else None
     drafter = _Drafter(method, speculative, head, mtp)
     facts = _facts(drafter, target, flags, machine)
-    return BeforeStart(facts, _own_faults(facts, drafter, flags), _assumed(facts, target, flags, machine))
+    faults = [
+        *_own_faults(facts, drafter, flags),
+        *head_faults.of_head(facts.method, head, target, is_parallel=facts.is_parallel),
+        *([] if machine.allows_long else _length_faults(facts, target)),
+    ]
+    return BeforeStart(facts, tuple(faults), _assumed(facts, target, flags, machine))
 
 
 def parallelism(flags: Flags) -> Parallelism:
@@ -135,6 +142,7 @@ def _speculative(flags: Flags) -> dict[str, Any]:
         raise InvalidSettingsError(
             [f"--{_FLAG}: {' and '.join(twice)}: stated by --spec-... too: remove one of the two"]
         )
+    serve_flags.check_fields(by_json)
     return stated | by_json
 
 
@@ -306,6 +314,19 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
     if reason is not None and flags.get("async-scheduling"):
         faults.append(f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling")
     return tuple(faults)
+
+
+def _length_faults(facts: ConfigFacts, target: Config) -> list[str]:
+    """Return a fault if the flag states a longer sequence than the model reads (`_get_and_verify_max_len`)."""
+    stated = model_facts.length(target)
+    longest = max(stated or 0, target.get("model_max_length") or 0)
+    if stated is None or facts.length is None or facts.length <= longest:
+        return []
+    fault = (
+        f"--max-model-len is {facts.length}, and this model's config.json says that it reads {longest} tokens: state "
+        "no more, or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+    )
+    return [fault]
 
 
 def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ in vLLM. Flags that nobody asks for are read over.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.vllm.serve_names import KNOWN, LISTS, SPECULATIVE_FIELDS, SWITCHES
 
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
@@ -71,6 +73,48 @@ _SHORT = {
 _THOUSANDS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+def split_model(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the model, which is the first word that belongs to no flag, and the other words."""
+    takes = 0.0
+    for index, word in enumerate(arguments):
+        if _is_flag(word):
+            name = _full_name(word.partition("=")[0])
+            is_switch = name in SWITCHES or (name.startswith("no-") and name not in KNOWN)
+            takes = 0 if "=" in word or is_switch else float("inf") if name in LISTS else 1
+        elif takes:
+            takes -= 1
+        else:
+            return word, [*arguments[:index], *arguments[index + 1 :]]
+    return None, list(arguments)
+
+
+def unknown(flags: Iterable[str], also: Iterable[str] = ()) -> list[str]:
+    """Return the names in `flags` that no tested vLLM has; `also` are known.
+
+    Raises `InvalidSettingsError` for those that are misspelt: a plugin's or a newer vLLM's flag resembles none.
+    """
+    names = [name for name in flags if not any(known.startswith(name) for known in KNOWN)]
+    misspelt = {name: get_close_matches(name, [*KNOWN, *also], 1, 0.8) for name in names}
+    faults = [
+        f"--{name}: there is no such flag; did you mean --{close[0]}?" for name, close in misspelt.items() if close
+    ]
+    if faults:
+        raise InvalidSettingsError(faults)
+    return names
+
+
+def check_fields(speculative: Iterable[str]) -> None:
+    """Raise `InvalidSettingsError` for fields of `--speculative-config` that no tested vLLM has."""
+    faults = []
+    for field in speculative:
+        if field not in SPECULATIVE_FIELDS:
+            close = get_close_matches(field, SPECULATIVE_FIELDS, 1)
+            remedy = f"did you mean {close[0]}?" if close else "remove it"
+            faults.append(f"--speculative-config: {field}: vLLM has no such field; {remedy}")
+    if faults:
+        raise InvalidSettingsError(faults)
+
+
 def read(arguments: Sequence[str]) -> Flags:
     """Return the flags in `arguments`; raises `InvalidSettingsError` for a value without a flag."""
     flags: Flags = {}
@@ -78,10 +122,10 @@ def read(arguments: Sequence[str]) -> Flags:
     while words:
         word = words.pop(0)
         if not _is_flag(word):
-            raise InvalidSettingsError([f"{word}: is no flag and belongs to none: name the model first, then flags"])
+            raise InvalidSettingsError([f"{word}: is no flag and belongs to none: name one model, and flags"])
         name, mark, value = word.partition("=")
         name, dot, field = name.partition(".")
-        name = _SHORT.get(name) or _whole_name(name.lstrip("-").replace("_", "-"))
+        name = _full_name(name)
         values: list[str] = [value] if mark else []
         while not mark and words and not _is_flag(words[0]):
             values.append(words.pop(0))
@@ -123,6 +167,11 @@ def whole(flags: Mapping[str, Any], name: str, default: int) -> int:
         return int(float(value[:-1]) * factor) if factor else int(value)
     except (ValueError, OverflowError) as error:
         raise InvalidSettingsError([f"{name}: is {value}; it must be a whole number"]) from error
+
+
+def _full_name(flag: str) -> str:
+    name = flag.partition(".")[0]
+    return _SHORT.get(name) or _whole_name(name.lstrip("-").replace("_", "-"))
 
 
 def _whole_name(name: str) -> str:

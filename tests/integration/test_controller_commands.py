@@ -173,7 +173,10 @@ def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> No
     assert (changed["tokens_per_minute"], changed["expires_at"] is None) == (None, False)
     assert controller.command("key", "rotate", key_id, "--grace", "1h").stdout != key.stdout
     assert "tokens_per_minute" in controller.command("key", "change", key_id, "--tokens-per-minute", "many").stderr
-    assert controller.command("key", "revoke", key_id).returncode == 0
+    other_id = controller.command("key", "create").stderr.split(":")[0]
+    revoked = controller.command("key", "revoke", key_id)
+    assert (revoked.returncode, revoked.stderr) == (0, "")
+    assert "no key is left: a gateway" in controller.command("key", "revoke", other_id).stderr
 
 
 def test_a_token_or_key_that_expired_is_rotated_with_a_new_expiry_and_a_comment(controller: Controller) -> None:

@@ -44,6 +44,7 @@ def drafted(method: str, head: str, k: int, **more: Any) -> dict[str, Any]:
     return {"method": method, "model": head, "num_speculative_tokens": k, **more}
 
 
+K3 = {"num_speculative_tokens": 3}
 FP8 = ("--kv-cache-dtype", "fp8")
 DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
 NIXL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
@@ -175,6 +176,22 @@ EVERY_STEP = "runs in every step"
             "asynchronously here",
         ),
         ("glm-4.5", None, (), RUNS_WITH_LESS, "add --speculative-config"),
+        (
+            "llama-3.1-8b",
+            drafted("eagle3", "llama-3.1-8b-eagle3", 3, parallel_drafting=True),
+            (),
+            REFUSED,
+            "names none",
+        ),
+        ("qwen3-8b", {"model": "qwen3-8b", "parallel_drafting": True} | K3, (), REFUSED, "names none"),
+        ("llama-3.1-8b", drafted("eagle3", "mimo-7b", 3), (), REFUSED, "(MiMoForCausalLM) for an MTP head"),
+        (
+            "llama-3.1-8b",
+            drafted("eagle3", "llama-3.1-8b-eagle3", 3),
+            ("--max-model-len", "999999"),
+            REFUSED,
+            "reads 131072 tokens",
+        ),
     ],
 )
 @pytest.mark.usefixtures("models")
@@ -262,6 +279,14 @@ def test_a_setting_that_names_a_k_above_k_max_is_refused(
     [
         (("qwen3-8b", "--speculative-config", "{"), "--speculative-config: not JSON"),
         (("qwen3-8b", "--speculative-config", "3"), "--speculative-config: must be a JSON object"),
+        (("qwen3-8b", "-sc", '{"method": "ngram", "foo": 1}'), "foo: vLLM has no such field; remove it"),
+        (
+            ("qwen3-8b", "-sc", '{"method": "ngram", "num-speculative-token": 1}'),
+            "did you mean num_speculative_tokens?",
+        ),
+        (("qwen3-8b", "--speculative-confg", "{}"), "no such flag; did you mean --speculative-config?"),
+        (("qwen3-8b", "--devise", "cpu"), "no such flag; did you mean --device?"),
+        (("--enable-lora", "-tp", "2"), "MODEL: is missing"),
         (("qwen3-8b", "-sc", '{"model": 3}'), "model is 3; it must be text"),
         (("qwen3-8b", "-sc", '{"method": "eagle3"}'), "model is missing"),
         (("qwen3-8b", "--spec-model", "llama-3.1-8b"), "num_speculative_tokens is missing"),
@@ -303,6 +328,36 @@ def test_a_model_that_is_not_here_names_the_remedy(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InvalidSettingsError, match=r"cannot be reached: download its config\.json into a folder"):
         check.answer_to("nobody/nothing-here", [])
+
+
+@pytest.mark.usefixtures("models")
+def test_a_longer_sequence_may_be_allowed_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert asked("glm-4.5", mtp(1), "--max-model-len", "999999").verdict == RUNS
+
+
+@pytest.mark.usefixtures("models")
+def test_a_head_of_a_target_of_another_width_is_refused() -> None:
+    for name, width in (("wide", 256), ("narrow", 64)):
+        Path(name).mkdir()
+        config = CONFIGS["llama-3.1-8b-eagle3-of-2048"] | {"hidden_size": width}
+        (Path(name) / "config.json").write_text(json.dumps(config))
+    fault = "the head reads hidden states of 256 numbers, and the target's have 64: name a head of this target"
+    assert asked("narrow", drafted("eagle3", "wide", 3)).refused == (fault,)
+    assert asked("narrow", drafted("eagle3", "narrow", 3)).verdict == RUNS
+
+
+@pytest.mark.usefixtures("models")
+def test_a_flag_that_no_known_vllm_has_is_named_and_read_over() -> None:
+    found = asked("glm-4.5", mtp(1), "--my-own-thing", "3", "--enable-lora", "--no-enable-lora", "-q", "2")
+    assert found.verdict == RUNS
+    assert [line for line in found.assumed if "--" in line] == ["that vLLM takes --my-own-thing"]
+
+
+@pytest.mark.usefixtures("models")
+def test_the_model_may_stand_after_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    check.main(["--enable-lora", "--speculative-config", json.dumps(mtp(1)), "--no-enable-log-requests", "glm-4.5"])
+    assert capsys.readouterr().out.startswith("runs: glm-4.5, mtp")
 
 
 @pytest.mark.usefixtures("models")

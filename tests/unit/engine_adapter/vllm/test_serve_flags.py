@@ -1,5 +1,7 @@
 """vLLM's flags are read as vLLM reads them."""
 
+import argparse
+import dataclasses
 import json
 import warnings
 from typing import Any
@@ -8,11 +10,13 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
+    from vllm.config.speculative import SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm import serve_flags
+from specpilot.engine_adapter.vllm import serve_flags, serve_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
 
@@ -71,3 +75,36 @@ def test_a_number_may_have_a_unit(text: str, number: int) -> None:
 def test_what_is_no_number_is_named(text: object) -> None:
     with pytest.raises(InvalidSettingsError, match=r"max-model-len: is .*whole number"):
         serve_flags.whole({"max-model-len": text}, "max-model-len", 1)
+
+
+def test_every_flag_of_vllm_is_known_with_the_number_of_its_values() -> None:
+    for action in make_arg_parser(FlexibleArgumentParser())._actions:
+        is_switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+        takes = (
+            serve_names.SWITCHES if is_switch else serve_names.WITH_VALUE if action.nargs is None else serve_names.LISTS
+        )
+        assert not action.option_strings or {name.lstrip("-") for name in action.option_strings} & takes
+        assert serve_flags.unknown(name.lstrip("-").removeprefix("no-") for name in action.option_strings) == []
+
+
+def test_every_field_of_vllms_speculative_configuration_is_known() -> None:
+    serve_flags.check_fields(field.name for field in dataclasses.fields(SpeculativeConfig))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("MODEL", "-tp", "2"),
+        ("-tp", "2", "MODEL"),
+        ("--tensor-parallel-size=2", "MODEL"),
+        ("--enable-lora", "MODEL"),
+        ("--no-async-scheduling", "MODEL", "--lora-modules", "a=/a", "b=/b"),
+        ("-sc", "{}", "MODEL"),
+        ("-sc.method", "mtp", "MODEL"),
+        ("--max-model-len", "-1", "-O3", "MODEL"),
+    ],
+)
+def test_the_model_is_the_word_that_no_flag_takes(words: tuple[str, ...]) -> None:
+    rest = [word for word in words if word != "MODEL"]
+    assert serve_flags.split_model(words) == ("MODEL", rest)
+    assert serve_flags.split_model(rest) == (None, rest)
