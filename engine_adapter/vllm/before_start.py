@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm import head_faults, model_facts, serve_flags
+from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_facts, serve_flags
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
@@ -31,9 +31,6 @@ _SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
 _BALANCED_OUTSIDE = ("data-parallel-external-lb", "data-parallel-rank", "data-parallel-multi-port-external-lb")
 """Flags with which each data-parallel rank has a server of its own."""
 _SUFFIX_K = 24
-_FEW_HEADS = 16
-"""Attention heads of a GPU up to which vLLM prefers FlashInfer for sparse MLA in bfloat16 on Blackwell."""
-_FLASHINFER_MLA_DIMS = (64, 128, 192)
 
 _FULL_GRAPHS = (
     "an attention backend with FULL CUDA graphs for any mix of K (FlashAttention 3, Triton); FlashInfer, vLLM's choice "
@@ -235,7 +232,9 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
         has_connector="kv-transfer-config" in flags or "kv-offloading-size" in flags,
-        attention=tuple(_attention(target, speculative, flags).values()) if machine.device == "cuda" else (),
+        attention=tuple(attention_choice.backends(target, speculative, flags).values())
+        if machine.device == "cuda"
+        else (),
     )
 
 
@@ -249,35 +248,6 @@ def _k_max(drafter: _Drafter) -> int:
     if k_max < 1:
         raise InvalidSettingsError([f"--{_FLAG}: {_K} is {k_max}; it must be above 0"])
     return k_max
-
-
-def _attention(target: Config, speculative: Mapping[str, Any], flags: Flags) -> dict[str, str]:
-    """Return the attention backends by what chooses them: the user, or for MLA the generation of the GPU.
-
-    Others than MLA's read decodes of any length, so none is refused. The order is that of vLLM 0.32
-    (`_get_backend_priorities` in `platforms/cuda.py`).
-    """
-    named = flags.get("attention-backend") or serve_flags.config(flags, "attention-config").get("backend")
-    chosen = {"--attention-backend": named, "attention_backend": speculative.get("attention_backend")}
-    backends = {flag: str(backend).upper() for flag, backend in chosen.items() if backend is not None}
-    text = model_facts.text_of(target)
-    if named is not None or not model_facts.uses_mla(target) or "compress_ratios" in text:
-        return backends
-    dtype, is_glm = str(flags.get("kv-cache-dtype", "auto")), text.get("model_type") == "glm_moe_dsa"
-    stored = target.get("quantization_config") or {}
-    is_stored_short = bool(stored.get("kv_cache_scheme") or stored.get("kv_cache_quant_algo"))
-    is_short = is_stored_short if dtype == "auto" else dtype not in ("bfloat16", "float16")
-    if "index_topk" in text:
-        heads = int(text.get("num_attention_heads") or 0) // max(1, serve_flags.whole(flags, "tensor-parallel-size", 1))
-        is_flashinfer = is_short or heads <= _FEW_HEADS or (is_glm and dtype == "auto")
-        hopper = "FLASHMLA_SPARSE" if is_short else "FLASH_ATTN_MLA_SPARSE"
-        return backends | {
-            "Hopper": hopper,
-            "Blackwell": "FLASHINFER_MLA_SPARSE" if is_flashinfer else "FLASHMLA_SPARSE",
-        }
-    hopper = "FLASHMLA" if is_short else "FLASH_ATTN_MLA"
-    is_flashinfer = text.get("qk_nope_head_dim") in _FLASHINFER_MLA_DIMS
-    return backends | {"Hopper": hopper, "Blackwell": "FLASHINFER_MLA" if is_flashinfer else "CUTLASS_MLA"}
 
 
 def _why_synchronous(drafter: _Drafter, version: str, *, is_v2: bool) -> str | None:
@@ -345,7 +315,7 @@ def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine)
         assumed.append("a dense model: its config.json states no number of experts")
     if facts.is_async and "async-scheduling" not in flags:
         assumed.append("asynchronous scheduling, vLLM's default on GPUs")
-    backends = _attention(target, {}, flags)
+    backends = attention_choice.backends(target, {}, flags)
     by_gpu = {gpu: name for gpu, name in backends.items() if not gpu.startswith("--")}
     if facts.device == "cuda" and by_gpu:
         names = ", ".join(f"{name} on {gpu} GPUs" for gpu, name in by_gpu.items())
