@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm.serve_names import KNOWN, LISTS, SPECULATIVE_FIELDS, SWITCHES
+from specpilot.engine_adapter.vllm.serve_names import KNOWN, LISTS, OPPOSITES, SPECULATIVE_FIELDS, SWITCHES
 
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
@@ -79,7 +79,7 @@ def split_model(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     for index, word in enumerate(arguments):
         if _is_flag(word):
             name = _full_name(word.partition("=")[0])
-            is_switch = name in SWITCHES or (name.startswith("no-") and name not in KNOWN)
+            is_switch = name in SWITCHES or name in OPPOSITES or (name.startswith("no-") and name not in KNOWN)
             takes = 0 if "=" in word or is_switch else float("inf") if name in LISTS else 1
         elif takes:
             takes -= 1
@@ -132,6 +132,8 @@ def read(arguments: Sequence[str]) -> Flags:
         last: Any = values[-1] if values else True
         if last is True and name.startswith("no-"):
             name, last = name.removeprefix("no-"), False
+        elif last is True and name in OPPOSITES:
+            name, last = OPPOSITES[name], False
         if not dot:
             if not isinstance(flags.get(name), dict):
                 flags[name] = last

@@ -93,4 +93,14 @@ WITH_VALUE = frozenset(_WITH_VALUE.split())
 """Flags that take one value."""
 SPECULATIVE_FIELDS = frozenset(_SPECULATIVE_FIELDS.split())
 """The fields of `--speculative-config`."""
-KNOWN = SWITCHES | LISTS | WITH_VALUE
+_OPPOSITE = {"enable": "disable", "disable": "enable"}
+OPPOSITES = {
+    f"{_OPPOSITE[verb]}-{rest}": name
+    for name in SWITCHES
+    for verb, _, rest in [name.partition("-")]
+    if verb in _OPPOSITE and f"{_OPPOSITE[verb]}-{rest}" not in SWITCHES
+}
+"""By the name that sets it to `False`, a switch: from vLLM 0.33 on `--disable-NAME` does with `--enable-NAME`, and the
+other way round."""
+
+KNOWN = SWITCHES | OPPOSITES.keys() | LISTS | WITH_VALUE

@@ -12,8 +12,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     from vllm.config.speculative import SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser
+    except ModuleNotFoundError:  # before 0.33
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.vllm import serve_flags, serve_names
@@ -47,6 +51,10 @@ def test_a_flag_is_read_as_vllm_reads_it(words: tuple[str, ...], beside: tuple[s
         (
             ("--no-enable-prefix-caching", "--no-async-scheduling"),
             {"enable-prefix-caching": False, "async-scheduling": False},
+        ),
+        (
+            ("--disable-prompt-embeds", "--enable-cascade-attn"),  # vLLM 0.33's
+            {"enable-prompt-embeds": False, "disable-cascade-attn": False},
         ),
     ],
 )
@@ -98,6 +106,7 @@ def test_every_field_of_vllms_speculative_configuration_is_known() -> None:
         ("-tp", "2", "MODEL"),
         ("--tensor-parallel-size=2", "MODEL"),
         ("--enable-lora", "MODEL"),
+        ("--disable-prompt-embeds", "MODEL"),
         ("--no-async-scheduling", "MODEL", "--lora-modules", "a=/a", "b=/b"),
         ("-sc", "{}", "MODEL"),
         ("-sc.method", "mtp", "MODEL"),
