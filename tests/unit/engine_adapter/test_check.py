@@ -1,8 +1,6 @@
 """`specpilot check`: the verdict on published models and vLLM's flags, from configurations alone."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +10,6 @@ from specpilot.engine_adapter import check
 from specpilot.engine_adapter.check import REFUSED, RUNS, RUNS_WITH_LESS, Answer
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from tests.support.published_configs import CONFIGS
-from tests.support.stack import DEMO_MODEL, ROOT
-
-
-@pytest.fixture(autouse=True)
-def environment_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    monkeypatch.delenv("SPECPILOT_ENGINE_ANY_VLLM", raising=False)
-
-
-@pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder for each published configuration, in the current one."""
-    for name, config in CONFIGS.items():
-        file = tmp_path / name / ("params.json" if "dim" in config else "config.json")
-        file.parent.mkdir()
-        file.write_text(json.dumps(config))
-    monkeypatch.chdir(tmp_path)
 
 
 def asked(model: str, speculative: dict[str, Any] | None, *flags: str, version: str = "0.32.0") -> Answer:
@@ -274,56 +255,6 @@ def test_a_setting_that_names_a_k_above_k_max_is_refused(
     assert asked("hy3", mtp(2)).verdict == RUNS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("qwen3-8b", "--speculative-config", "{"), "--speculative-config: not JSON"),
-        (("qwen3-8b", "--speculative-config", "3"), "--speculative-config: must be a JSON object"),
-        (("qwen3-8b", "-sc", '{"method": "ngram", "foo": 1}'), "foo: vLLM has no such field; remove it"),
-        (
-            ("qwen3-8b", "-sc", '{"method": "ngram", "num-speculative-token": 1}'),
-            "did you mean num_speculative_tokens?",
-        ),
-        (("qwen3-8b", "--speculative-confg", "{}"), "no such flag; did you mean --speculative-config?"),
-        (("qwen3-8b", "--devise", "cpu"), "no such flag; did you mean --device?"),
-        (("--enable-lora", "-tp", "2"), "MODEL: is missing"),
-        (("qwen3-8b", "-sc", '{"model": 3}'), "model is 3; it must be text"),
-        (("qwen3-8b", "-sc", '{"method": "eagle3"}'), "model is missing"),
-        (("qwen3-8b", "--spec-model", "llama-3.1-8b"), "num_speculative_tokens is missing"),
-        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "some"), "spec-tokens: is some"),
-        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "-1"), "is -1; it must be above 0"),
-        (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "1", "-tp", "x", "-dp", "x"), "size: is x"),
-        (("qwen3-8b", "--config", "vllm.yaml"), "give its flags on the command line"),
-        (("qwen3-8b", "stray"), "stray: is no flag"),
-        (("qwen3-8b", "--vllm", "newest"), "--vllm: is 'newest'"),
-        (("./nowhere",), "there is no such folder"),
-        (("a/b/c",), "there is no such folder"),
-        (("not an id",), "is no folder and no Hugging Face id"),
-        (("empty",), "there is no config.json"),
-        (("broken",), "cannot be read as JSON"),
-        (("listed",), "must be a JSON object"),
-        (("nameless", "--spec-method", "mtp", "--spec-tokens", "1"), "neither architectures nor model_type"),
-        (("odd", "--spec-method", "mtp", "--spec-tokens", "1"), "compare it with the published one"),
-        (("wrong",), "architectures is no list"),
-        (("qwen3-8b", "--spec-method", "mtp", "-sc", '{"method": "mtp"}'), "method: stated by --spec-... too"),
-    ],
-)
-@pytest.mark.usefixtures("models")
-def test_input_that_cannot_be_used_ends_with_status_2_and_the_remedy(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("empty").mkdir()
-    odd = '{"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": "one"}'
-    texts = {"broken": "{", "listed": "[]", "nameless": "{}", "odd": odd, "wrong": '{"architectures": "Llama"}'}
-    for name, text in texts.items():
-        Path(name).mkdir()
-        (Path(name) / "config.json").write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        check.main(arguments)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-
-
 def test_a_model_that_is_not_here_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InvalidSettingsError, match=r"cannot be reached: download its config\.json into a folder"):
@@ -352,31 +283,3 @@ def test_a_flag_that_no_known_vllm_has_is_named_and_read_over() -> None:
     found = asked("glm-4.5", mtp(1), "--my-own-thing", "3", "--enable-lora", "--no-enable-lora", "-q", "2")
     assert found.verdict == RUNS
     assert [line for line in found.assumed if "--" in line] == ["that vLLM takes --my-own-thing"]
-
-
-@pytest.mark.usefixtures("models")
-def test_the_model_may_stand_after_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    check.main(["--enable-lora", "--speculative-config", json.dumps(mtp(1)), "--no-enable-log-requests", "glm-4.5"])
-    assert capsys.readouterr().out.startswith("runs: glm-4.5, mtp")
-
-
-@pytest.mark.usefixtures("models")
-def test_the_answer_is_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    check.main(
-        ["glm-4.5", "--speculative-config.method=mtp", "--speculative-config.num_speculative_tokens=1", "--json"]
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["refused"], found["facts"]["head_kind"]) == ("runs", [], "glm4_moe_mtp")
-    with pytest.raises(SystemExit) as ended:
-        check.main(["glm-4.5", "--spec-method", "mtp", "--spec-tokens", "1", *DP, "--json"])
-    assert ended.value.code == 1
-    assert json.loads(capsys.readouterr().out)["verdict"] == "refused"
-
-
-def test_the_command_loads_neither_vllm_nor_torch() -> None:
-    code = "import sys; from specpilot.engine_adapter import check; "
-    code += f"check.main([{str(DEMO_MODEL / 'mtp')!r}, '--spec-method', 'mtp', '--spec-tokens', '1']); "
-    code += "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.startswith("runs: ")
-    assert done.stdout.endswith("\n[]\n")

@@ -2,54 +2,15 @@
 
 import re
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
-from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import TURN_STEPS
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
-from specpilot.policy.graphs import Graphs
-from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
-
-K_MAX, STATIC = 7, 3
-HIGH, LOW = 7, 1
-
-
-def request(band: int, label: str = "default", drafts: int = 5) -> Any:
-    acceptance = SimpleNamespace(code=band if drafts else band | UNPROBED)
-    return SimpleNamespace(label=label, acceptance=acceptance)
-
-
-def step_s(n: int, m: int, slots: int) -> float:
-    return 4.6e-3 + 1.1e-4 * m + (2e-3 + 1.5e-4 * n + 6.5e-5 * slots if slots else 0.0)
-
-
-def measured(law: EngineLaw) -> EngineLaw:
-    """Let the law know what steps take, and that there is traffic."""
-    for n in (1, 4, 8, 16, 32):
-        for k in (0, 2, 7):
-            law.learn([(StepShape(n, n * (1 + k), n * k), step_s(n, n * (1 + k), n * k), 0)] * 30)
-    law.learn((), counted(HIGH, 0.97))
-    law.refresh()
-    return law
-
-
-def follow(law: EngineLaw, classes: dict[str, ClassGuidance] | None = None) -> None:
-    law.follow(Guidance(Objective.THROUGHPUT, {"default": ClassGuidance(), **(classes or {})}))
-
-
-def counted(band: int, acceptance: float, drafts: int = 100, k: int = K_MAX) -> Evidence:
-    """What so many drafts of `k` come to."""
-    evidence, left = Evidence(), float(drafts)
-    evidence.drafts["default", band, k] = drafts
-    for position in range(1, k + 1):
-        evidence.trials[band, position] = round(left)
-        left *= acceptance
-        evidence.accepts[band, position] = round(left)
-    return evidence
+from specpilot.policy.schedule import ClassGuidance, Guidance
+from tests.support.measured_law import HIGH, K_MAX, LOW, STATIC, counted, follow, measured, request, step_s
 
 
 def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() -> None:
@@ -172,43 +133,6 @@ def test_guidance_that_changes_while_k_is_looked_up_do_not_disturb_the_agents_th
     assert law.k_of([request(HIGH)]) == [K_MAX]
 
 
-def test_it_says_why_k_is_what_it_is() -> None:
-    law = measured(EngineLaw(K_MAX, STATIC, 32))
-    assert law.described()["groups"] == []
-    follow(law, {"batch": ClassGuidance(weight=1.0), "chat": ClassGuidance(k_max=4)})
-    law.k_of([request(HIGH, "chat")] * 3 + [request(LOW)] * 4 + [request(LOW, "batch", drafts=0)])
-    groups = law.described()["groups"]
-    assert [(item["classes"], item["band"], item["unprobed"], item["decodes"], item["k"]) for item in groups] == [
-        (["default", "batch"], LOW, False, 4, 0),
-        (["default", "batch"], LOW, True, 1, 0),
-        (["chat"], HIGH, False, 3, 4),
-    ]
-    assert [item["position"] for item in groups[0]["positions"]] == [1]
-    assert groups[0]["positions"][0]["worth_tokens"] < groups[0]["positions"][0]["cost_tokens"]
-    assert groups[2]["why"].startswith("position 4 of band 7 is worth 0.")
-    assert groups[2]["positions"][1]["worth_tokens"] > groups[2]["positions"][1]["cost_tokens"]
-    assert groups[2]["why"].endswith("; its class allows K from 0 to 4")
-    assert groups[0]["why"].endswith(f"costs {groups[0]['positions'][0]['cost_tokens']:.2f}")
-
-
-def test_it_says_by_what_k_is_chosen_where_that_is_not_the_worth_of_positions_alone() -> None:
-    batch = [request(HIGH)] * 4
-
-    def last(law: EngineLaw, guidance: Guidance) -> str:
-        law.follow(guidance)
-        law.k_of(batch)
-        return str(law.groups()[0]["why"]).rsplit("; ", maxsplit=1)[-1]
-
-    law, bounds = measured(EngineLaw(K_MAX, STATIC, 32)), {"default": ClassGuidance(itl_slo_ms=1.0)}
-    assert last(law, Guidance(Objective.LATENCY)) == "chosen for the least mean time per token"
-    assert last(law, Guidance(classes=bounds)) == "chosen for latency goals too"
-    assert last(law, Guidance(classes={"default": ClassGuidance(k_min=2, k_max=2)})) == "its class allows K from 2 to 2"
-    one_k = measured(EngineLaw(K_MAX, STATIC, 32, Graphs("FULL", need_one_k=True)))
-    assert last(one_k, Guidance()) == "all decodes of a step get one K"
-    law.hold(is_held=True)
-    assert law.groups()[0]["why"].endswith("; kept by a freeze")
-
-
 def test_first_drafts_do_not_count_for_the_band_in_which_requests_begin() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     refused = counted(HIGH, 0.0, drafts=3000)
@@ -250,19 +174,6 @@ def test_the_time_of_decoding_leaves_out_catching_up_and_what_prefilled_tokens_t
     assert decoding_s(StepShape(0, 0, 0, 128)) == 0, "no decode was in it"
     law.learn([(prefills[0], 1e-4, 800)], Evidence())  # by the prices its tokens took longer than all of it
     assert decoding_s() == 0
-
-
-def test_between_new_guidance_and_the_next_choice_no_group_is_explained() -> None:
-    """The groups of the latest step may belong to other requirements than the choice."""
-    law = measured(EngineLaw(K_MAX, STATIC, 32))
-    law.k_of([request(HIGH)])
-    latest = law._latest
-    follow(law, {"chat": ClassGuidance(2.0)})
-    law.k_of([request(HIGH)])
-    law._latest = latest
-    described = law.described()
-    assert described is not None
-    assert described["groups"] == []
 
 
 def test_a_hold_keeps_k_of_each_group_whatever_is_learned_and_however_the_batch_changes() -> None:
