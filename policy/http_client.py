@@ -70,8 +70,7 @@ def open_url(request: Request | str, timeout: float, *, is_own: bool = False) ->
     """Open `request` like `urlopen`; directly if it stays on this machine, or is to a part of the system (`is_own`).
 
     `urlopen` itself would keep the proxies of its first call for the whole process. Raises `OSError`, also where the
-    answer is not HTTP. Redirects of direct requests are not
-    followed.
+    answer is not HTTP. Redirects of direct requests are not followed.
     """
     url = request if isinstance(request, str) else request.full_url
     opener = _DIRECT if is_own or is_direct(url) else build_opener()
