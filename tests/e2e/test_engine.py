@@ -68,14 +68,17 @@ def test_before_any_schedule_the_static_k_holds(engine: Engine) -> None:
 
 
 def test_the_evidence_equals_vllms_own_counts(engine: Engine) -> None:
-    for k_max in (5, 2, 7):
+    set_k(engine, 5)  # drafts at each position on any machine: on a slow one the law chooses K = 0 for nearly all
+    crowd(engine, 24)
+    for k_max in (2, 7):
         let_it_choose(engine, 1.0, k_max)
         crowd(engine, 24)
     accepts = total(engine, names.ACCEPTS, "position")
     theirs = counters(engine.url, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
-    assert {int(pos): count for (pos,), count in accepts.items()} == {
-        int(pos) + 1: count for (pos,), count in theirs.items()
+    assert {int(pos): count for (pos,), count in accepts.items() if count} == {
+        int(pos) + 1: count for (pos,), count in theirs.items() if count
     }
+    assert accepts["5",] > 0
     drafts = {int(k): count for (k,), count in counters(engine.url, names.DRAFTS, "k").items()}
     assert sum(count for k, count in drafts.items() if k) == _vllm(engine, "num_drafts")
     assert sum(k * count for k, count in drafts.items()) == _vllm(engine, "num_draft_tokens")
