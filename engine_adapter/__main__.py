@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> None:
             fail(
                 PROGRAM, "a word belongs to no flag; quote a value that holds white space, name the model with --model"
             )
-        own = [name.replace("_", "-") for name in vars(options)]
-        serve_flags.unknown(serve_flags.read(vllm_flags), own)  # vLLM would name them after half a minute
+        own_flags = [name.replace("_", "-") for name in vars(options)]
+        serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
         values = _settings_of(options)
         settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
         versions.check_installed(any_version=settings.any_vllm)

@@ -109,8 +109,8 @@ def schema(kind: type[object]) -> dict[str, Any]:
 def plain_words(message: str) -> str:
     """Return a message of pydantic in the words of this program."""
     text = _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
-    for theirs, ours in _NOUNS.items():
-        text = re.sub(rf"^must be {theirs}$", f"must be {ours}", text)
+    for pattern, noun in _NOUNS.items():
+        text = re.sub(rf"^must be {pattern}$", f"must be {noun}", text)
     return text.replace(" after validation", "").replace("Invalid JSON: ", "is no JSON: ")
 
 
