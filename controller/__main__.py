@@ -16,6 +16,7 @@ from specpilot.controller.settings import ControllerSettings
 from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import InvalidDocumentError, PolicyError
+from specpilot.policy.http_client import CONTROLLER, PART
 from specpilot.policy.settings import fail, load, without_secrets
 from specpilot.policy.store import Store
 
@@ -56,7 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif settings.admin_token is None:
         log.warning("no --admin-token: the admin API serves only callers with a named token")
     config = uvicorn.Config(
-        create_app(settings, store, SystemClock()), log_config=None, access_log=False, timeout_graceful_shutdown=3
+        create_app(settings, store, SystemClock()),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        headers=[(PART, CONTROLLER)],
     )
     with contextlib.suppress(KeyboardInterrupt):
         # uvicorn raises the signal again after it has closed everything; as KeyboardInterrupt it ends with status 0.

@@ -42,8 +42,16 @@ MTP, MTP_K_MAX = "mtp", 3
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     standard_streams.open_closed()
+    arguments = [_dashed(word) for word in arguments]
     try:
         options, vllm_flags = _parser().parse_known_args(presets.expanded(arguments, _head_config))
+        _check_secret_flags(vllm_flags)
+        if vllm_flags and not vllm_flags[0].startswith("-"):  # not shown: it may be the rest of a secret
+            fail(
+                PROGRAM, "a word belongs to no flag; quote a value that holds white space, name the model with --model"
+            )
+        own_flags = [name.replace("_", "-") for name in vars(options)]
+        serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
         values = _settings_of(options)
         settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
         versions.check_installed(any_version=settings.any_vllm)
@@ -63,7 +71,6 @@ def main(arguments: Sequence[str]) -> None:
     _check_redis(settings.redis_url)
     _check_port(options.host, options.port)
     environment = dict(os.environ)
-    _check_secret_flags(vllm_flags)
     vllm_flags = _with_clean_keys(vllm_flags, environment)
     environment["PYTHONSAFEPATH"] = "1"  # for the processes that vLLM starts
     environment |= {PREFIX + field.upper(): value for field, value in values.items()}
@@ -109,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
     parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
     return parser
+
+
+def _dashed(word: str) -> str:
+    """Return a flag with dashes for underscores, as vLLM reads its own; other words as they are."""
+    flag, mark, value = word.partition("=")
+    return flag.replace("_", "-") + mark + value if flag.startswith("--") and "." not in flag else word
 
 
 def _warn(line: str) -> None:
@@ -215,14 +228,18 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
     """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
     try:
         sizes = before_start.parallelism(serve_flags.read(vllm_flags))
+        stated = {field: value for field, value in speculative.items() if value is not None}
+        k_max = serve_flags.whole(
+            stated, "num_speculative_tokens", K_LIMIT, "--speculative-config: num_speculative_tokens"
+        )
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
-    method, k_max = speculative.get("method"), speculative.get("num_speculative_tokens")
+    method = speculative.get("method")
     if not isinstance(method, str):
         method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
     facts = ConfigFacts(
         MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
-        k_max=k_max if isinstance(k_max, int) else K_LIMIT,
+        k_max=k_max,
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
         data_parallel=sizes.data,
         has_ranks_elsewhere=sizes.has_ranks_elsewhere,

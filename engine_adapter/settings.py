@@ -1,7 +1,6 @@
 """Settings of the adapter, from the environment of the engine's processes. `specpilot engine` sets it from flags."""
 
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -74,12 +73,7 @@ class AdapterSettings(BaseSettings):
     @classmethod
     def _check_url(cls, url: str) -> str:
         """Refuse an address that gateways and controllers, which read it in the engine's record, could not parse."""
-        try:
-            is_good = is_address(url) and not {"?", "#"} & set(url)
-            (urlsplit(url).hostname or "").encode("idna")  # raises for a name that no resolver accepts
-        except ValueError:
-            is_good = False
-        if not is_good:
+        if not is_address(url):
             raise ValueError("is no engine's address; write http://HOST:PORT")
         return url
 

@@ -41,7 +41,7 @@ from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.public_paths import LimitedProtocol
-from specpilot.gateway.routing.chooser import Chooser
+from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
@@ -79,7 +79,7 @@ def create_app(
     )
     fleet = Fleet(
         [url for url in settings.engine if not url.startswith(dns.PREFIX)],
-        Chooser(settings.balance, settings.affinity, partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
+        Chooser(Balance(settings.balance), Affinity(settings.affinity), partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
         settings.engine_keep_alive_s,
         _secret(settings.engine_api_key),
         tls_context if towards_engines is None else lambda: towards_engines.context,

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from specpilot.gateway.routing.chooser import Affinity, Balance
 from specpilot.gateway.wire.origins import ANY
 from specpilot.policy import redis_url
 from specpilot.policy.clean_text import is_address
@@ -54,12 +53,12 @@ class GatewaySettings(ProgramSettings):
         (), description="origins of web pages that may call, e.g. https://app.example; *: any; default: none"
     )
     dns_refresh_s: Seconds = Field(5.0, description="seconds between two DNS look-ups of a dns+http:// engine")
-    balance: Balance = Field(
-        Balance.LEAST,
+    balance: Literal["least", "two_choices"] = Field(
+        "least",
         description="among engines that a request prefers equally: the least busy, or the less busy of two_choices",
     )
-    affinity: Affinity = Field(
-        Affinity.BOTH, description="prefer the engine of the request's session, or one with its prompt's beginning"
+    affinity: Literal["none", "session", "prefix", "both"] = Field(
+        "both", description="prefer the engine of the request's session, or one with its prompt's beginning"
     )
     redis_url: str | None = Field(
         None,
@@ -174,8 +173,7 @@ class GatewaySettings(ProgramSettings):
     def _check_engines(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
             scheme = url.partition("://")[0].lower()
-            is_whole = is_address(url.removeprefix("dns+")) and not {"?", "#"} & set(url)
-            if scheme not in ENGINE_SCHEMES or not is_whole:
+            if scheme not in ENGINE_SCHEMES or not is_address(url.removeprefix("dns+")):
                 named = ", ".join(f"{item}://" for item in ENGINE_SCHEMES)
                 raise ValueError(f"is no address that begins with one of {named}; write e.g. http://127.0.0.1:8100")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in urls))

@@ -39,13 +39,14 @@ def has_login(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` is the address of a web server."""
+    """Whether `text` is the address of a web server, to which a path can be added."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")  # raises for a name that no resolver accepts
     except ValueError:
         return False
-    return is_good and not any(char.isspace() for char in text)
+    return is_good and parts.path.isascii() and not any(char.isspace() or char in "?#" for char in text)
 
 
 def removed(name: str) -> str:

@@ -6,6 +6,7 @@ fault of a document is reported, with the path of its field.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -17,6 +18,17 @@ from specpilot.policy.errors import Fault, InvalidDocumentError
 T = TypeVar("T")
 _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 _PLAIN = dict.fromkeys(_UNKNOWN_FIELD, "is not a known field") | {"missing": "is missing; it must be given"}
+_SHOULD = re.compile(r"(?:Input|Value|String|List|Tuple|Set|Dictionary|Data|URL)[\w ]*? should ")
+_NOUNS = {
+    r"a valid integer\b.*": "a whole number",
+    r"a valid (finite )?number\b.*": "a number",
+    r"a finite number": "a number",
+    r"a valid boolean\b.*": "true or false",
+    r"a valid string": "text",
+    r"a valid (list|tuple|set|array)": "a list",
+    r"(a valid (dictionary|mapping)|an object|(a dictionary or )?an instance of \w+)": "an object",
+}
+"""What pydantic calls the kinds of values, and what JSON calls them."""
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:  # mypy takes a `type` for unhashable, so not `cache` itself
@@ -94,12 +106,20 @@ def schema(kind: type[object]) -> dict[str, Any]:
     return _adapter(kind).json_schema()
 
 
+def plain_words(message: str) -> str:
+    """Return a message of pydantic in the words of this program."""
+    text = _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
+    for pattern, noun in _NOUNS.items():
+        text = re.sub(rf"^must be {pattern}$", f"must be {noun}", text)
+    return text.replace(" after validation", "").replace("Invalid JSON: ", "is no JSON: ")
+
+
 def faults_of(error: ValidationError) -> tuple[Fault, ...]:
     """Return pydantic's findings as faults: dotted path and plain words."""
     return tuple(
         Fault(
             field=".".join(str(part) for part in item["loc"]),
-            problem=_PLAIN.get(item["type"], item["msg"].removeprefix("Value error, ")),
+            problem=_PLAIN.get(item["type"]) or plain_words(item["msg"]),
         )
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     )

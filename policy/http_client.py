@@ -8,11 +8,21 @@ import ipaddress
 import os
 from collections.abc import MutableMapping
 from contextlib import suppress
+from email.message import Message
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, cast
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+PART: Final = "x-specpilot-part"
+"""The header of a controller's replies, by which commands tell it from another server."""
+CONTROLLER: Final = "controller"
+
+
+def is_controller(headers: Message) -> bool:
+    """Whether a reply with these headers is a controller's."""
+    return headers.get(PART) == CONTROLLER
 
 
 class _Staying(HTTPRedirectHandler):

@@ -53,10 +53,10 @@ class StatusLine:
         for url in (self._gateway_url, *self._engine_urls):
             try:
                 with open_url(f"{url}/metrics", timeout=2.0, is_own=True) as reply:
-                    text = reply.read().decode()
-            except (OSError, HTTPException, ValueError):  # the program ends in the middle
+                    families = list(text_string_to_metric_families(reply.read().decode()))
+            except (OSError, HTTPException, ValueError):  # the program ends in the middle, or another one answers
                 continue
-            for family in text_string_to_metric_families(text):
+            for family in families:
                 if not family.name.startswith("specpilot_"):
                     continue
                 for item in family.samples:

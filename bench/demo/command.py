@@ -29,7 +29,7 @@ from specpilot.bench.processes import end
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_MODEL
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.settings import ProgramSettings, fail, load
+from specpilot.policy.settings import HttpAddress, ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench demo"
 ADAPTIVE = "adaptive"
@@ -48,8 +48,8 @@ class DemoSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_DEMO_")
 
-    gateway_url: str = Field(default="http://127.0.0.1:8080", description="the gateway")
-    admin_url: str = Field(default="http://127.0.0.1:8081", description="the controller's admin API")
+    gateway_url: HttpAddress = Field(default="http://127.0.0.1:8080", description="the gateway")
+    admin_url: HttpAddress = Field(default="http://127.0.0.1:8081", description="the controller's admin API")
     admin_token: str | None = Field(default=None, description="the admin API's token")
     model: str = Field(default="demo", description="model to ask for")
     trace: Path = Field(default=TRACES / "demo.json", description="phases to play")

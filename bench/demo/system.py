@@ -15,7 +15,7 @@ from urllib.request import Request
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.policy import engine_metrics as names
-from specpilot.policy.http_client import open_url
+from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import fail
 
 GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no rate depends on the adapter's counters
@@ -77,7 +77,7 @@ class System:
         """Replace the model's policy."""
         path = f"/admin/policies/{policy['model']}"
         _, etag = self._admin("GET", path)
-        self._admin("PUT", path, policy, {"If-Match": etag})
+        self._admin("PUT", f"{path}?comment=specpilot+bench+demo", policy, {"If-Match": etag})
 
     def read(self) -> Reading:
         """Return the sum of the engines' counters."""
@@ -105,6 +105,8 @@ class System:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
             with open_url(request, timeout=10.0) as reply:
+                if not is_controller(reply.headers):
+                    fail("specpilot bench", f"--admin-url: no controller answers at {self.admin_url}")
                 return json.load(reply), reply.headers.get("ETag", "")
         except HTTPError as error:
             fail("specpilot bench", f"{method} {path}: {error.code} {error.read().decode(errors='replace')}")

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.law.context import PoolContext
+from specpilot.controller.law.latency_margin import BROKEN
 from specpilot.controller.pools import pool_contexts
 from specpilot.policy.clock import Clock
 from specpilot.policy.freeze import freeze_of
 from specpilot.policy.latency_goal import Statistic
 from specpilot.policy.model_policy import Mode, Policy
-from specpilot.policy.names import PoolKey
+from specpilot.policy.names import DEFAULT_CLASS, PoolKey
 from specpilot.policy.questions import Answer, Kind, Prediction, Question
 from specpilot.policy.schedule import Guidance, KRange
 from specpilot.policy.store import Store
@@ -39,8 +40,8 @@ class Asked:
     `in_force`, `chosen` and `static` are means over the answers that predict, `gain_ratio` is the throughput of
     `chosen` over that in force, minus 1, and `k_by_load` has the mean K. `tpot_ms` is the measured TPOT by class and
     statistic, `predicted_tpot_ms` the same for the K in force and the choice: the predicted mean, times the measured
-    statistic over the measured mean. `keeps_up_to` is that of the engine with the least. `unknown`: why nothing is
-    predicted.
+    statistic over the measured mean. `keeps_up_to` is that of the engine with the least. `missed_itl_ms` of a forecast
+    is by class the bound on the mean inter-token latency that `chosen` exceeds. `unknown`: why nothing is predicted.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Asked:
     tpot_ms: ByStatistic = field(default_factory=dict)
     predicted_tpot_ms: Mapping[str, ByStatistic] = field(default_factory=dict)
     keeps_up_to: Mapping[str, int] = field(default_factory=dict)
+    missed_itl_ms: Mapping[str, float] = field(default_factory=dict)
     unknown: str = ""
 
 
@@ -141,12 +143,22 @@ def combined(
             for name in _names([item.keeps_up_to for item in readable])
         },
         k_by_load={name: _mean_row([item[name] for item in rows if name in item]) for name in _names(rows)},
+        missed_itl_ms=_missed(chosen, question.guidance),
         unknown=unknown,
     )  # fmt: skip
 
 
 def _guidance(context: PoolContext) -> Guidance:
     return context.guidance() if context.freeze is None else context.frozen_guidance(context.freeze)
+
+
+def _missed(chosen: Prediction | None, guidance: Guidance | None) -> dict[str, float]:
+    if chosen is None or guidance is None:
+        return {}
+    bounds = {
+        name: (guidance.classes.get(name) or guidance.classes[DEFAULT_CLASS]).itl_slo_ms for name in chosen.itl_ms
+    }
+    return {name: ms for name, ms in bounds.items() if ms is not None and chosen.itl_ms[name] > BROKEN * ms}
 
 
 def _names(rows: Iterable[Mapping[str, object]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specpilot.policy.clock import utc
 from specpilot.policy.errors import Fault
 
 LONGEST_S = 10 * 366 * 86_400
@@ -15,14 +16,19 @@ def expiry_faults(
 ) -> list[Fault]:
     """Return the faults of the fields `at` and `within` of a request."""
     faults = []
-    for name, low, high in ((at, now, now + LONGEST_S), (within, 0.0, LONGEST_S)):
+    at_problem = f"must be Unix seconds after {utc(now)} and at most {utc(now + LONGEST_S)}"
+    within_problem = f"must be above 0 and at most {LONGEST_S}"
+    for name, low, high, problem in (
+        (at, now, now + LONGEST_S, at_problem),
+        (within, 0.0, LONGEST_S, within_problem),
+    ):
         value = plain.get(name)
         if value is None:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             faults.append(Fault(name, "must be a number of seconds"))
         elif not low < value <= high:
-            faults.append(Fault(name, f"must be above {low:.0f} and at most {high:.0f}"))  # it may be of any length
+            faults.append(Fault(name, problem))  # without the value, which may be of any length
     if plain.get(at) is not None and plain.get(within) is not None:
         faults.append(Fault(within, f"and {at} say the same; give one of them"))
     return faults

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from specpilot.policy.access import is_id
+from specpilot.policy.codec import plain_words
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError, VersionConflictError
 
 RETRY_AFTER_S = 2
@@ -77,7 +78,7 @@ def _of_http(error: Any) -> ApiError:
 
 
 def _of_request(error: Any) -> ApiError:
-    return invalid([Fault(str(item["loc"][-1]), item["msg"]) for item in error.errors()], "request")
+    return invalid([Fault(str(item["loc"][-1]), plain_words(item["msg"])) for item in error.errors()], "request")
 
 
 def _of_store(error: Any) -> ApiError:

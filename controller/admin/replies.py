@@ -15,7 +15,7 @@ from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_policy import Mode, VersionedPolicy
 from specpilot.policy.records import Decision, EngineRecord
-from specpilot.policy.schedule import Guidance, Schedule
+from specpilot.policy.schedule import Guidance, Override, Schedule
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -223,6 +223,7 @@ class Explanation:
     meaning: str
     k: dict[str, float]
     guidance: Guidance | None
+    override: Override | None
     control_group: dict[str, Any] | None
     control_group_days: list[GainOfDay]
     evidence: dict[str, Any]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
 from specpilot.policy.api_key import ALLOWED_MODELS_LIMIT, RATE_LIMIT_MAX, model_faults
-from specpilot.policy.names import K_LIMIT, STRICT, raise_faults
+from specpilot.policy.names import K_LIMIT, STRICT, is_class_name, raise_faults
 
 NEWEST_VERSION = 2**53
 _LONGEST_GRACE_S = 30 * 86_400.0
@@ -27,7 +27,14 @@ def _token_name(name: str) -> str:
     return name
 
 
-_Class = Annotated[str, Field(pattern="^[a-z][a-z0-9_-]{0,31}$")]
+def _class_name(name: str) -> str:
+    raise_faults(
+        [] if is_class_name(name) else ["must be a lower-case class name of at most 32 characters, such as code"]
+    )
+    return name
+
+
+_Class = Annotated[str, AfterValidator(_class_name), Field(json_schema_extra={"pattern": "^[a-z][a-z0-9_-]{0,31}$"})]
 _Limit = Annotated[int, Field(strict=True, ge=1, le=RATE_LIMIT_MAX)] | None
 _Time = Annotated[Any, WithJsonSchema({"type": ["number", "null"], "description": "Unix seconds; null: no end"})]
 _Seconds = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "description": "from now on"})]

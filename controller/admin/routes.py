@@ -98,6 +98,8 @@ def routes(  # noqa: PLR0913 - collaborators
     ) -> JSONResponse:
         """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
         decisions = await _decisions(store, model, pool, limit, before)
+        if not decisions:
+            await _check_pool(store, model, pool)
         return JSONResponse({"decisions": [to_plain(item) for item in decisions]})
 
     @router.get("/explain", response_model=Explanation)
@@ -105,6 +107,7 @@ def routes(  # noqa: PLR0913 - collaborators
         """The measured K at a moment (default: now), the decision, its reason, its evidence, the measured gain."""
         decisions = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
         if not decisions:
+            await _check_pool(store, model, pool)
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
@@ -113,9 +116,25 @@ def routes(  # noqa: PLR0913 - collaborators
     @router.get("/ask", response_model=Asked)
     async def ask_engines(model: str, pool: str = "default", kind: Kind = Kind.EXPLAIN) -> JSONResponse:
         """What engines of a pool say now: `explain` (K, why, predictions) or `k_by_load`; takes a second at most."""
+        await _check_pool(store, model, pool)
         return JSONResponse(to_plain(await asker.ask(model, pool, kind)))
 
     return router
+
+
+async def _check_pool(store: Store, model: str, pool: str) -> None:
+    """Raise `ApiError` 404 for a pool without an engine, a schedule or a decision; it names the field."""
+    if await _decisions(store, model, pool, 1, None):
+        return
+    engines, schedules = await asyncio.to_thread(lambda: (store.engines(), store.schedules()))
+    known = {(item.model, item.pool) for item in engines} | {(item.model, item.pool) for item in schedules}
+    models = sorted({name for name, _ in known})
+    if model not in models:
+        message = f"no engine serves the model {model!r}; served: {', '.join(models) or 'none'}"
+        raise ApiError(404, "model_not_found", message, param="model")
+    if (model, pool) not in known:
+        pools = ", ".join(sorted(name for served, name in known if served == model))
+        raise ApiError(404, "pool_not_found", f"model {model!r} has no pool {pool!r}; it has {pools}", param="pool")
 
 
 async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.text import printable
-from specpilot.policy.http_client import open_url
+from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import HttpAddress, ProgramSettings, without_secrets
 
 TIMEOUT_S = 10.0
@@ -68,6 +68,13 @@ class AdminClient:
         sys.stderr.write(f"{self._program}: {printable(message)}\n")
         sys.exit(EXIT_REFUSED)
 
+    def _refuse_other(self, status: int) -> NoReturn:
+        place = without_secrets(self._base)
+        self.refuse(
+            f"--admin-url: no controller answers at {place}, but another server (HTTP {status}); give the controller's"
+            " address, port 8081 unless it was changed, not that of a gateway or an engine"
+        )
+
     def _request(self, path: str, method: str, body: bytes | None, headers: Mapping[str, str] | None) -> Request:
         request = Request(self._base + path, data=body, method=method, headers=dict(headers or {}))  # noqa: S310 - scheme checked
         if body is not None:
@@ -79,12 +86,16 @@ class AdminClient:
     def _send(self, request: Request, *, is_optional: bool = False) -> Any:
         try:
             with open_url(request, timeout=TIMEOUT_S, is_own=True) as response:
+                if not is_controller(response.headers):
+                    self._refuse_other(response.status)
                 text = response.read()
                 if (notice := response.headers.get("x-specpilot-notice")) is not None:
                     sys.stderr.write(f"{self._program}: {printable(notice)}\n")
                 return (json.loads(text) if text else None), response.headers
         except HTTPError as error:
             with error:
+                if not is_controller(error.headers):
+                    self._refuse_other(error.code)
                 if is_optional and error.code == HTTPStatus.NOT_FOUND:
                     return None
                 is_unknown = error.code == HTTPStatus.UNAUTHORIZED

@@ -11,7 +11,7 @@ from pydantic import Field
 from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
 from specpilot.controller.cli.credentials import expiry, expiry_body, seconds, secret
 from specpilot.controller.cli.words import parsed
-from specpilot.policy.settings import load
+from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot key"
 _USAGE = """usage: specpilot key COMMAND [--admin-url URL] [--token TOKEN] ...
@@ -93,10 +93,12 @@ def _key_body(settings: KeySettings) -> dict[str, Any]:
     reads: dict[str, Callable[[str], Any]] = {
         "traffic_class": str,
         **dict.fromkeys(_LISTS, lambda text: [item.strip() for item in text.split(",")]),
-        **dict.fromkeys(_NUMBERS, lambda text: int(text) if text.isdecimal() else text),
+        **dict.fromkeys(_NUMBERS, int),
     }
     for field, read in reads.items():
         value = getattr(settings, field)
+        if field in _NUMBERS and value not in (None, "none") and not value.isdecimal():
+            fail(PROGRAM, f"--{field.replace('_', '-')}: {value!r} is no whole number; give one, or none")
         if value is not None:
             body[field] = None if value == "none" else read(value)
     return body | expiry_body(PROGRAM, settings.expires_in)

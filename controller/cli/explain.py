@@ -4,6 +4,7 @@ Without a moment it also asks engines what they run now, why, and what they pred
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from specpilot.controller.recording.explanation import text
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot explain"
+_LATEST = 1e11
+"""The admin API's bound on a moment: it detects times given in milliseconds."""
 
 
 class ExplainSettings(AdminSettings):
@@ -48,13 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     sys.stdout.write(text(printable(explanation)))
     if answers is not None:
-        sys.stdout.write("".join(f"{line}\n" for line in _engine_lines(printable(answers))))
+        is_held = explanation["override"] is not None and explanation["override"]["k"] is None
+        lines = _engine_lines(printable(answers), is_held=is_held)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _engine_lines(answers: Mapping[str, Any]) -> list[str]:
-    """Return the answers of engines: the pool's numbers, then of the first engine why each group has its K."""
-    groups = next((answer["groups"] for answer in answers["answers"] if answer["groups"]), ())
-    return engine_lines(answers, "the law's choice") + [
+def _engine_lines(answers: Mapping[str, Any], *, is_held: bool) -> list[str]:
+    """Return the answers of engines: the pool's numbers, then of the first engine why each group has its K.
+
+    `is_held`: a freeze holds K of each group as it was; otherwise, where K is fixed, groups have the law's choice.
+    """
+    none: Mapping[str, Any] = {"groups": (), "cause": None}
+    answer = next((answer for answer in answers["answers"] if answer["groups"]), none)
+    groups, lines = answer["groups"], engine_lines(answers, "the law's choice")
+    if answer["cause"] is not None and not is_held:
+        lines.append(f"K is fixed ({answer['cause']}); the law would choose:")
+    return lines + [
         f"  {group['decodes']} decodes of {', '.join(group['classes'])}, band {group['band']}: "
         f"K {group['k']}: {group['why']}"
         for group in groups
@@ -63,14 +75,16 @@ def _engine_lines(answers: Mapping[str, Any]) -> list[str]:
 
 def _moment(value: str) -> float:
     try:
-        return float(value)
+        if re.fullmatch(r"\d+(\.\d+)?", value):
+            at = float(value)
+        else:
+            moment = datetime.fromisoformat(value)
+            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
+        at = 0.0
+    if not 0 < at < _LATEST:
         fail(PROGRAM, f"--at: {value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return at
 
 
 def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:

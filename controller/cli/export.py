@@ -8,8 +8,7 @@ changes of the traffic.
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from pydantic import Field
@@ -22,23 +21,8 @@ from specpilot.policy.settings import load
 
 PROGRAM = "specpilot export"
 
-
-class Format(StrEnum):
-    """The engine that reads the table."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-
-
-class Drafter(StrEnum):
-    """The drafter of the engine that reads the table."""
-
-    P_EAGLE = "p-eagle"
-    EAGLE3 = "eagle3"
-    EAGLE = "eagle"
-    MTP = "mtp"
-    DRAFT_MODEL = "draft-model"
-    NGRAM = "ngram"
+Format = Literal["vllm", "sglang"]
+Drafter = Literal["p-eagle", "eagle3", "eagle", "mtp", "draft-model", "ngram"]
 
 
 class ExportSettings(AdminSettings):
@@ -63,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not row:
         client.refuse("; ".join([reply["unknown"], *(f"{name}: {why}" for name, why in reply["silent"].items())]))
     notes = [f"what {len(reply['answers'])} of {reply['engines']} engines would choose for their present traffic"]
-    if settings.format is Format.VLLM:
+    if settings.format == "vllm":
         table: Mapping[str, Any] = vllm_table(row)
         notes.append("add it to --speculative-config, with your method and model")
         if table["num_speculative_tokens"] == 0:
@@ -80,12 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def refusal_of(form: Format, drafter: Drafter) -> str | None:
     """Return the reason for which such an engine cannot use a table, with the remedy; `None` if it can."""
     remedy = "run it with specpilot engine, or keep one static K"
-    if form is Format.VLLM and drafter is Drafter.P_EAGLE:
+    if form == "vllm" and drafter == "p-eagle":
         return (
             "--drafter: vLLM's P-EAGLE drafter lays out slots for K_max but reshapes them by the table's K, so the "
             f"engine dies or takes drafts for other requests'; {remedy}"
         )
-    if form is Format.SGLANG and drafter not in (Drafter.EAGLE, Drafter.EAGLE3):
+    if form == "sglang" and drafter not in ("eagle", "eagle3"):
         return f"--drafter: SGLang adapts the steps of eagle and eagle3 only, with top-k 1, not of {drafter}; {remedy}"
     return None
 

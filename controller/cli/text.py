@@ -37,10 +37,17 @@ def duration_s(duration: str) -> float | None:
     return float(match[1]) * _UNITS_S[match[2] or "s"] if match else None
 
 
+def _change(field: str, *values: Any) -> str:
+    """Return a field with its values before and after; fields of times hold Unix seconds."""
+    is_time = re.search(r"(^|_)(until|at):?$", field) is not None
+    texts = [utc(value) if is_time and isinstance(value, int | float) else shown(value) for value in values]
+    return f"{field} {' -> '.join(texts)}"
+
+
 def changes(differences: Sequence[Any]) -> str:
     """Return a line for each `[field, before, after]`, or each object with these members."""
     rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in differences]
-    return "".join(f"  {field}: {shown(before)} -> {shown(after)}\n" for field, before, after in rows) or "  nothing\n"
+    return "".join(f"  {_change(f'{field}:', *values)}\n" for field, *values in rows) or "  nothing\n"
 
 
 def forecast(pools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -90,7 +97,7 @@ def audit_line(entry: Mapping[str, Any]) -> str:
     line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
-    changed = [f"{field} {shown(before)} -> {shown(after)}" for field, before, after in entry["changes"]]
+    changed = [_change(*row) for row in entry["changes"]]
     if entry["changes_left_out"]:
         changed.append(f"{entry['changes_left_out']} more")
     return (
@@ -116,6 +123,11 @@ def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
             k = f"{_number(now['k'].get(name))} -> {_number(then['k'].get(name))}"
             lines.append(f"{name}: mean K {k}, inter-token latency {itl}")
         lines += _tpot_lines(pool)
+        lines += [
+            f"{name}: its latency goal is missed at this load: {_number(then['itl_ms'][name], ' ms')} predicted, its"
+            f" bound on the mean is {_number(bound, ' ms')}; lower the load, allow other K or raise the goal"
+            for name, bound in sorted(pool.get("missed_itl_ms", {}).items())
+        ]
         lines.append(
             f"weighted throughput: {_number(now['throughput'])} -> {_number(then['throughput'])} tokens/s"
             f" and engine ({pool['gain_ratio']:+.1%}, predicted)"

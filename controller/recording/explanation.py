@@ -5,6 +5,7 @@ from typing import Any
 
 from specpilot.controller.law.reason import MEANING, Reason
 from specpilot.controller.recording import gain_figures
+from specpilot.policy.clock import utc
 from specpilot.policy.codec import to_plain
 from specpilot.policy.gain import DailyGain, day_of
 from specpilot.policy.records import Decision
@@ -15,6 +16,9 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
     """Return the explanation of a decision. `gains` are by day, newest first."""
     evidence = moment.evidence
     guidance = moment.schedule.guidance if moment.schedule else None
+    in_force = guidance
+    if moment.schedule and moment.reason == Reason.CONTROL_GROUP:
+        in_force = moment.schedule.drawn_guidance
     return {
         "at": moment.at,
         "model": moment.model,
@@ -27,6 +31,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
         "running_decodes": evidence.get("decodes"),
         "k": dict(moment.k),
         "guidance": to_plain(guidance) if guidance else None,
+        "override": to_plain(in_force.override) if in_force and in_force.override else None,
         "classes": evidence.get("classes", {}),
         "bands": evidence.get("bands", {}),
         "slo": evidence.get("slo") or {},
@@ -45,6 +50,7 @@ def text(explanation: dict[str, Any]) -> str:
     lines = [
         f"{explanation['model']} in pool {explanation['pool']}, schedule version {version}, mode {mode}",
         f"why: {explanation['reason']}: {explanation['meaning']}",
+        *([override_line(explanation["override"])] if explanation["override"] else []),
     ]
     running = explanation["running_decodes"]
     lines.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
@@ -60,6 +66,15 @@ def text(explanation: dict[str, Any]) -> str:
     if explanation["step_s"] is not None:
         lines.append(f"step measured: {explanation['step_s'] * 1000:.2f} ms")
     return "\n".join(lines + _control_group_lines(explanation) + canary_lines(explanation["canary"])) + "\n"
+
+
+def override_line(override: Mapping[str, Any]) -> str:
+    """Return the line of K that is fixed in place of the law's choice."""
+    k, until = override["k"], override["until"]
+    fixed = "as it was when the freeze began" if k is None else f"{k} for every request"
+    if override["cause"] in (Cause.CONTROL_GROUP, Cause.FALLEN_BACK):
+        fixed += ", within the bounds of its class"
+    return f"K is fixed: {fixed}" + ("" if until is None else f", until {utc(until)}")
 
 
 def canary_lines(canary: Mapping[str, Any] | None) -> list[str]:

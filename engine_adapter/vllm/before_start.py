@@ -17,6 +17,8 @@ from specpilot.engine_adapter.vllm.serve_flags import Flags
 MTP = "mtp"
 _FLAG = "speculative-config"
 _K = "num_speculative_tokens"
+_SHORT = {"method": "spec-method", "model": "spec-model", _K: "spec-tokens"}
+"""vLLM's short flags for fields of the speculative configuration."""
 _WITH_OWN_FILES = (MTP, "dspark")
 """Methods whose head may be in the target's own files."""
 _WITHOUT_HEAD = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
@@ -99,7 +101,7 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     if not model_facts.architecture(target) and not target.get("model_type"):
         fault = f"{name}: its config.json has neither architectures nor model_type: name a model that vLLM can serve"
         raise InvalidSettingsError([fault])
-    head_name, method = _head_and_method(speculative, name)
+    head_name, method = _head_and_method(speculative, name, flags)
     # Overrides are of the target alone, also if the head is in its files.
     head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
     if head_name is not None and method not in _TAKEN:
@@ -130,9 +132,7 @@ def parallelism(flags: Flags) -> Parallelism:
 
 def _speculative(flags: Flags) -> dict[str, Any]:
     """Return the speculative configuration: as JSON, by fields, or by vLLM's short flags."""
-    short = {"method": flags.get("spec-method"), "model": flags.get("spec-model")}
-    short |= {_K: serve_flags.whole(flags, "spec-tokens", 0) or None}
-    stated = {field: value for field, value in short.items() if value is not None}
+    stated = {field: flags[name] for field, name in _SHORT.items() if name in flags}
     by_json = serve_flags.config(flags, _FLAG)
     twice = sorted(stated.keys() & by_json.keys())
     if twice:
@@ -154,12 +154,17 @@ def _by_its_head(head: Config) -> dict[str, Any]:
     return {"method": method, _K: k_max} | ({"parallel_drafting": True} if kind == "peagle" else {})
 
 
-def _head_and_method(speculative: Mapping[str, Any], target: str) -> tuple[str | None, str]:
+def _named(flags: Flags, field: str) -> str:
+    """Return the name of a field of the speculative configuration, in the form in which the flags state it."""
+    return f"--{_SHORT[field]}" if _SHORT[field] in flags or _FLAG not in flags else f"--{_FLAG}: {field}"
+
+
+def _head_and_method(speculative: Mapping[str, Any], target: str, flags: Flags) -> tuple[str | None, str]:
     """Return the name of the head, `None` if the method has none, and the method if the user names one."""
     model, method = speculative.get("model"), speculative.get("method")
     for field, value in (("model", model), ("method", method)):
         if value is not None and not isinstance(value, str):
-            raise InvalidSettingsError([f"--{_FLAG}: {field} is {value!r}; it must be text"])
+            raise InvalidSettingsError([f"{_named(flags, field)} is {value!r}; it must be text"])
     if method is None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     method = MTP if method.endswith("_mtp") else method.strip("[]")
@@ -168,7 +173,8 @@ def _head_and_method(speculative: Mapping[str, Any], target: str) -> tuple[str |
     if model is None and method in _WITH_OWN_FILES:
         return target, method
     if model is None:
-        raise InvalidSettingsError([f"--{_FLAG}: model is missing: name the draft head, or a method without one"])
+        fault = f"{_named(flags, 'model')} is missing: name the draft head, or a method without one"
+        raise InvalidSettingsError([fault])
     return model, method
 
 
@@ -197,7 +203,9 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
     mode = serve_flags.config(flags, "compilation-config").get("cudagraph_mode")
     length = serve_flags.whole(flags, "max-model-len", -1) if flags.get("max-model-len") != "auto" else -1
     longest = length if length > 0 else model_facts.length(target)
-    head_length = serve_flags.whole(speculative, "max_model_len", 0) or model_facts.length(head)
+    head_length = serve_flags.whole(speculative, "max_model_len", 0, f"--{_FLAG}: max_model_len") or model_facts.length(
+        head
+    )
     lengths = [length for length in (head_length, longest) if length]
     uses_mla = model_facts.uses_mla(target)
     return ConfigFacts(
@@ -207,7 +215,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_v2=is_v2,
         is_async=is_async and machine.device == "cuda",
         asks_async="async-scheduling" in flags or "scheduler-cls" in flags,
-        k_max=_k_max(drafter),
+        k_max=_k_max(drafter, flags),
         is_parallel=is_parallel,
         is_adaptive=bool(speculative.get("enable_adaptive_verification")),
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
@@ -238,15 +246,15 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
     )
 
 
-def _k_max(drafter: _Drafter) -> int:
+def _k_max(drafter: _Drafter, flags: Flags) -> int:
     method, speculative, head, mtp = drafter
     default = (mtp.tokens or None) if mtp else head.get("block_size") if method in _IN_PARALLEL else None
     default = _SUFFIX_K if method == "suffix" else default
     if default is None and speculative.get(_K) is None:
-        raise InvalidSettingsError([f"--{_FLAG}: {_K} is missing: add it, for instance 3"])
-    k_max = serve_flags.whole(speculative, _K, default or 0)
+        raise InvalidSettingsError([f"{_named(flags, _K)} is missing: add it, for instance 3"])
+    k_max = serve_flags.whole(speculative, _K, default or 0, _named(flags, _K))
     if k_max < 1:
-        raise InvalidSettingsError([f"--{_FLAG}: {_K} is {k_max}; it must be above 0"])
+        raise InvalidSettingsError([f"{_named(flags, _K)} is {k_max}; it must be above 0"])
     return k_max
 
 
@@ -268,7 +276,7 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
     elif mtp and mtp.tokens == 0:
         faults.append(f"this model's config.json says that it has no MTP layer (0 or null): {remedy}")
     elif mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
-        faults.append(f"vLLM takes a multiple of {mtp.tokens} for this head: set {_K} to {mtp.tokens}")
+        faults.append(f"vLLM takes a multiple of {mtp.tokens} for this head: set {_named(flags, _K)} to {mtp.tokens}")
     if facts.is_adaptive and not facts.is_v2:
         faults.append(
             "vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: remove "

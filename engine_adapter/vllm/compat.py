@@ -42,7 +42,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
     if vllm_config.speculative_config is None:
         return
     facts = config_facts.of_engine(vllm_config)
-    faults = faults_of(facts) + setting_faults(facts, AdapterSettings())
+    faults = faults_of(facts) + setting_faults(facts, AdapterSettings.read())
     faults += scheduler_faults(facts, is_async_scheduler=is_async_scheduler)
     if faults:
         raise UnsupportedEngineError("; ".join(faults))

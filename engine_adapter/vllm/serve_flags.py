@@ -161,14 +161,14 @@ def config(flags: Flags, name: str) -> dict[str, Any]:
     return {str(field).replace("-", "_"): content for field, content in value.items()}
 
 
-def whole(flags: Mapping[str, Any], name: str, default: int) -> int:
-    """Return the flag, or the field of a flag that holds JSON, `name`: a whole number such as 8 or 32k."""
+def whole(flags: Mapping[str, Any], name: str, default: int, label: str = "") -> int:
+    """Return the flag `name`, or the field of a flag that holds JSON, called `label`: a whole number such as 32k."""
     value = str(flags.get(name, default))
     try:
         factor = _THOUSANDS.get(value[-1:])
         return int(float(value[:-1]) * factor) if factor else int(value)
     except (ValueError, OverflowError) as error:
-        raise InvalidSettingsError([f"{name}: is {value}; it must be a whole number"]) from error
+        raise InvalidSettingsError([f"{label or '--' + name}: is {value}; it must be a whole number"]) from error
 
 
 def _full_name(flag: str) -> str:

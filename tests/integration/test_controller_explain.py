@@ -94,3 +94,9 @@ def test_explain_finds_the_only_model_and_pool() -> None:
         register("l40s")
         assert "--pool: name one of: h200, l40s" in controller.command("explain").stderr
         assert controller.command("explain", "--pool", "l40s").stdout.startswith("demo in pool l40s")
+        for kind in ("ask", "explain", "decisions"):
+            for model, pool, param in (("dem", "l40s", "model"), ("demo", "b200", "pool")):
+                status, reply, _ = controller.call(f"/admin/{kind}?model={model}&pool={pool}")
+                assert (status, reply["error"]["param"]) == (404, param), reply
+                assert "demo" in reply["error"]["message"]
+        assert controller.call("/admin/ask?model=demo&pool=l40s")[0] == 200

@@ -30,6 +30,7 @@ function summary(why) {
     ["schedule version", number(why.version)]];
   for (const [name, measures] of Object.entries(why.slo ?? {}))
     for (const [measure, goal] of Object.entries(measures)) parts.push([`${name}: ${measure.toUpperCase()} ${goal.statistic} ${number(goal.goal_ms)} ms`, goalText(goal)]);
+  if (why.override) parts.unshift(["K is fixed", why.override.k === null ? "as when the freeze began" : number(why.override.k)]);
   if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
 }

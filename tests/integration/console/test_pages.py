@@ -101,14 +101,17 @@ def test_many_pools_are_counted_and_found(browser: Browser) -> None:
         assert browser.complaints() == []
 
 
-@pytest.mark.parametrize("width", [400, 1800])
+@pytest.mark.parametrize("width", [400, 1300, 1800])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_fits_its_screen_and_shows_no_nan(
     browser: Browser, controller: Controller, engine: None, filled: None, width: int, dark: bool
 ) -> None:
     browser.look(width, 900, dark=dark)
+    browser.run("sessionStorage.setItem('policy', arguments[0])", MODEL)
     for page in PAGES:
         show(browser, controller, page)
+        if page == "policies":
+            browser.sees(f"Policy of {MODEL}, version")
         assert browser.run("return document.documentElement.scrollWidth") <= width, page
         text = browser.text()
         assert "NaN" not in text, page

@@ -77,9 +77,12 @@ def test_a_query_has_samples_at_any_interval_of_scraping(query: str) -> None:
     assert re.findall(r"\[(?!\$__rate_interval\])[^\]]*\]", query) == []
 
 
-def test_a_rule_has_four_samples_at_a_scrape_a_minute() -> None:
+def test_a_rule_has_four_samples_at_the_longest_interval_of_scraping_that_is_stated() -> None:
     text = (DEPLOY / "prometheus" / "rules" / "specpilot.yml").read_text()
     windows = re.findall(r"\[(\d+)([smhd])\]", text)
     assert windows
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    assert min(int(number) * seconds[unit] for number, unit in windows) >= 4 * 60
+    [longest_s] = re.findall(r"Scrape at least every (\d+) s", text)
+    assert min(int(number) * seconds[unit] for number, unit in windows) >= 4 * int(longest_s)
+    page = (DEPLOY.parent / "docs" / "reference" / "controller" / "settings.md").read_text()
+    assert f"Scrape at least every {longest_s} s" in " ".join(page.split())

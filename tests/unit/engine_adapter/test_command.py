@@ -166,6 +166,37 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
 
 
 @pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--max-num-seq", "8"), None),  # cut short, as vLLM takes it
+        (("--a-plugins-own", "8"), None),
+        (("--max-nun-seqs", "8"), "--max-nun-seqs: there is no such flag; did you mean --max-num-seqs?"),
+        (("--static_k", "3"), None),  # as vLLM's own flags
+        (
+            ("--control-token", "a", "secret"),
+            "a word belongs to no flag; quote a value that holds white space, name the model with --model",
+        ),
+        (("--speculative-config", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": null}'), None),
+        (("--least-l", "3"), "--least-l: there is no such flag; did you mean --least-k?"),
+        (
+            ("--speculative-config", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": "seven"}'),
+            "--speculative-config: num_speculative_tokens: is seven; it must be a whole number",
+        ),
+    ],
+)
+def test_a_misspelt_flag_is_named_before_vllm_loads(
+    flags: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if said is None:
+        settings_of(monkeypatch, *flags)
+        return
+    with pytest.raises(SystemExit) as ended:
+        main(["--model", "some/model", "--any-vllm", *flags])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"specpilot engine: {said}\n"
+
+
+@pytest.mark.parametrize(
     ("url", "said"),
     [
         ("rediss:/r", "it is none of redis://"),

@@ -57,6 +57,11 @@ def test_an_address_may_hold_other_letters_but_no_control_characters() -> None:
         ("http://[::1", False),
         ("http://a b", False),
         ("http://u:a/b@h", False),
+        ("http://h?x=1", False),
+        ("http://h/#x", False),
+        ("http://a..b", False),
+        ("http://" + 64 * "a", False),
+        ("http://h/p\u00e4th", False),
     ],
 )
 def test_what_is_the_address_of_a_web_server(text: str, expected: bool) -> None:

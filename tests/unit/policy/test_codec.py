@@ -130,6 +130,24 @@ def test_missing_fields_are_reported_plainly() -> None:
     assert faults(Policy, "{}") == {"model": "is missing; it must be given"}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"model": 5}', {"model": "must be text"}),
+        ('{"model": "m", "k_max": "x", "k_min": 1.5}', dict.fromkeys(("k_min", "k_max"), "must be a whole number")),
+        ('{"model": "m", "probe_ratio": "x"}', {"probe_ratio": "must be a number"}),
+        ('{"model": "m", "limit_running": "perhaps"}', {"limit_running": "must be true or false"}),
+        ('{"model": "m", "classes": [], "match": 1}', {"classes": "must be an object", "match": "must be a list"}),
+        ('{"model": "m", "slo": 5}', {"slo": "must be an object"}),
+        ('{"model": "m", "mode": "fast"}', {"mode": "must be 'off', 'advise' or 'act'"}),
+        ("[]", {"": "must be an object"}),
+        ("{", {"": "is no JSON: EOF while parsing an object at line 1 column 1"}),
+    ],
+)
+def test_faults_are_in_plain_words(text: str, said: dict[str, str]) -> None:
+    assert faults(Policy, text) == said
+
+
 @pytest.mark.parametrize("text", ["", "[", "null", "7", '"x"', "[]", '{"model": 5}', '{"model": ""}'])
 def test_nonsense_is_a_fault_and_never_another_error(text: str) -> None:
     assert faults(Policy, text)

@@ -32,7 +32,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         import_module(COMMANDS[command][0]).main(["--help"])
     except SystemExit as ended:
         assert ended.code == 0
-    assert "usage" in "".join(capsys.readouterr())
+    said = "".join(capsys.readouterr())
+    assert "usage" in said
+    assert re.findall(r"\{[^}]*[A-Z][^}]*\}", said) == []  # names of constants, which are no values
 
 
 def test_every_flag_of_up_has_a_row_with_its_default() -> None:

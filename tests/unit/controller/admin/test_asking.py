@@ -164,6 +164,28 @@ async def test_a_forecast_is_by_the_margins_in_force() -> None:
 
 
 @pytest.mark.parametrize(
+    ("bound_ms", "missed"),
+    [
+        (10.0, {}),
+        (9.9, {}),  # a bound has a price, so a choice may exceed it a little
+        (9.0, {"code": 9.0}),
+    ],
+)
+async def test_a_forecast_says_which_goals_its_choice_misses(bound_ms: float, missed: dict[str, float]) -> None:
+    policy = Policy(MODEL, classes={"code": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: bound_ms}))})
+    [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
+    assert found.missed_itl_ms == missed
+
+
+async def test_a_class_without_a_goal_of_its_own_has_that_of_the_default() -> None:
+    policy = Policy(MODEL, slo=Slo(tpot_ms={Statistic.MEAN: 5.0}))
+    [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
+    assert found.missed_itl_ms == {"code": 5.0}
+    [found] = await Fleet(1, explains).asker.forecast(MODEL, Policy(MODEL), Mode.ACT)
+    assert found.missed_itl_ms == {}
+
+
+@pytest.mark.parametrize(
     ("policy", "freeze", "override"),
     [
         (Policy(MODEL, k_max=2), None, None),

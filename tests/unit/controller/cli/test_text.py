@@ -52,6 +52,32 @@ def test_a_forecast_is_told_for_a_person() -> None:
     )
 
 
+def test_a_goal_that_is_missed_is_said() -> None:
+    pool = NOTHING | {
+        "in_force": prediction(3, 1000.0, 12.5), "chosen": prediction(4.5, 1200.4, 11.25), "gain_ratio": 0.2,
+        "missed_itl_ms": {"code": 9.0},
+    }  # fmt: skip
+    assert (
+        "  code: its latency goal is missed at this load: 11.25 ms predicted, its bound on the mean is 9.00 ms; "
+        "lower the load, allow other K or raise the goal\n"
+    ) in forecast([pool])
+
+
+def test_times_are_dates() -> None:
+    rows = [["until", None, 0.0], ["expires_at", 60.0, None], ["k_max", 3, 4]]
+    answer = {"subject": "demo", "version": None, "changes": rows, "forecast": None}
+    assert dry_run(answer).splitlines()[1:] == [
+        "  until: none -> 1970-01-01 00:00:00Z",
+        "  expires_at: 1970-01-01 00:01:00Z -> none",
+        "  k_max: 3 -> 4",
+    ]
+    texts = dict.fromkeys(("who", "role", "source", "action", "subject", "result", "message", "comment"), "")
+    entry = {**texts, "at": 0.0, "changes": rows, "changes_left_out": 0}
+    assert audit_line(entry).endswith(
+        "[until none -> 1970-01-01 00:00:00Z; expires_at 1970-01-01 00:01:00Z -> none; k_max 3 -> 4]"
+    )
+
+
 def test_what_is_unknown_is_said() -> None:
     assert forecast([NOTHING | {"unknown": "nothing runs"}]) == "pool h200:\n  no prediction: nothing runs\n"
     assert forecast(None) == ""

@@ -1,5 +1,6 @@
 """The explanation of a recorded decision."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,29 @@ def test_a_pool_whose_engines_choose_although_the_law_lost_is_not_said_to_run_th
     found = text(explain(decision("adaptive", control_group=lost)))
     assert "too few for an interval; the static K was found to be better\n" in found
     assert "is in force" not in found
+
+
+@pytest.mark.parametrize(
+    ("reason", "override", "said"),
+    [
+        ("off", Override(3, Cause.OFF), "K is fixed: 3 for every request\n"),
+        ("frozen", Override(2, Cause.FROZEN, 60.0), "K is fixed: 2 for every request, until 1970-01-01 00:01:00Z\n"),
+        ("frozen", Override(None, Cause.FROZEN), "K is fixed: as it was when the freeze began\n"),
+        (
+            "fallen_back",
+            Override(3, Cause.FALLEN_BACK),
+            "K is fixed: 3 for every request, within the bounds of its class\n",
+        ),
+    ],
+)
+def test_a_k_that_is_fixed_is_named(reason: str, override: Override, said: str) -> None:
+    assert said in text(explain(decision(reason, override)))
+    assert "K is fixed" not in text(explain(decision("adaptive")))
+
+
+def test_in_a_window_of_the_control_group_the_k_of_the_window_is_named() -> None:
+    moment = decision("control_group")
+    assert moment.schedule is not None
+    drawn = Guidance(override=Override(3, Cause.CONTROL_GROUP))
+    moment = replace(moment, schedule=replace(moment.schedule, drawn=("e",), drawn_guidance=drawn))
+    assert "K is fixed: 3 for every request, within the bounds of its class\n" in text(explain(moment))
