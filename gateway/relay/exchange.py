@@ -201,7 +201,7 @@ class Exchange:
         """Act on an expired time-out."""
         trip = self._relay
         expired = overdue(
-            self._context.limits,
+            self._context.bounds,
             self.phase,
             now,
             last_at=self._last_at if trip is None else trip.last_at,
