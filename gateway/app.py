@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -49,7 +50,7 @@ from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
-from specpilot.gateway.wire.deadlines import Limits
+from specpilot.gateway.wire.deadlines import Bounds
 from specpilot.gateway.wire.origins import Origins
 from specpilot.policy import json_log
 from specpilot.policy.api_key import ApiKey
@@ -88,21 +89,7 @@ def create_app(
     context = GatewayContext(
         fleet=fleet,
         snapshot=snapshot,
-        limits=Limits(
-            max_body_bytes=settings.max_body_bytes,
-            max_bodies_bytes=settings.max_bodies_bytes,
-            connect_timeout_s=settings.connect_timeout_s,
-            first_byte_timeout_s=settings.first_byte_timeout_s,
-            stream_first_byte_timeout_s=settings.stream_first_byte_timeout_s,
-            stream_content_timeout_s=settings.stream_content_timeout_s,
-            idle_timeout_s=settings.idle_timeout_s,
-            total_timeout_s=settings.total_timeout_s,
-            request_timeout_s=settings.request_timeout_s,
-            body_timeout_s=settings.body_timeout_s,
-            max_connections=settings.max_connections,
-            keep_alive_s=settings.keep_alive_s,
-            queue_timeout_s=settings.queue_timeout_s,
-        ),
+        bounds=Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)}),
         budget=RetryBudget(settings.retry_ratio),
         admission=_admission(settings, fleet),
         recorder=Recorder(

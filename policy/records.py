@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.names import model_name_faults, name_faults, raise_faults
 from specpilot.policy.schedule import Schedule
@@ -21,10 +20,10 @@ class EngineRecord:
 
     `k_max` is `num_speculative_tokens` at its start (0: it cannot speculate), `static_k` its own static K,
     `max_num_seqs` the largest number of running requests, `method` vLLM's name of the drafter,
-    `schedule_version` the version in force (0: none), `graphs` its CUDA graphs, `None` if it has none. `stalled`: it
-    has requests, and no step has ended for much longer than a step takes. `running_limit`: the most requests that
-    gateways may have there, for its latency goals; `None`: any number. `rank`: its data-parallel rank, if others serve
-    at the same `url`; `None`: it is alone there. Times are Unix seconds.
+    `schedule_version` the version in force (0: none). `stalled`: it has requests, and no step has ended for much longer
+    than a step takes. `running_limit`: the most requests that gateways may have there, for its latency goals; `None`:
+    any number. `rank`: its data-parallel rank, if others serve at the same `url`; `None`: it is alone there. Times are
+    Unix seconds.
     """
 
     engine_id: str
@@ -41,7 +40,6 @@ class EngineRecord:
     heartbeat_at: float
     schedule_version: int = 0
     draining: bool = False
-    graphs: Graphs | None = None
     stalled: bool = False
     running_limit: int | None = None
     rank: int | None = None

@@ -1,4 +1,4 @@
-"""`specpilot bench gateway`: the gateway's cost beside a direct connection, a plain proxy, and others that you name.
+"""`specpilot bench gateway`: the gateway's cost beside a direct connection, and beside others that you name.
 
 An origin answers at once with canned bytes (`bench.gateway.origin`), so that only the gateway is measured. Every
 scenario runs against each target, one after the other, several rounds in one run; figures are medians over the rounds.
@@ -42,7 +42,6 @@ from specpilot.bench.chosen import chosen
 from specpilot.bench.gateway.asker import Asker
 from specpilot.bench.gateway.figures import (
     DIRECT,
-    NAIVE,
     OURS,
     PLAIN,
     SCENARIOS,
@@ -129,7 +128,6 @@ def _commands(settings: GatewayBenchSettings, engine: str) -> dict[str, str]:
         OURS: gateway,
         **({} if workers == 1 else {f"{OURS}, {workers} workers": f"{gateway} --workers {workers}"}),
         **({} if settings.compiled is None else {PLAIN: plain}),
-        NAIVE: f"{sys.executable} -P -m specpilot.bench.gateway.naive_proxy {{port}} {engine}",
     }
     for item in settings.peer:
         name, _, command = item.partition("=")

@@ -11,7 +11,6 @@ from specpilot.bench.report.markdown import table
 DIRECT = "direct"
 OURS = "specpilot"
 PLAIN = "specpilot, not compiled"
-NAIVE = "fastapi+httpx"
 STACK_FLOOR = "uvloop + httptools"
 
 
@@ -108,9 +107,10 @@ def summary(
     for title, scenario in (("json", JSON), ("sse", PACED)):
         if scenario in scenarios:
             cpu_us = {name: figures(samples, scenario, name)["cpu_us"] for name in names}
-            best = min(cpu_us[peer] for peer in peers)
-            for kind, name in (("cpu", OURS), ("stack_floor", STACK_FLOOR)):
-                result[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
+            if peers:
+                best = min(cpu_us[peer] for peer in peers)
+                for kind, name in (("cpu", OURS), ("stack_floor", STACK_FLOOR)):
+                    result[f"{title}_{kind}_vs_best_peer"] = round(cpu_us[name] / best, 3)
             if PLAIN in names and scenario is JSON:
                 result["json_cpu_vs_not_compiled"] = round(cpu_us[OURS] / cpu_us[PLAIN], 3)
     if PACED in scenarios:

@@ -178,7 +178,6 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
             adapter_version=metadata.version("specpilot"),
             started_at=clock.now(),
             heartbeat_at=clock.now(),
-            graphs=scheduler.graphs,
             rank=scheduler.rank,
         )
         link = EngineLink(

@@ -1,4 +1,4 @@
-"""Passes the list of an engine's CUDA graphs from the worker that captured them to the record for the controller.
+"""Passes the list of an engine's CUDA graphs from the worker that captured them to the scheduler, whose law uses it.
 
 Only the worker's process has the list, after the capture. vLLM's `EngineCore` makes all workers capture before it
 creates the scheduler. Then it calls `WORKER_METHOD` on the first one, and the result goes to the scheduler with the KV

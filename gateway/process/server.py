@@ -96,7 +96,7 @@ class GatewayServer(Server):
     def _has_room(self, handshakes: int) -> bool:
         """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""
         context = self._context
-        has_room = len(context.connections) + handshakes < context.limits.max_connections
+        has_room = len(context.connections) + handshakes < context.bounds.max_connections
         if not has_room:
             context.metrics.count_refusal("connections")
         return has_room

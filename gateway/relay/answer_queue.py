@@ -61,7 +61,7 @@ class AnswerQueue:
             self._stuck_since = None
             return False
         self._stuck_since = self._stuck_since or now
-        return now - self._stuck_since > self._context.limits.idle_timeout_s
+        return now - self._stuck_since > self._context.bounds.idle_timeout_s
 
     def add(self, exchange: Exchange, *, is_next: bool) -> None:
         """Answer `exchange` after the requests before it. `is_next`: all of those have their answers."""

@@ -109,7 +109,7 @@ class Attempt:
                 self._reader.failed(error)
 
     async def _open(self) -> None:
-        limit_s = self._context.limits.connect_timeout_s
+        limit_s = self._context.bounds.connect_timeout_s
         due = self._context.monotonic() + limit_s
         try:
             async with asyncio.timeout(limit_s):

@@ -96,7 +96,7 @@ class ClientConnection(HttpToolsProtocol):
         self._answers = AnswerQueue(self._context, self, self._state)
         self._turns = ReadTurns(self.transport, self.loop)
         self.client_host = self.client[0] if self.client else None
-        if len(self._context.connections) >= self._context.limits.max_connections:
+        if len(self._context.connections) >= self._context.bounds.max_connections:
             self._context.metrics.count_refusal("connections")
             message = "too many connections (--max-connections); try again"
             self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
@@ -309,15 +309,15 @@ class ClientConnection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close a connection that has been idle, or stuck in a head, for too long."""
-        context, limits = self._context, self._context.limits
+        context, bounds = self._context, self._context.bounds
         is_in_grace = context.is_draining and not context.is_refusing  # close before requests here would be rejected
-        keep_alive_s = min(DRAINING_IDLE_S, limits.keep_alive_s) if is_in_grace else limits.keep_alive_s
+        keep_alive_s = min(DRAINING_IDLE_S, bounds.keep_alive_s) if is_in_grace else bounds.keep_alive_s
         idle_since = self._answers.idle_since
         if self._answers.is_stuck(now):
             self.transport.abort()
         elif self._state.reading == HEAD:
-            if now - self._head_since > limits.request_timeout_s:
-                message = f"the request did not arrive within {limits.request_timeout_s:g} s (--request-timeout-s)"
+            if now - self._head_since > bounds.request_timeout_s:
+                message = f"the request did not arrive within {bounds.request_timeout_s:g} s (--request-timeout-s)"
                 self._refuse_rest(RequestTimeoutError(message))
         elif idle_since is not None and now - idle_since > keep_alive_s:
             self.transport.close()

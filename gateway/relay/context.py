@@ -19,7 +19,7 @@ from specpilot.gateway.limits.rate_limit import Rates, Shares
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
-from specpilot.gateway.wire.deadlines import Limits
+from specpilot.gateway.wire.deadlines import Bounds
 from specpilot.gateway.wire.errors import (
     DrainingError,
     GatewayError,
@@ -74,7 +74,7 @@ class GatewayContext:
         *,
         fleet: Fleet,
         snapshot: Snapshot,
-        limits: Limits,
+        bounds: Bounds,
         budget: RetryBudget,
         admission: Admission[Engine] | None,
         recorder: Recorder,
@@ -91,7 +91,7 @@ class GatewayContext:
     ) -> None:
         self.fleet = fleet
         self.snapshot = snapshot
-        self.limits = limits
+        self.bounds = bounds
         self.budget = budget
         self.admission = admission
         self.recorder = recorder

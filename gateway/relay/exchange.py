@@ -7,7 +7,7 @@ queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                              |
 |-------------------------------------|------------------------------------------------------|
-| `_relay`, `_place`                  | set in `RELAYED`, in `QUEUED`                        |
+| `_relay`, `_place`                  | set in `RELAYED`, in `QUEUE`                         |
 | `_prepared`                         | set once the request is whole and decided on         |
 | `is_received`                       | the whole body has arrived, in any state             |
 | `refusal`                           | an error to send when the state leaves `PENDING`     |
@@ -95,7 +95,7 @@ class Exchange:
         """The phase of the request, for time-outs and the access log."""
         if self._relay is not None:
             return self._relay.phase
-        return "queue" if self._state == exchange_state.QUEUED else "request"
+        return self._state if self._state == exchange_state.QUEUE else exchange_state.REQUEST
 
     # The client's side
 
@@ -159,7 +159,7 @@ class Exchange:
         """The request is whole."""
         self.is_received = True
         self._received_at = self._last_at = self._context.monotonic()
-        if self._state == exchange_state.OPEN:
+        if self._state == exchange_state.REQUEST:
             self._dispatch()
 
     def client_left(self) -> None:
@@ -201,7 +201,7 @@ class Exchange:
         """Act on an expired time-out."""
         trip = self._relay
         expired = overdue(
-            self._context.limits,
+            self._context.bounds,
             self.phase,
             now,
             last_at=self._last_at if trip is None else trip.last_at,
@@ -261,7 +261,7 @@ class Exchange:
                 self._go(prepared)
             else:
                 self._place = join_queue(context, admission, self, prepared, self._received_at)
-                self._state = exchange_state.after(self._state, exchange_state.QUEUE)
+                self._state = exchange_state.after(self._state, exchange_state.FULL)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 

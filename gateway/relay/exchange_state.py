@@ -3,10 +3,12 @@
 | state     | meaning                                                          |
 |-----------|------------------------------------------------------------------|
 | `PENDING` | an earlier request on the connection has no complete answer yet  |
-| `OPEN`    | the body arrives, or an engine is being chosen                   |
-| `QUEUED`  | every engine is full                                             |
+| `REQUEST` | the body arrives, or an engine is being chosen                   |
+| `QUEUE`   | every engine is full                                             |
 | `RELAYED` | an engine is chosen; `gateway.relay.relay` has phases of its own |
 | `OVER`    | the response has ended, in any way                               |
+
+`REQUEST` and `QUEUE` are phases of the access log too.
 
 Two things are no states: whether the body is whole, which may be so in every state, and an error that waits in
 `PENDING` to be sent.
@@ -15,14 +17,14 @@ Two things are no states: whether the body is whole, which may be so in every st
 from typing import Final
 
 PENDING: Final = "pending"
-OPEN: Final = "open"
-QUEUED: Final = "queued"
+REQUEST: Final = "request"
+QUEUE: Final = "queue"
 RELAYED: Final = "relayed"
 OVER: Final = "over"
 
 TURN: Final = "turn"
 """Every earlier request on the connection has its answer."""
-QUEUE: Final = "queue"
+FULL: Final = "full"
 """Every engine is full."""
 ROOM: Final = "room"
 """An engine has room again."""
@@ -32,9 +34,9 @@ END: Final = "end"
 """The response is complete, reset, a local reply or dropped."""
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
-    PENDING: {TURN: OPEN, END: OVER},
-    OPEN: {QUEUE: QUEUED, GO: RELAYED, END: OVER},
-    QUEUED: {ROOM: OPEN, END: OVER},
+    PENDING: {TURN: REQUEST, END: OVER},
+    REQUEST: {FULL: QUEUE, GO: RELAYED, END: OVER},
+    QUEUE: {ROOM: REQUEST, END: OVER},
     RELAYED: {END: OVER},
     OVER: {},
 }

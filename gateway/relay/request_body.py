@@ -44,7 +44,7 @@ class RequestBody:
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: RequestHead) -> None:
-        self.limit_bytes = context.limits.max_body_bytes
+        self.limit_bytes = context.bounds.max_body_bytes
         self._context = context
         self._request = request
         self._codings: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class RequestBody:
     def too_large(self) -> BodyTooLargeError:
         """Return the error for a body above the limit."""
         message = f"the request body is larger than {self.limit_bytes} bytes "
-        if self.limit_bytes < self._context.limits.max_body_bytes:
+        if self.limit_bytes < self._context.bounds.max_body_bytes:
             message += "and was sent before the previous answer; wait for that, or use another connection"
         else:
             message += "(--max-body-bytes); send less"
@@ -159,7 +159,7 @@ class RequestBody:
         if self._size > self.limit_bytes:
             return self.too_large()
         context = self._context
-        if context.body_bytes + len(data) > context.limits.max_bodies_bytes:
+        if context.body_bytes + len(data) > context.bounds.max_bodies_bytes:
             return BodiesFullError(
                 "the bodies of other requests fill the gateway's memory (--max-bodies-bytes); try again",
                 retry_after_s=RETRY_AFTER_S,

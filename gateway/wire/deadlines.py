@@ -9,7 +9,7 @@ BEFORE_CONTENT: Final[tuple[str, ...]] = ("first_byte", "stream_first_byte", STR
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     """Bytes and seconds, the settings of the same names."""
 
     max_body_bytes: int
@@ -40,7 +40,7 @@ class Overdue:
 
 
 def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clock and three times
-    limits: Limits, phase: str, now: float, *, last_at: float, received_at: float, sent_at: float, is_stream: bool
+    bounds: Bounds, phase: str, now: float, *, last_at: float, received_at: float, sent_at: float, is_stream: bool
 ) -> Overdue | None:
     """Return the expired time-out of a request in `phase`; `None` when there is none.
 
@@ -51,23 +51,23 @@ def overdue(  # noqa: PLR0911, PLR0913 - one return a time-out; a phase, the clo
     connecting is enforced where the connection is made.
     """
     if phase == "request":
-        if now - received_at > limits.body_timeout_s:
-            return Overdue("body", limits.body_timeout_s)
-        is_over = now - last_at > limits.request_timeout_s
-        return Overdue("request", limits.request_timeout_s) if is_over else None
+        if now - received_at > bounds.body_timeout_s:
+            return Overdue("body", bounds.body_timeout_s)
+        is_over = now - last_at > bounds.request_timeout_s
+        return Overdue("request", bounds.request_timeout_s) if is_over else None
     if phase == "queue":
-        return Overdue("queue", limits.queue_timeout_s) if now - received_at > limits.queue_timeout_s else None
-    if now - received_at > limits.total_timeout_s:
-        return Overdue("total", limits.total_timeout_s)
+        return Overdue("queue", bounds.queue_timeout_s) if now - received_at > bounds.queue_timeout_s else None
+    if now - received_at > bounds.total_timeout_s:
+        return Overdue("total", bounds.total_timeout_s)
     if phase == "wait":
-        name, limit_s = "first_byte", limits.first_byte_timeout_s
+        name, limit_s = "first_byte", bounds.first_byte_timeout_s
         if not is_stream:
             return Overdue(name, limit_s) if now - sent_at > limit_s else None
-        if now - sent_at > limits.stream_content_timeout_s:
-            return Overdue(STREAM_CONTENT, limits.stream_content_timeout_s)
-        if limits.stream_first_byte_timeout_s < limit_s:
-            name, limit_s = "stream_first_byte", limits.stream_first_byte_timeout_s
+        if now - sent_at > bounds.stream_content_timeout_s:
+            return Overdue(STREAM_CONTENT, bounds.stream_content_timeout_s)
+        if bounds.stream_first_byte_timeout_s < limit_s:
+            name, limit_s = "stream_first_byte", bounds.stream_first_byte_timeout_s
         return Overdue(name, limit_s) if now - max(sent_at, last_at) > limit_s else None
-    if phase == "response" and now - last_at > limits.idle_timeout_s:
-        return Overdue("idle", limits.idle_timeout_s)
+    if phase == "response" and now - last_at > bounds.idle_timeout_s:
+        return Overdue("idle", bounds.idle_timeout_s)
     return None

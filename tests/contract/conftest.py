@@ -1,8 +1,10 @@
 """Gateways and scripted engines, started on demand and gone after each test."""
 
 import gc
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,10 +56,17 @@ def leaving() -> Iterator[list[GatewayThread]]:
 
 
 @pytest.fixture
-async def start_gateway(leaving: list[GatewayThread]) -> AsyncIterator[StartGateway]:
+async def start_gateway(leaving: list[GatewayThread], tmp_path: Path) -> AsyncIterator[StartGateway]:
+    """`keys` are written to the API keys file."""
     running: list[GatewayThread] = []
 
-    async def start(*engines: ScriptedEngine, **settings: Any) -> GatewayThread:
+    async def start(
+        *engines: ScriptedEngine, keys: list[dict[str, Any]] | None = None, **settings: Any
+    ) -> GatewayThread:
+        if keys is not None:
+            path = tmp_path / "keys.json"
+            path.write_text(json.dumps(keys))
+            settings["api_keys_file"] = str(path)
         gateway = GatewayThread(**{"engine": tuple(engine.url for engine in engines), "show_engine": True, **settings})
         running.append(gateway)
         return await gateway.start()

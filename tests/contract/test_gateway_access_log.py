@@ -26,16 +26,14 @@ async def line_of(gateway: GatewayThread, request_id: str) -> dict[str, Any]:
 
 
 async def test_a_line_says_everything_of_a_stream_but_what_was_said(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Any
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text('[{"key_id": "ci", "key": "sk-hush", "traffic_class": "batch"}]')
     engine.script = [
         SSE_HEAD,
         *(chunk(frame) for frame in (event("answer-text"), usage_event(7, 2.5), DONE)),
         LAST_CHUNK,
     ]
-    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    gateway = await start_gateway(engine, keys=[{"key_id": "ci", "key": "sk-hush", "traffic_class": "batch"}])
     body = {**STREAM, "messages": [{"role": "user", "content": "prompt-text"}]}
     answer = await call(gateway.port, request(body, headers="authorization: Bearer sk-hush\r\n"))
     line = await line_of(gateway, answer.headers["x-request-id"])

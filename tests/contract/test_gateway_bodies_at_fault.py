@@ -1,7 +1,6 @@
 """Requests that fail by their own content, as vLLM answers 500 to some grammars, take no engine from the others."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -99,12 +98,10 @@ async def test_several_bodies_of_one_client_have_the_engine_asked(
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_the_failures_of_several_keys_eject(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Any, failure: str
+    engine: ScriptedEngine, start_gateway: StartGateway, failure: str
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps(KEYS))
     engine.script = FAILURES[failure]
-    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    gateway = await start_gateway(engine, keys=KEYS)
     for at in range(FAILURES_ALLOWED):
         header = f"authorization: Bearer secret-{at % 2}\r\n"
         more = {"user": str(at % 2)} if failure in ("broken off", "error event behind content") else {}

@@ -1,7 +1,6 @@
 """Which engine answers: sessions, prompts, load, and engines that come and go by DNS."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
@@ -152,13 +151,6 @@ async def test_a_conversation_returns_to_where_its_prompt_is_cached(
     page = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
     assert 'specpilot_gateway_choices_total{rule="prefix"} 3.0' in page
     assert 'specpilot_gateway_choices_total{rule="session"} 0.0' in page
-
-
-async def test_without_affinity_equals_take_turns(engines: list[ScriptedEngine], start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(*engines, affinity="none")
-    taken = Counter([await answered_by(gateway, turn("one"), session="s") for _ in range(9)])
-    assert taken == {name_of(engine): 3 for engine in engines}
-    assert rules(gateway) == {"balanced": 9}
 
 
 async def test_two_choices_never_takes_the_busiest(engines: list[ScriptedEngine], start_gateway: StartGateway) -> None:

@@ -1,8 +1,7 @@
 """Keys and classes: which requests are admitted, and which class the server gives."""
 
-import json
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,20 +19,17 @@ from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture
-def keys_file(tmp_path: Path) -> str:
-    keys = [
+def keys() -> list[dict[str, Any]]:
+    return [
         {"key_id": "coder", "key": "sk-code", "traffic_class": "code", "allowed_classes": ["code"]},
         {"key_id": "any", "key": "sk-any"},
     ]
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps(keys))
-    return str(path)
 
 
 async def test_a_key_is_required_once_there_is_one(
-    engine: ScriptedEngine, start_gateway: StartGateway, keys_file: str
+    engine: ScriptedEngine, start_gateway: StartGateway, keys: list[dict[str, Any]]
 ) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file)
+    gateway = await start_gateway(engine, keys=keys)
     for headers in (
         "",
         "authorization: Bearer wrong\r\n",
@@ -53,9 +49,9 @@ async def test_a_key_is_required_once_there_is_one(
 
 
 async def test_the_class_comes_from_key_and_header(
-    engine: ScriptedEngine, start_gateway: StartGateway, keys_file: str
+    engine: ScriptedEngine, start_gateway: StartGateway, keys: list[dict[str, Any]]
 ) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file)
+    gateway = await start_gateway(engine, keys=keys)
     assert await class_of(gateway, key_headers("sk-code")) == "code"
     assert await class_of(gateway, key_headers("sk-code", "default")) == "code"  # not allowed
     assert await class_of(gateway, key_headers("sk-any")) == "default"
@@ -96,11 +92,11 @@ async def test_a_key_ends_with_its_time_and_a_rotated_one_with_its_grace(
 
 
 async def test_until_redis_was_read_only_keys_of_the_file_pass(
-    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, keys_file: str
+    engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer, keys: list[dict[str, Any]]
 ) -> None:
     redis.stop()
     without = await start_gateway(engine, redis_url=redis.url, admin_token="t")
-    gateway = await start_gateway(engine, redis_url=redis.url, api_keys_file=keys_file)
+    gateway = await start_gateway(engine, redis_url=redis.url, keys=keys)
     for port in (without.port, gateway.port):
         for headers in ("", key_headers("sk-k")):
             for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,13 +87,9 @@ async def test_of_an_engine_with_adapters_its_base_model_is_meant(
     assert two_names.seen[-1].json["model"] == "tiny"
 
 
-async def test_what_a_key_may_not_use_cannot_be_meant(
-    two_names: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys.json"
-    plain = [{"key_id": "k", "key": "sk-1", "allowed_models": ["other"]}, {"key_id": "l", "key": "sk-2"}]
-    keys.write_text(json.dumps(plain))
-    gateway = await start_gateway(two_names, api_keys_file=str(keys))
+async def test_what_a_key_may_not_use_cannot_be_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
+    keys = [{"key_id": "k", "key": "sk-1", "allowed_models": ["other"]}, {"key_id": "l", "key": "sk-2"}]
+    gateway = await start_gateway(two_names, keys=keys)
     own = {"headers": "authorization: Bearer sk-1\r\n"}
     assert (await call(gateway.port, request({"messages": []}, **own))).status == 200
     assert two_names.seen[-1].json["model"] == "other"

@@ -1,8 +1,6 @@
 """White space around a header's value is no part of it (RFC 9110, 5.5). All routes read credentials alike."""
 
-import json
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +15,9 @@ BLANKS = ["", " ", "\t", " \t "]
 
 
 @pytest.fixture
-async def locked(engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path) -> GatewayThread:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
+async def locked(engine: ScriptedEngine, start_gateway: StartGateway) -> GatewayThread:
     return await start_gateway(
-        engine, api_keys_file=str(keys), admin_token="sk-1", allowed_origins=("https://app.example",)
+        engine, keys=[{"key_id": "k", "key": "sk-1"}], admin_token="sk-1", allowed_origins=("https://app.example",)
     )
 
 

@@ -2,12 +2,10 @@
 
 import asyncio
 import io
-import json
 import os
 import signal
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -20,12 +18,10 @@ from tests.support.scripted_engine import HANG, ScriptedEngine, completion, repl
 
 
 async def test_a_body_behind_another_request_is_not_kept_without_a_key(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
     engine.scripts = [[HANG]]
-    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    gateway = await start_gateway(engine, keys=[{"key_id": "k", "key": "sk-1"}])
     async with await Client.connect(gateway.port) as client:
         client.send(request(headers="authorization: Bearer sk-1\r\n"))
         await engine.wait_seen(1)

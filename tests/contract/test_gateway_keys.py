@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ from tests.support.scripted_engine import HANG, ScriptedEngine, stream
 AUTH = "authorization: Bearer sk-own\r\n"
 
 
-def keys_file(folder: Path, **may: Any) -> str:
-    path = folder / "keys.json"
-    path.write_text(json.dumps([{"key_id": "own", "key": "sk-own", **may}, {"key_id": "free", "key": "sk-free"}]))
-    return str(path)
+def keys(**may: Any) -> list[dict[str, Any]]:
+    return [{"key_id": "own", "key": "sk-own", **may}, {"key_id": "free", "key": "sk-free"}]
 
 
 async def ask(gateway: GatewayThread, headers: str = "", **members: Any) -> Answer:
@@ -28,9 +25,9 @@ async def ask(gateway: GatewayThread, headers: str = "", **members: Any) -> Answ
     return await call(gateway.port, request(body, headers=AUTH + headers))
 
 
-async def test_a_key_asks_for_its_models_alone(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_a_key_asks_for_its_models_alone(start_gateway: StartGateway) -> None:
     engine = await ScriptedEngine(models=("tiny", "other")).start()
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, allowed_models=["tiny"]))
+    gateway = await start_gateway(engine, keys=keys(allowed_models=["tiny"]))
     try:
         assert (await ask(gateway)).status == 200
         for model in ("other", "nothing of this name"):
@@ -51,11 +48,11 @@ async def test_a_key_asks_for_its_models_alone(start_gateway: StartGateway, tmp_
 
 @pytest.mark.parametrize("padding", [0, 100_000])
 async def test_a_body_that_names_two_models_asks_for_the_one_that_its_key_may(
-    start_gateway: StartGateway, tmp_path: Path, padding: int
+    start_gateway: StartGateway, padding: int
 ) -> None:
     """Parsers differ in which of two members they take; vLLM's takes the last, others the first."""
     engine = await ScriptedEngine(models=("tiny", "other")).start()
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, allowed_models=["tiny"]))
+    gateway = await start_gateway(engine, keys=keys(allowed_models=["tiny"]))
     prompt = b'"prompt":"' + b"x" * padding + b'"'
     try:
         for body in (
@@ -75,19 +72,17 @@ async def test_a_body_that_names_two_models_asks_for_the_one_that_its_key_may(
         await engine.stop()
 
 
-async def test_a_key_of_the_file_ends_with_its_time(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, expires_at=time.time() - 1))
+async def test_a_key_of_the_file_ends_with_its_time(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, keys=keys(expires_at=time.time() - 1))
     late = await ask(gateway)
     assert (late.status, late.code) == (401, "invalid_api_key")
     assert "has expired" in late.json["error"]["message"]
 
 
 async def test_no_more_requests_of_a_key_than_it_may_have_are_under_way(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, max_concurrent_requests=2))
+    gateway = await start_gateway(engine, keys=keys(max_concurrent_requests=2))
     may_go_on = asyncio.Event()
     head, first, *rest = stream("one", "two")
     engine.script = [head, first, may_go_on, *rest]
@@ -110,13 +105,11 @@ async def test_no_more_requests_of_a_key_than_it_may_have_are_under_way(
 
 
 async def test_without_redis_a_worker_of_two_has_half_of_the_places_and_one_at_least(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
     engine.script = [HANG]
     for limit, passing in ((4, 2), (1, 1)):
-        gateway = await start_gateway(
-            engine, workers=2, api_keys_file=keys_file(tmp_path, max_concurrent_requests=limit)
-        )
+        gateway = await start_gateway(engine, workers=2, keys=keys(max_concurrent_requests=limit))
         seen = len(engine.seen)
         clients = [await Client.connect(gateway.port) for _ in range(passing)]
         for client in clients:
@@ -128,9 +121,9 @@ async def test_without_redis_a_worker_of_two_has_half_of_the_places_and_one_at_l
 
 
 async def test_the_ceiling_on_k_is_the_least_of_key_header_and_body(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, k_max=4))
+    gateway = await start_gateway(engine, keys=keys(k_max=4))
     for key, header, body, held in (
         ("free", None, None, None),
         ("free", "0", None, 0),
@@ -152,9 +145,9 @@ async def test_the_ceiling_on_k_is_the_least_of_key_header_and_body(
 
 
 async def test_a_ceiling_that_is_none_is_refused_and_reaches_no_route_without_drafts(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, k_max=1))
+    gateway = await start_gateway(engine, keys=keys(k_max=1))
     for asked in ("-1", "65", "2.5", "many", ""):
         refused = await ask(gateway, f"x-specpilot-k-max: {asked}\r\n")
         assert (refused.status, refused.code) == (400, "invalid_field")
@@ -169,10 +162,8 @@ async def test_a_ceiling_that_is_none_is_refused_and_reaches_no_route_without_dr
     assert "x-specpilot-k-max" not in engine.seen[-1].headers
 
 
-async def test_what_a_key_uses_is_counted_by_its_id(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, allowed_models=["tiny"]))
+async def test_what_a_key_uses_is_counted_by_its_id(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(engine, keys=keys(allowed_models=["tiny"]))
     for _ in range(3):
         await ask(gateway)
     await ask(gateway, model="other")

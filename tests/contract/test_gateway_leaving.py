@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import json
-from pathlib import Path
 
 import pytest
 
@@ -181,12 +179,10 @@ async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
 @pytest.mark.usefixtures("empty_heap")
 @pytest.mark.parametrize("headers", ["", "authorization: Bearer wrong\r\n"], ids=["405", "401"])
 async def test_a_refused_request_is_freed_at_once(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, headers: str
+    engine: ScriptedEngine, start_gateway: StartGateway, headers: str
 ) -> None:
     """Not with the next garbage: thousands in one read would have that collected while everybody waits."""
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1"}]))
-    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    gateway = await start_gateway(engine, keys=[{"key_id": "k", "key": "sk-1"}])
     asked = request(headers=headers) if headers else b"GET /score HTTP/1.1\r\nhost: g\r\n\r\n"
     gc.disable()
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -33,11 +32,8 @@ PROMPT = len(json.dumps(BODY)) // CHARS_PER_TOKEN
 ESTIMATE = PROMPT + 100
 
 
-def keys_file(folder: Path, **limits: int) -> str:
-    path = folder / "keys.json"
-    free = {"key_id": "free", "key": "sk-free"}
-    path.write_text(json.dumps([{"key_id": "limited", "key": "sk-limited", **limits}, free]))
-    return str(path)
+def keys(**limits: int) -> list[dict[str, Any]]:
+    return [{"key_id": "limited", "key": "sk-limited", **limits}, {"key_id": "free", "key": "sk-free"}]
 
 
 async def ask(gateway: GatewayThread, body: dict[str, Any] | None = None) -> Answer:
@@ -50,9 +46,9 @@ def held_tokens(gateway: GatewayThread) -> float:
 
 
 async def test_requests_over_the_limit_are_told_when_to_come_back(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, requests_per_minute=3))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(requests_per_minute=3))
     answers = [await ask(gateway) for _ in range(3)]
     assert [answer.status for answer in answers] == [200] * 3
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
@@ -74,17 +70,16 @@ async def test_requests_over_the_limit_are_told_when_to_come_back(
 
 
 async def test_without_redis_a_worker_of_two_lets_half_of_a_limit_pass(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    keys = keys_file(tmp_path, requests_per_minute=4)
-    gateway = await start_gateway(engine, clock=clock, workers=2, api_keys_file=keys)
+    gateway = await start_gateway(engine, clock=clock, workers=2, keys=keys(requests_per_minute=4))
     assert [(await ask(gateway)).status for _ in range(3)] == [200, 200, 429]
 
 
 async def test_the_openai_client_raises_its_own_rate_limit_error(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=1000))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=1000))
     client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-limited", max_retries=0)
     async with client:
         await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=950)
@@ -103,9 +98,9 @@ async def test_the_openai_client_raises_its_own_rate_limit_error(
 
 
 async def test_the_estimate_is_replaced_by_the_usage(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=1000))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=1000))
     engine.script = [reply(completion(output_tokens=40))]
     answer = await ask(gateway)
     assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - ESTIMATE)
@@ -131,23 +126,21 @@ async def test_what_a_response_without_usage_costs(
     engine: ScriptedEngine,
     start_gateway: StartGateway,
     clock: Clock,
-    tmp_path: Path,
     script: list[bytes],
     used: int,
 ) -> None:
     engine.script = script
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
     await ask(gateway)
     await eventually(lambda: not gateway.context.exchanges)
     await eventually(lambda: held_tokens(gateway) == pytest.approx(400 - used))
 
 
 async def test_a_request_that_never_went_out_costs_no_tokens(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
     engine.script = [HANG]
-    path = keys_file(tmp_path, tokens_per_minute=400)
-    gateway = await start_gateway(engine, api_keys_file=path, engine_capacity=1, queue_limit=0)
+    gateway = await start_gateway(engine, keys=keys(tokens_per_minute=400), engine_capacity=1, queue_limit=0)
     async with await Client.connect(gateway.port) as client:
         client.send(request(headers="authorization: Bearer sk-free\r\n"))
         await engine.wait_seen(1)
@@ -158,11 +151,9 @@ async def test_a_request_that_never_went_out_costs_no_tokens(
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
-async def test_counting_tokens_costs_none(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, path: str
-) -> None:
+async def test_counting_tokens_costs_none(engine: ScriptedEngine, start_gateway: StartGateway, path: str) -> None:
     engine.script = [reply(b'{"input_tokens": 20000}')]
-    gateway = await start_gateway(engine, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    gateway = await start_gateway(engine, keys=keys(tokens_per_minute=400))
     body = {"model": "tiny", "prompt": "word " * 16_000}
     for _ in range(3):
         answer = await call(gateway.port, request(body, path=path, headers=AUTH))
@@ -175,11 +166,11 @@ async def test_counting_tokens_costs_none(
     ("more", "used"), [({}, 3000), ({"max_output_tokens": 100}, 123), ({"background": False}, 273)]
 )
 async def test_a_response_in_the_background_pays_for_what_it_may_use_as_nobody_sees_what_it_uses(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path, more: dict[str, Any], used: int
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, more: dict[str, Any], used: int
 ) -> None:
     engine.card = {"max_model_len": 3000}
     engine.script = [reply(b'{"id":"resp_1","status":"queued","usage":null}')]
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
     body = {"model": "tiny", "input": "hi", "background": True, "store": True, **more}
     assert (await call(gateway.port, request(body, path="/v1/responses", headers=AUTH))).status == 200
     await eventually(lambda: not gateway.context.exchanges)
@@ -194,14 +185,13 @@ async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_all
     engine: ScriptedEngine,
     start_gateway: StartGateway,
     clock: Clock,
-    tmp_path: Path,
 ) -> None:
     """Else whoever has a long prompt would read a long answer to its last event but one, and have it for nothing.
 
     An event carries all that one step verified, and more when its client reads slowly.
     """
     engine.script = [SSE_HEAD, chunk(event("")), *([chunk(event(text))] * 300), HANG]
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
     sent = {"model": "tiny", "stream": True, "prompt": prompt}
     async with await Client.connect(gateway.port) as client:
         client.send(request(sent, path="/v1/completions", headers=AUTH))
@@ -215,12 +205,12 @@ async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_all
 
 
 async def test_a_client_that_leaves_pays_the_estimate(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), HANG]
     sent = {**BODY, "stream": True}
     estimate = len(json.dumps(sent)) // CHARS_PER_TOKEN + 100
-    gateway = await start_gateway(engine, clock=clock, api_keys_file=keys_file(tmp_path, tokens_per_minute=400))
+    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
     async with await Client.connect(gateway.port) as client:
         client.send(request(sent, headers=AUTH))
         await engine.wait_seen(1)

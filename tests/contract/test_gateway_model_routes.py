@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,12 +270,10 @@ async def test_a_fall_back_keeps_what_is_said_of_the_keys_limits(
     start_gateway: StartGateway,
     redis: RedisServer,
     store: Store,
-    tmp_path: Path,
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-1", "requests_per_minute": 100}]))
+    keys = [{"key_id": "k", "key": "sk-1", "requests_per_minute": 100}]
     store.ping()
-    gateway = await start_gateway(big, small, redis_url=redis.url, api_keys_file=str(keys))
+    gateway = await start_gateway(big, small, redis_url=redis.url, keys=keys)
     await route(gateway, store, big=ModelRoute(fallback=("small",)))
     await big.stop()
     answer = await ask(gateway, "big", "authorization: Bearer sk-1\r\n")

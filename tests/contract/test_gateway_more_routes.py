@@ -1,7 +1,6 @@
 """Stored responses and the other routes that are relayed with a difference."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,12 +111,11 @@ async def test_a_clients_own_identifier_and_an_engine_alone(
 
 
 async def test_stored_responses_need_the_key_count_as_requests_and_cost_no_tokens(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
+    engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
     Stored(engine)
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "k", "key": "sk-k", "tokens_per_minute": 1000, "requests_per_minute": 9}]))
-    gateway = await start_gateway(engine, api_keys_file=str(keys), engine_capacity=1, queue_limit=0)
+    keys = [{"key_id": "k", "key": "sk-k", "tokens_per_minute": 1000, "requests_per_minute": 9}]
+    gateway = await start_gateway(engine, keys=keys, engine_capacity=1, queue_limit=0)
     key = "authorization: Bearer sk-k\r\n"
     made = (await call(gateway.port, request({"model": "tiny", "input": "hi"}, path=RESPONSES, headers=key))).json["id"]
     path = f"{RESPONSES}/{made}"
@@ -139,14 +137,13 @@ async def test_stored_responses_need_the_key_count_as_requests_and_cost_no_token
 
 @pytest.mark.parametrize("is_alone", [True, False])
 async def test_a_response_is_that_of_the_key_it_was_made_for(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, is_alone: bool
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, is_alone: bool
 ) -> None:
     engines = (engine,) if is_alone else (engine, other_engine)
     for each in engines:
         Stored(each)
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": name, "key": f"sk-{name}"} for name in ("mine", "theirs")]))
-    gateways = [await start_gateway(*engines, api_keys_file=str(keys)) for _ in range(2)]
+    keys = [{"key_id": name, "key": f"sk-{name}"} for name in ("mine", "theirs")]
+    gateways = [await start_gateway(*engines, keys=keys) for _ in range(2)]
 
     async def answer(at: int, key: str, body: dict[str, Any] | bytes, path: str = RESPONSES, **more: str) -> Answer:
         headers = f"authorization: Bearer sk-{key}\r\n"

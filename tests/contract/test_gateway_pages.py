@@ -1,7 +1,6 @@
 """What the gateway answers itself: health, models, metrics, its configuration, and when it has nothing to offer."""
 
 import asyncio
-import json
 import re
 import threading
 from pathlib import Path
@@ -197,13 +196,12 @@ def test_every_error_has_its_own_code() -> None:
 
 @pytest.mark.parametrize("shows", ["nothing", "engines", "operators"])
 async def test_only_who_may_know_them_sees_engines_and_keys_by_name(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path, shows: str
+    engine: ScriptedEngine, start_gateway: StartGateway, shows: str
 ) -> None:
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps([{"key_id": "tenant", "key": "sk-1"}]))
     port = free_port()
     apart = {"admin_port": port, "admin_token": "t"} if shows == "operators" else {}
-    gateway = await start_gateway(engine, api_keys_file=str(keys), show_engine=shows == "engines", **apart)
+    keys = [{"key_id": "tenant", "key": "sk-1"}]
+    gateway = await start_gateway(engine, keys=keys, show_engine=shows == "engines", **apart)
     assert (await call(gateway.port, request(headers="authorization: Bearer sk-1\r\n"))).status == 200
     page = request(path="/metrics", method="GET")
     text = (await call(port if apart else gateway.port, page)).body.decode()

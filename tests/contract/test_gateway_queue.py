@@ -145,20 +145,6 @@ async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
         assert seen.json == body
 
 
-async def test_never_more_than_the_capacity_is_under_way(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    gates = Gates(engine, other_engine)
-    gateway = await start_gateway(engine, other_engine, engine_capacity=3)
-    calls = [asyncio.create_task(call(gateway.port)) for _ in range(40)]
-    await gates.until_seen(6)
-    await eventually(lambda: queued(gateway) == 34)
-    for at in range(40):
-        assert gates.under_way <= 6
-        await gates.open(at, at + 1)
-    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
-
-
 async def test_what_an_engine_allows_less_waits_by_priority(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
@@ -297,13 +283,3 @@ async def test_a_second_engine_takes_those_who_wait(
         await other_engine.start()  # discovery finds it; nothing departs
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 3
     assert len(other_engine.seen) == 3
-
-
-async def test_without_a_capacity_nothing_waits(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    gates = Gates(engine)
-    calls = [asyncio.create_task(call(gateway.port)) for _ in range(20)]
-    await engine.wait_seen(20)
-    await gates.open(0, 20)
-    for answer in await asyncio.gather(*calls):
-        assert answer.status == 200
-        assert "x-specpilot-queue-ms" not in answer.headers

@@ -1,8 +1,5 @@
 """Usage is asked of engines on every stream, and clients that did not ask see nothing of it."""
 
-from pathlib import Path
-
-import orjson
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot
@@ -26,13 +23,9 @@ async def test_a_stream_is_counted_by_its_usage_and_shows_it_to_who_asked(
     assert gateway.context.metrics.cells["tiny", "default"].tokens_by_usage == 40_000
 
 
-async def test_a_stream_is_charged_what_it_used(
-    engine: ScriptedEngine, start_gateway: StartGateway, tmp_path: Path
-) -> None:
+async def test_a_stream_is_charged_what_it_used(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
     engine.script = SCRIPT
-    keys = tmp_path / "keys.json"
-    keys.write_bytes(orjson.dumps([{"key_id": "k", "key": "sk-1", "tokens_per_minute": 1000}]))
-    gateway = await start_gateway(engine, api_keys_file=str(keys))
+    gateway = await start_gateway(engine, keys=[{"key_id": "k", "key": "sk-1", "tokens_per_minute": 1000}])
     sent = request(STREAM, headers="authorization: Bearer sk-1\r\n")
     assert (await call(gateway.port, sent)).status == 200
     refused = await call(gateway.port, sent)

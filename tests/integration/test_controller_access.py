@@ -175,6 +175,9 @@ PROXIED = [
     {"Origin": "https://public.example"},
     {"Referer": "https://public.example/"},
     {"Sec_Fetch_Site": "cross-site"},
+    {"Host": "["},
+    {"Host": "[x]"},
+    {"Origin": "http://["},
 ]
 
 

@@ -273,13 +273,6 @@ def test_without_the_right_token_a_command_names_the_flag_and_the_variable(contr
         assert "amiss" not in done.stderr
 
 
-def test_a_policy_of_a_model_that_no_engine_serves_is_written_with_a_note(controller: Controller) -> None:
-    done = controller.command("policy", "put", "-", text='{"model": "misspelt"}')
-    assert done.returncode == 0, done.stderr
-    assert "no engine of misspelt runs" in done.stderr
-    assert controller.call("/admin/policies/misspelt")[0] == 200
-
-
 def test_the_audit_is_shown_and_followed(controller: Controller, tmp_path: Path) -> None:
     assert controller.call("/admin/policies/watched", "PUT", {"k_max": 5})[0] == 201
     shown = controller.command("audit", "--limit", "1").stdout

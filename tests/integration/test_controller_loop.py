@@ -23,6 +23,7 @@ from tests.simulation.engine import MODEL, POOL
 from tests.simulation.loop import simulate
 from tests.simulation.traffic import ACCEPTANCE, Phase, Source
 from tests.support.controller_engine import HttpEngine, own_k
+from tests.support.gateway_server import eventually
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
@@ -56,12 +57,6 @@ STARTS_SHALLOW = Policy(model=MODEL, static_k=1)
 """With a gain to be found: engines begin with this K, until their own law knows something."""
 
 
-async def until(condition: object) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # type: ignore[operator]  # noqa: ASYNC110 - watches a database
-            await asyncio.sleep(0.05)
-
-
 async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisServer, store: Store) -> None:
     def measured_k() -> float:
         newest = store.decisions(MODEL, POOL, 1)
@@ -70,42 +65,42 @@ async def test_an_engine_is_steered_and_every_decision_recorded(server: RedisSer
     store.put_policy(STARTS_SHALLOW, 0, 1.0)
     async with HttpEngine(store) as engine, running(server.url) as loop:
         engine.ignores_names = True
-        await until(lambda: measured_k() >= 4 and own_k(engine.page()) >= 4)
+        await eventually(lambda: measured_k() >= 4 and own_k(engine.page()) >= 4)
         engine.sources = [Source("code_hot", 16)]
-        await until(lambda: 0 <= measured_k() < 0.5 and own_k(engine.page()) < 0.5)
+        await eventually(lambda: 0 <= measured_k() < 0.5 and own_k(engine.page()) < 0.5)
         assert all(item.guidance is not None and item.guidance.static_k == 1 for item in engine.applied)
         versions = [item.version for item in engine.applied]
         assert versions == sorted(set(versions))
         gauge = f'specpilot_controller_k{{model_name="{MODEL}",pool="{POOL}",traffic_class="default"}} 0.'
-        await until(lambda: gauge in loop._metrics.render().decode())
+        await eventually(lambda: gauge in loop._metrics.render().decode())
         newest = store.decisions(MODEL, POOL, 1)[0]
         assert any("survival" in band for band in newest.evidence["bands"].values())
 
 
 async def test_redis_killed_and_back_empty(server: RedisServer, store: Store) -> None:
     async with HttpEngine(store) as engine, running(server.url) as loop:
-        await until(lambda: len(engine.applied) >= 2)
+        await eventually(lambda: len(engine.applied) >= 2)
         last = engine.applied[-1].version
         server.stop()
         ticks = loop.ticks
-        await until(lambda: loop.ticks >= ticks + 3)
+        await eventually(lambda: loop.ticks >= ticks + 3)
         server.start()
-        await until(lambda: engine.applied[-1].version > last)
+        await eventually(lambda: engine.applied[-1].version > last)
 
 
 async def test_a_slow_engine_does_not_delay_the_other(server: RedisServer, store: Store) -> None:
     async with HttpEngine(store, "one") as slow, HttpEngine(store, "two", 1) as quick, running(server.url) as loop:
         slow.is_slow = True
-        await until(lambda: len(quick.applied) >= 2)
+        await eventually(lambda: len(quick.applied) >= 2)
         scraped_at = loop._collector.scraped_at
         assert scraped_at["one"] < scraped_at["two"]
 
 
 async def test_a_wake_up_ticks_at_once(server: RedisServer, store: Store) -> None:
     async with running(server.url, interval_s=3600.0) as loop:
-        await until(lambda: loop.ticks == 1)
+        await eventually(lambda: loop.ticks == 1)
         loop.wake()
-        await until(lambda: loop.ticks == 2)
+        await eventually(lambda: loop.ticks == 2)
 
 
 async def test_slow_ticks_do_not_cost_the_lease(
@@ -121,7 +116,7 @@ async def test_slow_ticks_do_not_cost_the_lease(
 
         monkeypatch.setattr(ControlLaw, "decide", slow)
         async with running(server.url) as loop:
-            await until(lambda: len(engine.applied) >= 1)
+            await eventually(lambda: len(engine.applied) >= 1)
             fence = loop._leadership.lease.fence if loop._leadership.lease else None
             assert fence is not None
             assert store.acquire_lease("b", 1.0) is None
@@ -134,7 +129,7 @@ async def test_one_unreadable_document_hurts_only_itself(server: RedisServer, st
     store._redis.sadd(redis_keys.ENGINES, "bad")
     store._redis.set(redis_keys.engine("bad"), "{}", px=60_000)
     async with HttpEngine(store) as engine, running(server.url):
-        await until(lambda: len(engine.applied) >= 2)
+        await eventually(lambda: len(engine.applied) >= 2)
 
 
 def test_a_publication_wakes_the_engines_of_its_pool_only(server: RedisServer, store: Store) -> None:

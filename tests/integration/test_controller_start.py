@@ -1,4 +1,4 @@
-"""What a wrong setting shows when the controller starts: one line that names it and the remedy, and status 2."""
+"""What the controller shows when it starts: an address that it cannot listen on, and lines in JSON."""
 
 import json
 import os
@@ -19,31 +19,12 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), ("--redis-url", "is missing")),
-        (("--redis-url", "redis://me:secret@127.0.0.1:1"), ("--redis-url", "***@127.0.0.1:1", "start Redis")),
-        (("--redis-url", "http://x"), ("--redis-url", "redis://")),
-        (("--interval-s", "0"), ("--interval-s",)),
-        (("--default-mode", "fast"), ("--default-mode", "'advise'")),
-        (("--host", "no.such.host.invalid"), ("no.such.host.invalid",)),
-        (("--host", "no..name"), ("no..name",)),
-        (("--prometheus", "http://[::1"), ("--prometheus: is no address",)),
-        (("--oidc-issuer", "https://a:b"), ("--oidc-issuer: is no address",)),
-    ],
-    ids=lambda value: " ".join(value[:2]) or "nothing",
-)
-def test_a_wrong_setting_names_itself_and_the_remedy(
-    server: RedisServer, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    with_redis = arguments if not arguments or "--redis-url" in arguments else ("--redis-url", server.url, *arguments)
-    done = start(*with_redis)
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "no..name"])
+def test_a_host_without_an_address_is_named(server: RedisServer, host: str) -> None:
+    done = start("--redis-url", server.url, "--host", host)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "secret" not in done.stderr
-    for word in words:
-        assert word in done.stderr
+    assert host in done.stderr
 
 
 def test_a_busy_port_is_named(server: RedisServer) -> None:

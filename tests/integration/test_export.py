@@ -1,8 +1,6 @@
 """`specpilot export` against a real controller: what it prints, and what it refuses."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,17 +11,14 @@ from specpilot.policy.questions import ALL_CLASSES, Answer
 from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import KRange
 from specpilot.policy.store import Store
+from tests.support.controller_program import Controller
 from tests.support.patience import PATIENCE_S
-from tests.support.redis_server import RedisServer
-from tests.support.stack import free_port, wait_for
-
-TOKEN = "let me in"
 
 
 @pytest.fixture(scope="module")
-def admin_url() -> Iterator[str]:
-    redis, port = RedisServer(), free_port()
-    store, is_over = Store(redis.url, PATIENCE_S), threading.Event()
+def steering(controller: Controller) -> Iterator[Controller]:
+    """A controller of four pools with an engine each, of which one never answers."""
+    store, is_over = Store(controller.redis.url, PATIENCE_S), threading.Event()
     rows = {"a": (KRange(1, 4, 5), KRange(5, 8, 1)), "b": (KRange(1, 8, 3),), "zero": (KRange(1, 8, 0),)}
     for pool in (*rows, "silent"):
         url = f"http://127.0.0.1:1/{pool}"
@@ -38,29 +33,19 @@ def admin_url() -> Iterator[str]:
 
     engines = threading.Thread(target=answer)
     engines.start()
-    command = [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--redis-url", redis.url]
-    controller = subprocess.Popen([*command, "--admin-token", TOKEN, "--log-level", "error"])
-    wait_for(f"http://127.0.0.1:{port}/health", controller)
-    yield f"http://127.0.0.1:{port}"
-    controller.kill()
-    controller.wait()
+    yield controller
     is_over.set()
     engines.join(PATIENCE_S)
-    redis.close()
+    store.close()
 
 
-def export(admin_url: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specpilot.cli", "export", "--admin-url", admin_url, "--token", TOKEN]
-    return subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-
-
-def test_the_table_is_what_the_engines_say(admin_url: str) -> None:
-    done = export(admin_url, "--model", "m", "--pool", "a", "--format", "vllm", "--drafter", "eagle3")
+def test_the_table_is_what_the_engines_say(steering: Controller) -> None:
+    done = steering.command("export", "--model", "m", "--pool", "a", "--format", "vllm", "--drafter", "eagle3")
     assert done.returncode == 0, done.stderr
     table = {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 1]]}
     assert json.loads(done.stdout) == table
     assert "what 1 of 1 engines would choose for their present traffic" in done.stderr
-    done = export(admin_url, "--model", "m", "--pool", "b", "--format", "sglang", "--drafter", "eagle")
+    done = steering.command("export", "--model", "m", "--pool", "b", "--format", "sglang", "--drafter", "eagle")
     assert json.loads(done.stdout) == {"candidate_steps": [3], "1": {"candidate_steps": [3]}}
 
 
@@ -77,8 +62,8 @@ def test_the_table_is_what_the_engines_say(admin_url: str) -> None:
         (("--model", "m", "--format", "vllm", "--drafter", "p-eagle"), "the engine dies"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(admin_url: str, flags: tuple[str, ...], said: str) -> None:
-    done = export(admin_url, *flags)
+def test_what_cannot_be_exported_is_one_line(steering: Controller, flags: tuple[str, ...], said: str) -> None:
+    done = steering.command("export", *flags)
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stdout == ""

@@ -11,6 +11,7 @@ from specpilot.cli import COMMANDS
 from tests.support.patience import PATIENCE_S
 
 NOWHERE = "redis://127.0.0.1:1"
+SOME = ("--redis-url", NOWHERE)
 
 
 def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -39,14 +40,23 @@ def busy_port() -> str:
         (("engine", "--model", "name", "--drafter", "/nowhere"), ("--drafter", "config.json")),
         (("engine", "--model", "name", "--speculative-config", "{"), ("--speculative-config", "JSON")),
         (("engine", "--model", "name", "--drafter", "head", "--k-max", "0"), ("--k-max", "at least 1")),
-        (("controller", "--redis-url", NOWHERE), ("--redis-url", "Redis")),
+        (("controller",), ("--redis-url", "is missing")),
+        (
+            ("controller", "--redis-url", "redis://me:secret@127.0.0.1:1"),
+            ("--redis-url", "***@127.0.0.1:1", "start Redis"),
+        ),
+        (("controller", "--redis-url", "http://x"), ("--redis-url", "redis://")),
+        (("controller", *SOME, "--interval-s", "0"), ("--interval-s",)),
+        (("controller", *SOME, "--default-mode", "fast"), ("--default-mode", "'advise'")),
+        (("controller", *SOME, "--prometheus", "http://[::1"), ("--prometheus: is no address",)),
+        (("controller", *SOME, "--oidc-issuer", "https://a:b"), ("--oidc-issuer: is no address",)),
         (("gateway", "--redis-url", NOWHERE), ("--redis-url", "Redis")),
         (("gateway", "--engine", "ftp://x"), ("--engine", "http")),
         (("bench", "demo", "--trace", "/nowhere.json"), ("/nowhere.json",)),
         (("bench", "demo", "--static", "many"), ("--static", "0,3,7")),
         (("fly",), ("no such command",)),
     ],
-    ids=lambda value: " ".join(value[:3]) if isinstance(value, tuple) else None,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_wrong_setting_names_itself_and_the_remedy(
     arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
@@ -54,6 +64,7 @@ def test_a_wrong_setting_names_itself_and_the_remedy(
     done = run(*arguments, folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
     for word in words:
         assert word in done.stderr
 

@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port, until
 
 OURS = ("specpilot", "specpilot, 2 workers", "specpilot, not compiled")
-NAMES = ("direct", "uvloop + httptools", *OURS, "fastapi+httpx", "other")
+NAMES = ("direct", "uvloop + httptools", *OURS, "first peer", "second peer")
 
 
 def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -> Sample:
@@ -26,7 +26,7 @@ def sample(cpu_s: float, latency: float, requests: int = 100, memory: int = 0) -
 def samples() -> dict[tuple[str, str], list[Sample]]:
     of = {"uvloop + httptools": (0.008, 0.001)}
     of |= {"specpilot, 2 workers": (0.012, 0.0015), "specpilot, not compiled": (0.02, 0.004)}
-    of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "fastapi+httpx": (0.1, 0.004), "other": (0.04, 0.003)}
+    of |= {"direct": (0.5, 0.001), "specpilot": (0.01, 0.002), "first peer": (0.1, 0.004), "second peer": (0.04, 0.003)}
     return {
         (scenario.name, name): [sample(*of[name], memory=scenario.connections * 20_000)] * 3
         for scenario in SCENARIOS.values()
@@ -51,7 +51,14 @@ def test_the_summary_compares_with_the_best_peer() -> None:
     assert found["added_itl_ms_p99"] == 1.0
     assert found["kb_per_stream"] == 20.0
     assert found["json_cpu_vs_not_compiled"] == 0.5
-    assert found["peers"] == ["fastapi+httpx", "other"]
+    assert found["peers"] == ["first peer", "second peer"]
+
+
+def test_without_a_peer_there_is_none_to_compare_with() -> None:
+    found = summary(samples(), [*SCENARIOS.values()], ("direct", "uvloop + httptools", *OURS))
+    assert found["peers"] == []
+    assert [name for name in found if name.endswith("best_peer")] == []
+    assert found["json_cpu_vs_not_compiled"] == 0.5
 
 
 def test_the_report_has_every_scenario_and_target() -> None:
@@ -63,7 +70,7 @@ def test_the_report_has_every_scenario_and_target() -> None:
 def test_where_only_some_are_played_the_report_has_these() -> None:
     played = [SCENARIOS["json-1m"]]
     assert markdown(samples(), played, NAMES).count("| specpilot |") == 1
-    assert summary(samples(), played, NAMES) == {"peers": ["fastapi+httpx", "other"]}
+    assert summary(samples(), played, NAMES) == {"peers": ["first peer", "second peer"]}
 
 
 def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:

@@ -44,14 +44,6 @@ async def test_a_policy_takes_effect_in_the_next_tick(rig: Rig) -> None:
     assert rig.store.log[-1].reason == "off"
 
 
-async def test_advise_publishes_the_static_k_and_renews_it(rig: Rig) -> None:
-    rig.store.put_policy(Policy(model=MODEL, mode=Mode.ADVISE), None, 0.0)
-    await rig.tick(20)
-    assert rig.override == Override(3, Cause.ADVISE)
-    assert rig.store.published[MODEL, POOL].version > 42
-    assert (rig.store.log[-1].reason, rig.store.log[-1].k) == ("advise", {"default": 3.0})
-
-
 async def test_a_schedule_that_redis_lost_is_published_again_with_a_newer_version(rig: Rig) -> None:
     await rig.tick(20)
     held = rig.store.published[MODEL, POOL].version

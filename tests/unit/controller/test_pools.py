@@ -2,23 +2,10 @@ from dataclasses import replace
 
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.pools import of_steerable, pool_contexts
-from specpilot.policy.codec import decode, encode
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import EngineRecord
 
-GRAPHS = Graphs("FULL_AND_PIECEWISE", (1, 2, 4, 8, 16), {1: (1, 2, 4), 8: (8, 16)}, (1, 2, 4, 8))
-ENGINE = EngineRecord("a", "http://a", "m", "p", 7, 3, 64, "eagle3", "0.32.0", "0.1.0", 0.0, 0.0, graphs=GRAPHS)
-
-
-def test_a_record_brings_its_graphs_through_redis() -> None:
-    assert decode(EngineRecord, encode(ENGINE)) == ENGINE
-
-
-def test_a_record_of_an_adapter_without_graphs_is_read() -> None:
-    plain = encode(replace(ENGINE, graphs=None)).replace(b',"graphs":null', b"")
-    assert b"graphs" not in plain
-    assert decode(EngineRecord, plain).graphs is None
+ENGINE = EngineRecord("a", "http://a", "m", "p", 7, 3, 64, "eagle3", "0.32.0", "0.1.0", 0.0, 0.0)
 
 
 def test_the_smallest_k_max_and_static_k_of_the_engines_that_can_speculate_are_the_pools() -> None:

@@ -1,9 +1,6 @@
 """What the pages on deploying say exists, exists."""
 
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import yaml
 from specpilot import sagemaker
 from specpilot.policy.settings import load
 from specpilot.up_settings import PROGRAM, UpSettings
-from tests.unit.test_docs import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "get-started").glob("*.md"))
@@ -42,28 +38,6 @@ def test_every_variable_of_an_endpoint_is_documented() -> None:
         assert f"`{sagemaker.PREFIX}{name}`" in page
     for name in (sagemaker.PORT, sagemaker.PORTS, sagemaker.GPUS, f"{sagemaker.MULTI_MODEL}=true"):
         assert f"`{name}`" in page
-
-
-def test_what_cloudwatchs_agent_is_told_to_read_is_there(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "get-started" / "one-machine.md").read_text().split("## Metrics in CloudWatch")[1]
-    [agent], [scraped] = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("json", "yaml"))
-    jobs = {job["job_name"]: job for job in yaml.safe_load(scraped)["scrape_configs"]}
-    found = json.loads(agent)["logs"]["metrics_collected"]["prometheus"]
-    assert found["prometheus_config_path"].endswith("/prometheus.yaml")
-    metrics = documented_metrics()
-    for declared in found["emf_processor"]["metric_declaration"]:
-        assert declared["source_labels"] == ["job"]
-        assert any(re.search(declared["label_matcher"], job) for job in jobs)
-        for selector in declared["metric_selectors"]:
-            [name] = [name for name in metrics if re.search(selector, name)]
-            assert all(set(labels) <= metrics[name] | {"job"} for labels in declared["dimensions"])
-    defaults = UpSettings.model_fields
-    ports = {f"127.0.0.1:{defaults[name].default}" for name in ("port", "admin_port")}
-    assert {target for item in jobs["specpilot"]["static_configs"] for target in item["targets"]} == ports
-    if (program := shutil.which("promtool")) is not None:
-        (tmp_path / "prometheus.yaml").write_text(scraped)
-        command = [program, "check", "config", str(tmp_path / "prometheus.yaml")]
-        assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 def test_the_command_of_the_first_example_is_read() -> None:

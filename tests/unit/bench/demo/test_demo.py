@@ -1,11 +1,7 @@
-from pathlib import Path
-
 import pytest
 
 from specpilot.bench.demo.command import arms_gain, gains_line, main, summary, table
-from specpilot.bench.demo.trace import TRACES, LoadPhase, Trace, read_prompts, read_trace
-from specpilot.demo_model import DEMO_MODEL
-from specpilot.policy.errors import InvalidDocumentError
+from specpilot.bench.demo.trace import LoadPhase, Trace
 
 TRACE = Trace((LoadPhase("calm", 10.0, {"code": 1}), LoadPhase("crowd", 30.0, {"chat": 24})))
 RATES = {"adaptive": [98.0, 200.0], "K=0": [50.0, 200.0], "K=7": [100.0, 120.0]}
@@ -61,27 +57,3 @@ def test_what_cannot_be_compared_is_refused_before_anything_starts(
         main(arguments)
     assert stopped.value.code == 2
     assert fault in capsys.readouterr().err
-
-
-def test_the_shipped_trace_and_prompts_fit_together() -> None:
-    trace = read_trace(TRACES / "demo.json")
-    prompts = read_prompts(DEMO_MODEL / "prompts", trace.prompts)
-    assert set(prompts) == {"code", "chat", "json"}
-    assert all(len(items) >= 100 for items in prompts.values())
-    assert all(item["messages"][-1]["role"] == "user" for items in prompts.values() for item in items)
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ('{"phases": []}', "must not be empty"),
-        ('{"phases": [{"name": "x", "seconds": 0, "demand": {"code": 1}}]}', "seconds is 0"),
-        ('{"phases": [{"name": "x", "seconds": 1, "demand": {"code": 0}}]}', "at least 1 request"),
-        ('{"phases": [{"name": "x", "seconds": 1, "demand": {"Code!": 1}}]}', "not a class name"),
-    ],
-)
-def test_a_wrong_trace_says_what_is_wrong(text: str, word: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(text)
-    with pytest.raises(InvalidDocumentError, match=word):
-        read_trace(path)

@@ -1,6 +1,7 @@
 """A trace with its defaults filled in."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,20 @@ def test_what_is_wrong_is_named(demand: str, fault: str) -> None:
         from_plain(Trace, json.loads(phase(demand)))
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"phases": []}', "must not be empty"),
+        ('{"phases": [{"name": "x", "seconds": 0, "demand": {"code": 1}}]}', "seconds is 0"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(InvalidDocumentError, match=fault):
+        read_trace(path)
+
+
 def test_a_longer_trace_is_the_same_otherwise() -> None:
     trace = Trace((LoadPhase("p", 3.0, {"code": 1}, 1.0),))
     assert trace.stretched(2.0).phases == (LoadPhase("p", 6.0, {"code": 1}, 1.0),)
@@ -56,4 +71,7 @@ def test_a_longer_trace_is_the_same_otherwise() -> None:
 def test_the_shipped_traces_find_their_prompts() -> None:
     for path in TRACES.glob("*.json"):
         names = read_trace(path).prompts
-        assert set(read_prompts(DEMO_MODEL / "prompts", names)) == set(names)
+        prompts = read_prompts(DEMO_MODEL / "prompts", names)
+        assert set(prompts) == set(names)
+        assert all(len(items) >= 100 for items in prompts.values())
+        assert all(item["messages"][-1]["role"] == "user" for items in prompts.values() for item in items)

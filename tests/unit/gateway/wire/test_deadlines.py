@@ -1,8 +1,8 @@
 import pytest
 
-from specpilot.gateway.wire.deadlines import Limits, Overdue, overdue
+from specpilot.gateway.wire.deadlines import Bounds, Overdue, overdue
 
-LIMITS = Limits(
+BOUNDS = Bounds(
     max_body_bytes=1,
     max_bodies_bytes=1,
     connect_timeout_s=1,
@@ -39,7 +39,7 @@ LIMITS = Limits(
 def test_each_phase_has_its_time_outs(
     phase: str, last_at: float, received_at: float, sent_at: float, name: str | None
 ) -> None:
-    found = overdue(LIMITS, phase, 1000, last_at=last_at, received_at=received_at, sent_at=sent_at, is_stream=False)
+    found = overdue(BOUNDS, phase, 1000, last_at=last_at, received_at=received_at, sent_at=sent_at, is_stream=False)
     assert (found.name if found else None) == name
 
 
@@ -49,13 +49,13 @@ def test_a_time_out_names_its_setting() -> None:
 
 def test_a_stream_has_a_bound_of_its_own_on_its_first_byte() -> None:
     times = {"last_at": 984.0, "received_at": 984.0, "sent_at": 984.0}
-    assert overdue(LIMITS, "wait", 1000, **times, is_stream=False) is None
-    assert overdue(LIMITS, "wait", 1000, **times, is_stream=True) == Overdue("stream_first_byte", 15)
-    assert overdue(LIMITS, "wait", 998, **times, is_stream=True) is None
+    assert overdue(BOUNDS, "wait", 1000, **times, is_stream=False) is None
+    assert overdue(BOUNDS, "wait", 1000, **times, is_stream=True) == Overdue("stream_first_byte", 15)
+    assert overdue(BOUNDS, "wait", 998, **times, is_stream=True) is None
 
 
 def test_any_byte_ends_a_streams_silence_and_its_first_content_has_a_bound_beside() -> None:
     times = {"received_at": 950.0, "is_stream": True}
-    assert overdue(LIMITS, "wait", 1000, last_at=990, sent_at=961, **times) is None
-    assert overdue(LIMITS, "wait", 1000, last_at=984, sent_at=961, **times) == Overdue("stream_first_byte", 15)
-    assert overdue(LIMITS, "wait", 1000, last_at=999, sent_at=959, **times) == Overdue("stream_content", 40)
+    assert overdue(BOUNDS, "wait", 1000, last_at=990, sent_at=961, **times) is None
+    assert overdue(BOUNDS, "wait", 1000, last_at=984, sent_at=961, **times) == Overdue("stream_first_byte", 15)
+    assert overdue(BOUNDS, "wait", 1000, last_at=999, sent_at=959, **times) == Overdue("stream_content", 40)
