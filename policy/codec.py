@@ -111,7 +111,7 @@ def plain_words(message: str) -> str:
     text = _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
     for pattern, noun in _NOUNS.items():
         text = re.sub(rf"^must be {pattern}$", f"must be {noun}", text)
-    return text.replace(" after validation", "").replace("Invalid JSON: ", "is no JSON: ")
+    return text.replace(" after validation", "").replace("Invalid JSON: ", "not JSON: ")
 
 
 def faults_of(error: ValidationError) -> tuple[Fault, ...]:

@@ -172,7 +172,7 @@ def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> No
     )
     assert (changed["tokens_per_minute"], changed["expires_at"] is None) == (None, False)
     assert controller.command("key", "rotate", key_id, "--grace", "1h").stdout != key.stdout
-    assert "tokens_per_minute" in controller.command("key", "change", key_id, "--tokens-per-minute", "many").stderr
+    assert "--tokens-per-minute" in controller.command("key", "change", key_id, "--tokens-per-minute", "many").stderr
     other_id = controller.command("key", "create").stderr.split(":")[0]
     revoked = controller.command("key", "revoke", key_id)
     assert (revoked.returncode, revoked.stderr) == (0, "")

@@ -141,7 +141,7 @@ def test_missing_fields_are_reported_plainly() -> None:
         ('{"model": "m", "slo": 5}', {"slo": "must be an object"}),
         ('{"model": "m", "mode": "fast"}', {"mode": "must be 'off', 'advise' or 'act'"}),
         ("[]", {"": "must be an object"}),
-        ("{", {"": "is no JSON: EOF while parsing an object at line 1 column 1"}),
+        ("{", {"": "not JSON: EOF while parsing an object at line 1 column 1"}),
     ],
 )
 def test_faults_are_in_plain_words(text: str, said: dict[str, str]) -> None:
