@@ -84,10 +84,10 @@ check-vllm-versions: setup  ## Whether vLLMs that need not run here have what th
 	for version in $(VLLM_VERSIONS); do $(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$$version || exit; done
 	VLLM_WHEELS=.specpilot/wheels $(BIN)/python -m pytest tests/unit/engine_adapter/vllm/test_reliance.py $(ARGS)
 
-test-vllm: setup  ## The adapter's tests without engines on a vLLM that has no CPU build, over the installed one's: VLLM=0.33.0
+test-vllm: setup  ## The adapter's tests on a vLLM that has no CPU build, over the installed one's: VLLM=0.33.0, TESTS=tests/e2e/test_exact.py
 	$(BIN)/python -m pip download --quiet --no-deps --dest .specpilot/wheels vllm==$(VLLM)
 	$(BIN)/python -m tests.support.vllm_overlay .specpilot/wheels/vllm-$(VLLM)-*.whl .specpilot/vllm-$(VLLM)
-	PYTHONPATH=.specpilot/vllm-$(VLLM):. $(BIN)/python -m pytest tests/unit/engine_adapter/vllm $(ARGS)
+	PYTHONPATH=$(CURDIR)/.specpilot/vllm-$(VLLM):$(CURDIR) $(BIN)/python -m pytest $(or $(TESTS),tests/unit/engine_adapter/vllm) $(ARGS)
 
 read-vllm: setup  ## Write down what the functions are that the adapter relies on, in every accepted vLLM (docs/architecture/vllm-read.md)
 	versions=$$($(BIN)/python -c 'from specpilot.engine_adapter.vllm.versions import ACCEPTED; print(*ACCEPTED)') && \

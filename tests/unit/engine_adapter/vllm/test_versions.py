@@ -44,7 +44,7 @@ def test_an_unfit_vllm_starts_only_with_the_override(
     ("version", "changes", "said"),
     [
         ("0.32.0", (), ""),
-        ("0.33.0", (), "vLLM 0.33.0 was read only"),
+        ("0.33.0", (), "vLLM 0.33.0: no build of it ran"),
         ("0.32.1", ("Scheduler.a", "B.c", "D.e", "F.g"), "0.32.1 is not the one that was read: Scheduler.a, B.c, D.e"),
     ],
 )
