@@ -4,6 +4,7 @@ TPOT of a request is (last token - first token) / (tokens - 1), as vLLM, GuideLL
 from its arrival to its first token. Each measure has one statistic over requests: a percentile, or the mean.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,16 @@ TTFT: Final = "ttft"
 MEASURES: Final = (TPOT, TTFT)
 LEAST_MS, MOST_MS = 0.01, 1e7
 """Bounds on a goal; they only catch typing errors."""
+
+
+SHARPNESS: Final = 16.0
+"""How fast the share of requests within a goal falls as the predicted mean passes it: single requests differ from the
+mean by about a tenth."""
+
+
+def within_ratio(latency: float, bound: float) -> float:
+    """Return the share of requests that are expected within a `bound` if a mean `latency` is predicted for them."""
+    return 1.0 / (1.0 + math.pow(latency / bound, SHARPNESS))
 
 
 class Statistic(StrEnum):

@@ -168,7 +168,8 @@ class LatencyGoals:
             busy = {key: item for key, item in engines.items() if item.running.get(name)}
             # An idle engine shows its last prediction.
             predicted = [item.slo_predicted[name] for item in busy.values() if name in item.slo_predicted]
-            changed[name] = record.margin.step(margins[name], record.unseen, predicted)
+            mean = [item.slo_mean_predicted[name] for item in busy.values() if name in item.slo_mean_predicted]
+            changed[name] = record.margin.step(margins[name], record.unseen, predicted, mean)
             record.unseen = Ended()
             if changed[name] != margins[name]:
                 for key, item in busy.items():

@@ -26,7 +26,9 @@ memory of `MEMORY / (1 - q)`. Requests that ran before a step, or while K was fi
 | where K cannot help                                            | then                                               |
 |----------------------------------------------------------------|----------------------------------------------------|
 | easing, and no engine is near its bound (`SLACK`)              | m stays: the bound is not what limits K            |
-| tightening, and no choice of any engine would keep its bound   | m stays: the goal is *unreachable* by K            |
+| tightening, and no choice of any engine would keep its bound   | the goal is *unreachable* by K: m rises to 1       |
+| tightening, and engines foresaw as many misses (`within_ratio` | m rises to 1: other goals, or throughput, are      |
+| of the class's predicted mean)                                 | worth more                                         |
 
 The margin in force is in the schedule: b / g. So the next leader goes on with it, and a goal that changes begins at 1.
 A change of load resets nothing: a burst comes back, and after `MEMORY` a dozen misses beyond the allowed ones suffice
@@ -36,9 +38,10 @@ for a step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
-from specpilot.policy.latency_goal import Goal, Slo
+from specpilot.policy.latency_goal import Goal, Slo, within_ratio
 from specpilot.policy.schedule import Guidance
 
 LEAST_MARGIN, MOST_MARGIN = 0.3, 3.0
@@ -64,6 +67,9 @@ far below."""
 
 BROKEN = 1.02
 """The bound is broken if the slowest group is predicted beyond this multiple of it."""
+
+LEAST_FORESEEN = 0.1
+"""Smallest share of misses that counts as foreseen. Below, the form of the distribution's tail is not known."""
 
 _DIGITS = 3
 _MS = 1000.0
@@ -103,27 +109,36 @@ class Margin:
     count: float = 0.0
     missed: float = 0.0
     tpot_s: float = 0.0
+    foreseen: float = 0.0  # misses
     share: float = 1.0  # of a step
     is_easing: bool = False  # the last step
 
-    def step(self, margin: float, ended: Ended, predicted_s: Sequence[float]) -> float:
+    def step(
+        self, margin: float, ended: Ended, predicted_s: Sequence[float], mean_predicted_s: Sequence[float]
+    ) -> float:
         """Add requests that ended, and return the margin from now on.
 
         `predicted_s`: of each engine with such requests the predicted latency of its slowest group; where that exceeds
-        the bound, as fast as any K can make it.
+        the bound, as fast as any K can make it. `mean_predicted_s`: of each such engine that of the whole class.
         """
         self.count += ended.requests
         self.missed += ended.missed
         self.tpot_s += ended.tpot_s
-        change, bound_s = self._change(), self.goal.ms * margin / _MS
+        bound_s = self.goal.ms * margin / _MS
+        foreseen = 1 - within_ratio(fmean(mean_predicted_s), bound_s) if mean_predicted_s else 0.0
+        if foreseen > LEAST_FORESEEN:
+            self.foreseen += foreseen * ended.requests
+        most = self.foreseen + DEVIATIONS * math.sqrt(self.foreseen) + 1
+        is_foreseen = self.goal.statistic.ratio is not None and self.foreseen > 0 and self.missed <= most
+        change = self._change()
         is_broken = bool(predicted_s) and min(predicted_s) > BROKEN * bound_s
         self.is_unreachable = is_broken and (change < 0 or self.is_unreachable)
         if not change:
             return margin
-        self.count = self.missed = self.tpot_s = 0.0
-        tightens_nothing = is_broken or not predicted_s
-        eases_nothing = max(predicted_s, default=0.0) * SLACK < bound_s
-        if tightens_nothing if change < 0 else eases_nothing:
+        self.count = self.missed = self.tpot_s = self.foreseen = 0.0
+        if change < 0 and (is_broken or is_foreseen or not predicted_s):
+            return max(margin, min(round(margin * math.exp(EASIEST_STEP), _DIGITS), 1.0))
+        if change > 0 and max(predicted_s, default=0.0) * SLACK < bound_s:
             return margin
         is_turn = self.is_easing != (change > 0)
         self.share, self.is_easing = min(max(self.share * (0.5 if is_turn else 1.5), LEAST_SHARE), 1.0), change > 0
@@ -148,6 +163,7 @@ class Margin:
         """Keep half of the evidence if it is of more than `most` requests."""
         if self.count > most:
             self.count, self.missed, self.tpot_s = self.count / 2, self.missed / 2, self.tpot_s / 2
+            self.foreseen /= 2
 
 
 def _limited(change: float) -> float:

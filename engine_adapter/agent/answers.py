@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specpilot.engine_adapter.law.batch_choice import Estimates, Requirements
-from specpilot.engine_adapter.law.forecast import Decodes, Turns, chosen_k, fixed_k, k_by_load, loads, predicted
+from specpilot.engine_adapter.law.forecast import Decodes, chosen_k, fixed_k, k_by_load, loads, predicted
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import Answer, Kind, Question
@@ -89,7 +89,7 @@ class Answers:
         batch: Counter[Decodes],
     ) -> dict[str, Any]:
         law, between = self._scheduler.law, self._between
-        in_force = Turns({group: group.k for group in batch})
+        in_force = {group: group.k for group in batch}
         override = guidance.override if question.guidance is not None else None
         if override is None:
             chosen = chosen_k(estimates, requirements, batch, between)
@@ -101,8 +101,8 @@ class Answers:
         static_k = law.own_static_k if guidance.static_k is None else guidance.static_k
         ways = {"in_force": in_force, "chosen": chosen, "static": fixed_k(guidance.fixed_k(static_k, law.k_max), batch)}
         predictions: dict[str, Any] = {}
-        for name, turns in ways.items():
-            predictions[name] = predicted(estimates, requirements, batch, turns)
+        for name, k_of in ways.items():
+            predictions[name] = predicted(estimates, requirements, batch, k_of)
             between()
         groups = tuple(law.groups(between)) if question.guidance is None else ()
         measured = self._scheduler.latencies.measured_ms()

@@ -1,4 +1,4 @@
-"""Groups a batch's decodes, and has K chosen for each group by `law.choice.Chooser`: the most tokens per second.
+"""Groups a batch's decodes, and has K chosen for each group: the step with the largest worth (`law.step_worth`).
 
 The inputs are the engine's `Estimates` and the `Requirements` of the classes.
 
@@ -20,17 +20,14 @@ Where all decodes of a step need one K, unprobed decodes count for the band in w
 If one of these K is above 0, the step drafts. In such a step the other unprobed requests may get free first drafts
 (`plan.probes`).
 
-Where the choice for throughput alone would exceed a bound on latency, two further ones are compared (`Aim`), and any
-two of the three in turn: some steps with one, the others of each `TURN_STEPS` steps with the other. The worth of the
-mean step decides (`law.step_worth`).
+Where the choice for throughput alone is near a bound on latency or beyond it, `law.goal_choice` chooses. Unprobed
+decodes then count for the band in which they start. An empty band has K of the nearest band of its requirement that has
+decodes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import combinations
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -38,19 +35,9 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.choice import Chooser
+from specpilot.engine_adapter.law.goal_choice import GoalChooser
 from specpilot.engine_adapter.law.prices import Prices
-from specpilot.engine_adapter.law.step_worth import (
-    PRICE,
-    Group,
-    Step,
-    hopes,
-    keeps_slos,
-    mean,
-    step_in_turn,
-    step_of,
-    worth_of_step,
-    worths,
-)
+from specpilot.engine_adapter.law.step_worth import Group, Step, keeps_slos, step_of
 from specpilot.policy.bands import BANDS
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
@@ -71,36 +58,10 @@ MOST_CHOOSERS = 48
 """Largest number of choosers that `Estimates` cache. It bounds their memory while no refresh replaces them."""
 
 
-TURN_STEPS = 16
-"""Steps in which two choices take one turn. A reply should last for several turns, and a change of K costs a catching
-up."""
+CLEAR = 0.75
+"""A predicted latency up to this multiple of its bound needs no look at it: 99 % of the requests are within it."""
 
-LEAST_TURN_GAIN = 1.15
-"""Two choices take turns only if that is worth so much more than either alone, as near a cliff. In simulation with 1.01
-they took turns for gains that catching up then cost: 0.93 instead of 0.97 of the best single K's throughput."""
-
-_SHARES = np.arange(1, TURN_STEPS) / TURN_STEPS
 _MS = 1000.0
-
-
-class Aim(Enum):
-    """What a chooser aims at: P of latency bounds, and the weight of requests without a bound beside their own."""
-
-    THROUGHPUT = (0.0, 1.0)
-    BOTH = (PRICE, 1.0)
-    GOALS = (4 * PRICE, 1e-3)
-
-
-class Search(NamedTuple):
-    """How K is chosen: among the widths near `near_width` (`None`: all), for `aim`, with this `hope` by group's code.
-
-    `between` is called between two parts of the computation. Without any `hope` it is 1.
-    """
-
-    near_width: int | None = None
-    between: Callable[[], None] | None = None
-    aim: Aim = Aim.BOTH
-    hope: Mapping[int, float] = {}
 
 
 class Requirements(NamedTuple):
@@ -136,37 +97,40 @@ class Requirements(NamedTuple):
 class Estimates:
     """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor.
 
-    `choosers` caches the choosers made from these estimates, by their aim and the codes of their groups.
+    `choosers` caches the choosers made from these estimates, by the codes of their groups.
     """
 
     lengths: Vector
     prices: Prices
     slowdown: float
-    choosers: dict[tuple[Aim, tuple[int, ...]], tuple[Requirements, Chooser]] = field(default_factory=dict)
+    choosers: dict[tuple[int, ...], tuple[Requirements, Chooser]] = field(default_factory=dict)
 
-    def k_of(self, requirements: Requirements, decodes: Mapping[int, int], search: Search) -> dict[int, int]:
-        """Return K by group of a batch that has these groups, with so many decodes in each."""
-        codes, (near_width, between, aim, hope) = tuple(decodes), search
-        made_for, chooser = self.choosers.get((aim, codes), (None, None))
+    def k_of(
+        self,
+        requirements: Requirements,
+        decodes: Mapping[int, int],
+        near_width: int | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> dict[int, int]:
+        """Return K by group, for throughput, of a batch that has these groups, with so many decodes in each."""
+        codes = tuple(decodes)
+        made_for, chooser = self.choosers.get(codes, (None, None))
         if chooser is None or made_for is not requirements:
-            price, others = aim.value
             groups = [group_of(requirements, self, code) for code in codes]
-            groups = [item if item.itl_slo_s else item._replace(weight=others * item.weight) for item in groups]
-            chooser = Chooser(groups, self.lengths, self.prices, requirements.objective, price)
+            chooser = Chooser(groups, self.lengths, self.prices, requirements.objective)
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
-            self.choosers[aim, codes] = requirements, chooser
+            self.choosers[codes] = requirements, chooser
         if between is not None:
             between()
-        by_group = [max(hope.get(code, 0.0), hope.get(code | UNPROBED, 0.0)) for code in codes] if hope else None
-        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between, by_group), strict=True))
+        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between), strict=True))
 
 
 class Choice(NamedTuple):
     """K by group, and the estimates, the requirements and the decodes by group from which it was chosen.
 
-    The object is replaced as a whole. `width` is the largest K. In `turned` of each `TURN_STEPS` steps K is `turned_k`
-    instead. `fastest` is the choice for goals alone; empty if the choice for throughput alone keeps all bounds.
+    The object is replaced as a whole. `width` is the largest K. `fastest` is the choice for goals alone, and that of
+    the last choice after a quick one; empty if the choice for throughput alone is clearly within all bounds.
     """
 
     estimates: Estimates | None
@@ -174,8 +138,6 @@ class Choice(NamedTuple):
     counts: Counter[int]
     k_of: Mapping[int, int]
     width: int = 0
-    turned_k: Mapping[int, int] = {}
-    turned: int = 0
     fastest: Mapping[int, int] = {}
 
     @property
@@ -185,80 +147,60 @@ class Choice(NamedTuple):
         return [group_of(self.requirements, self.estimates, code, count) for code, count in self.counts.items()]
 
     def step(self, k_of: Mapping[int, int] | None = None) -> Step:
-        """Return the mean step of the choice, or that of other K by group."""
-        if k_of is not None:
-            return self._step(k_of)
-        if not self.turned:
-            return self._step(self.k_of)
-        return mean(self.in_turn(self.k_of), self.in_turn(self.turned_k), self.turned / TURN_STEPS)
-
-    def in_turn(self, k_of: Mapping[int, int]) -> Step:
-        """Return the step of K by group that takes turns with others."""
+        """Return the step of the choice, or that of other K by group."""
         assert self.estimates is not None
-        return step_in_turn(self.groups, self.estimates.lengths, self.estimates.prices, self._ks(k_of))
-
-    def _step(self, k_of: Mapping[int, int]) -> Step:
-        assert self.estimates is not None
-        return step_of(self.groups, self.estimates.lengths, self.estimates.prices, self._ks(k_of))
-
-    def _ks(self, k_of: Mapping[int, int]) -> list[int]:
-        return [k_of[code] for code in self.counts]
+        ks = [(self.k_of if k_of is None else k_of)[code] for code in self.counts]
+        return step_of(self.groups, self.estimates.lengths, self.estimates.prices, ks)
 
 
 def chosen(
     estimates: Estimates,
     requirements: Requirements,
     counts: Counter[int],
-    near_width: int | None = None,
+    last: Choice | None = None,
     between: Callable[[], None] | None = None,
 ) -> Choice:
-    """Choose K for each band of each requirement in `counts`; `near_width`: only near it, which takes less time.
+    """Choose K for each band of each requirement in `counts`; with the `last` choice only near it, in less time.
 
     `between` is called between two parts of the computation.
     """
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
     is_new = unprobed > UNPROBED_RATIO * counts.total() and not estimates.prices.need_one_k
     way = _k_of_each_alone if is_new else k_of_batch
-
-    def choice_of(aim: Aim, hope: Mapping[int, float] = MappingProxyType({})) -> Choice:
-        k_of = way(estimates, requirements, counts, Search(near_width, between, aim, hope))
-        return Choice(estimates, requirements, counts, k_of, max(k_of.values()))
-
-    choice = choice_of(Aim.THROUGHPUT)
-    if requirements.has_bounds and not keeps_slos(choice.groups, choice.step()):
-        fastest = choice_of(Aim.GOALS)
-        hope = dict(zip(counts, hopes(choice.groups, fastest.step()), strict=True))
-        choice = _with_turns([choice, choice_of(Aim.BOTH, hope), fastest], [*hope.values()])
-    drafts_nothing = not choice.turned and not any(choice.k_of[code] for code in counts)
-    if near_width is not None and drafts_nothing:  # a smaller width may be worth its cost
-        return chosen(estimates, requirements, counts)
+    k_of = way(estimates, requirements, counts, last.width if last is not None else None, between)
+    choice = Choice(estimates, requirements, counts, k_of, max(k_of.values()))
+    if requirements.has_bounds and not keeps_slos(choice.groups, choice.step(), CLEAR):
+        choice = _with_goals(choice, last, between)
+    if last is not None and not any(choice.k_of[code] for code in counts):  # a smaller width may be worth its cost
+        return chosen(estimates, requirements, counts, None, between)
     return choice
 
 
-def _with_turns(choices: Sequence[Choice], hope: Sequence[float]) -> Choice:
-    """Return the choice with the largest worth, alone or in turn with another; the last one is for goals alone."""
-    objective = choices[0].requirements.objective
-    groups = [group._replace(hope=each) for group, each in zip(choices[0].groups, hope, strict=True)]
-    steps = [choice.step() for choice in choices]
-    values = [worth_of_step(groups, step, objective) for step in steps]
-    most = max(values)
-    best = choices[values.index(most)]._replace(fastest=choices[-1].k_of)
-    steps = [choice.in_turn(choice.k_of) for choice in choices]
-    for one, other in combinations(range(len(choices)), 2):
-        if choices[one].k_of == choices[other].k_of:
-            continue
-        both = [mean(steps[one], steps[other], share) for share in _SHARES]
-        seconds, lengths = np.array([step.seconds for step in both]), np.array([step.lengths for step in both])
-        values_in_turn = worths(groups, seconds, lengths, objective)
-        at = int(values_in_turn.argmax())
-        if values_in_turn[at] > most * LEAST_TURN_GAIN:
-            most, turned = float(values_in_turn[at]), at + 1
-            usual, rare = choices[one], choices[other]
-            if turned > TURN_STEPS // 2:
-                usual, rare, turned = rare, usual, TURN_STEPS - turned
-            width = max(usual.width, rare.width)
-            best = usual._replace(width=width, turned_k=rare.k_of, turned=turned, fastest=choices[-1].k_of)
-    return best
+def _with_goals(choice: Choice, last: Choice | None, between: Callable[[], None] | None) -> Choice:
+    """Return the choice that goals change from the `choice` for throughput; near the `last` one if there is one."""
+    estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
+    assert estimates is not None
+    decodes: Counter[int] = Counter()
+    for code, count in counts.items():
+        decodes[code & ~UNPROBED] += count
+    groups = [group_of(requirements, estimates, code, count) for code, count in decodes.items()]
+    chooser = GoalChooser(groups, estimates.lengths, estimates.prices, requirements.objective, between)
+    if last is not None and last.fastest and last.requirements is requirements and decodes.keys() <= last.k_of.keys():
+        ks, fastest = chooser.nearby([last.k_of[code] for code in decodes]), last.fastest
+    else:
+        start = [choice.k_of.get(code, choice.k_of[code | UNPROBED]) for code in decodes]
+        alone = chooser.fastest(start)
+        ks, fastest = chooser.best(start, alone), _of_every_band(dict(zip(decodes, alone, strict=True)))
+    return choice._replace(k_of=_of_every_band(dict(zip(decodes, ks, strict=True))), width=max(ks), fastest=fastest)
+
+
+def _of_every_band(k_of: Mapping[int, int]) -> dict[int, int]:
+    """Return K of each band of the requirements in `k_of`: that of the nearest band in it."""
+    every = {
+        code: k_of[min((at for at in k_of if not (at ^ code) >> REQUIREMENT_AT), key=lambda at: abs(at - code))]
+        for code in _codes_of(k_of)
+    }
+    return every | {code | UNPROBED: k for code, k in every.items()}
 
 
 def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
@@ -291,15 +233,13 @@ def k_of_every_group(
         alike: Counter[int] = Counter()
         for code, count in counts.items():
             alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
-        k_of |= k_of_batch(estimates, requirements, alike, Search(between=between))
+        k_of |= k_of_batch(estimates, requirements, alike, None, between)
         one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
         for code in _codes_of(alike):
             if not alike[code] + alike[code | UNPROBED]:
                 between()
                 moved = alike - one + Counter({code: 1})
-                k_of[code] = k_of[code | UNPROBED] = k_of_batch(
-                    estimates, requirements, moved, Search(between=between)
-                )[code]
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
     return k_of
 
 
@@ -307,27 +247,32 @@ def k_of_batch(
     estimates: Estimates,
     requirements: Requirements,
     counts: Counter[int],
-    search: Search = Search(),  # noqa: B008 - frozen
+    near_width: int | None = None,
+    between: Callable[[], None] | None = None,
 ) -> dict[int, int]:
-    """Return K by group for the batch; a decode without a verified draft counts for the band in which it starts."""
+    """Return K by group for the batch, for throughput; an unprobed decode counts for the band in which it starts."""
     decodes = {code: counts[code] + counts[code | UNPROBED] for code in _codes_of(counts)}
-    k_of = estimates.k_of(requirements, decodes, search)
+    k_of = estimates.k_of(requirements, decodes, near_width, between)
     return k_of | {code | UNPROBED: k for code, k in k_of.items()}
 
 
 def _k_of_each_alone(
-    estimates: Estimates, requirements: Requirements, counts: Counter[int], search: Search
+    estimates: Estimates,
+    requirements: Requirements,
+    counts: Counter[int],
+    near_width: int | None,
+    between: Callable[[], None] | None,
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
     decodes = {code: counts[code | UNPROBED] for code in _codes_of(counts)}
-    unprobed = estimates.k_of(requirements, decodes, search)
+    unprobed = estimates.k_of(requirements, decodes, near_width, between)
     k_of = {code | UNPROBED: k for code, k in unprobed.items()}
     for code in counts.keys() - k_of.keys():
-        k_of |= estimates.k_of(requirements, {code: counts.total()}, search._replace(near_width=None))
+        k_of |= estimates.k_of(requirements, {code: counts.total()}, None, between)
     return k_of
 
 
-def _codes_of(counts: Counter[int]) -> tuple[int, ...]:
+def _codes_of(counts: Iterable[int]) -> tuple[int, ...]:
     """Return the code of every band of each requirement in `counts`, without `UNPROBED`."""
     present = sorted({code >> REQUIREMENT_AT for code in counts})
     return tuple([index << REQUIREMENT_AT | band for index in present for band in range(BANDS)])

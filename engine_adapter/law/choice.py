@@ -1,4 +1,4 @@
-"""Chooses K for each group of running decodes: the step with the largest worth (`law.step_worth` defines it). Pure.
+"""Chooses K for each group of running decodes: the step with the largest R (`law.step_worth` defines it). Pure.
 
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
 this list wins. A position costs one token to verify for each decode of its group. The first position of a draft also
@@ -11,14 +11,14 @@ A step that drafts for only some decodes is also charged for the later catching 
 (`Prices.catch_up_s`). The time of catching up with a present backlog is not charged: it is spent once, in a few steps,
 while the drafts gain over the rest of the reply.
 
-Bounds on latency price the prefixes, not the order of the list. A group whose smallest K is above 0 drafts in any case,
-so its slots are not part of the cost of its first position.
+Bounds on latency are not looked at (`law.goal_choice`). A group whose smallest K is above 0 drafts in any case, so its
+slots are not part of the cost of its first position.
 
 Where all decodes of a step need one K (`Graphs.need_one_k`), the candidates are 0 to K_max for all groups, each within
 its group's bounds.
 
-All widths and prefixes are evaluated together in about twenty numpy operations. Without latency bounds and lower bounds
-on K this number does not grow with the number of groups. The order of the positions depends on the total number of
+All widths and prefixes are evaluated together in about twenty numpy operations. Without lower bounds on K
+this number does not grow with the number of groups. The order of the positions depends on the total number of
 decodes, not on their distribution over the groups, so `Chooser` caches it. A thread beside that of the engine's steps
 evaluates a few widths at a time, and lets the other thread run in between.
 """
@@ -27,22 +27,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specpilot.engine_adapter.law.prices import Prices
 from specpilot.engine_adapter.law.step_worth import (
-    PRICE,
     Group,
+    Ints,
     Vector,
     catch_up_s,
-    goal_shares,
     rate,
     step_of,
     worth_of_step,
 )
 from specpilot.policy.schedule import Objective
 
-Ints = NDArray[np.int64]
 NEAR_WIDTHS = 1
 """A quick choice compares the last width and this many widths on either side of it. With 1, a choice among 24 groups
 takes half the time of one that compares all seven widths."""
@@ -57,19 +54,19 @@ a millisecond."""
 
 
 class _Lowest(NamedTuple):
-    """The step in which every group has its smallest K: its tokens, decodes drafted for, V, and worth."""
+    """The step in which every group has its smallest K: its tokens, decodes drafted for, V, and R."""
 
     tokens: int
     drafted: int
     value: float
-    worth: float
+    rate: float
 
 
 class Chooser:
     """Chooses K repeatedly for the same groups; `lengths` [bands, K_max + 1] is AL by K.
 
     Only the groups' numbers of decodes change from call to call. Everything else is computed once, so a later choice
-    takes less time than the first. `price` is P of latency bounds.
+    takes less time than the first.
     """
 
     def __init__(
@@ -78,11 +75,9 @@ class Chooser:
         lengths: Vector,
         prices: Prices,
         objective: Objective = Objective.THROUGHPUT,
-        price: float = PRICE,
     ) -> None:
-        self._groups, self._prices, self._objective, self._lengths = groups, prices, objective, lengths
-        self._present = groups  # with the hope of the present call
-        self._price, self._has_goals = price, price > 0 and any(group.itl_slo_s for group in groups)
+        self._groups = [group._replace(itl_slo_s=0.0) for group in groups]
+        self._prices, self._objective, self._lengths = prices, objective, lengths
         k_max = self._k_max = lengths.shape[1] - 1
         bands, low, high = np.array([(group.band, group.low, group.high) for group in groups]).T
         weight = np.array([group.weight for group in groups])
@@ -119,25 +114,21 @@ class Chooser:
         decodes: Sequence[int],
         near_width: int | None = None,
         between: Callable[[], None] | None = None,
-        hope: Sequence[float] | None = None,
     ) -> list[int]:
-        """Return K of each group; `decodes` are not all 0. `hope` is that of each group, by default that of `Group`.
+        """Return K of each group; `decodes` are not all 0.
 
         With `near_width`, the candidates are the widths within `NEAR_WIDTHS` of it, and the smallest K for each group.
         With `between`, some widths are evaluated at a time, and it is called between them.
         """
         if self._is_fixed:
             return list(self._low_k)
-        self._present = self._groups
-        if hope is not None:
-            self._present = [group._replace(hope=each) for group, each in zip(self._groups, hope, strict=True)]
         if self._prices.need_one_k:
             each_k: list[list[int]] = [np.clip(k, self._low, self._high).tolist() for k in range(self._k_max + 1)]
-            return max(each_k, key=lambda ks: self._worth_at(decodes, ks))
+            return max(each_k, key=lambda ks: self._rate_at(decodes, ks))
         count = np.array(decodes, dtype=np.float64)
         lowest = self._lowest(sum(decodes), count, decodes)
         narrow, wide = self._range(near_width, count)
-        best, drafted = lowest.worth, None
+        best, drafted = lowest.rate, None
         at_once = wide if between is None else max(1, POSITIONS_AT_ONCE // self._group_of.size)
         for first in range(narrow, wide + 1, at_once):
             worth, groups = self._best(decodes, count, lowest, first, min(first + at_once - 1, wide))
@@ -175,8 +166,6 @@ class Chooser:
             seconds[last] += np.where(is_uniform, prices.uniform_extra_s(n, self._k_max)[widths], 0.0)
         seconds += catch_up_s(prices, n, drafted)
         worth = rate(value + lowest.value, seconds, self._objective)
-        if self._has_goals:
-            worth *= self._kept_ratio(decodes, self._group_of[order], seconds)
         worth += self._penalty[chosen]
         at = int(worth.argmax())
         row, last_taken = divmod(at, worth.shape[1])
@@ -215,28 +204,16 @@ class Chooser:
     def _lowest(self, n: int, count: Vector, decodes: Sequence[int]) -> _Lowest:
         """Return the step in which every group has its smallest K."""
         value = float(count @ self._low_value)
-        if not self._least_width and not self._has_goals:
+        if not self._least_width:
             plain = rate(np.array(value), np.array(self._prices.plain_s(n)), self._objective)
             return _Lowest(n, 0, value, float(plain))
         drafted = int(count[self._low > 0].sum())
-        return _Lowest(n + int(count @ self._low), drafted, value, self._worth_at(decodes, self._low_k))
+        return _Lowest(n + int(count @ self._low), drafted, value, self._rate_at(decodes, self._low_k))
 
-    def _worth_at(self, decodes: Sequence[int], ks: Sequence[int]) -> float:
-        """Return the worth of the step of these K by group."""
-        groups = [group._replace(decodes=number) for group, number in zip(self._present, decodes, strict=True)]
-        step = step_of(groups, self._lengths, self._prices, ks)
-        return worth_of_step(groups, step, self._objective, self._price)
-
-    def _kept_ratio(self, decodes: Sequence[int], owner: Ints, seconds: Vector) -> Vector:
-        """Return what the price of latency bounds leaves of the rate, by width and number of positions taken."""
-        cost = np.zeros(owner.shape)
-        for at, share in goal_shares(self._present, decodes):
-            group = self._present[at]
-            k = np.minimum(group.low + (owner == at).cumsum(axis=1), self._k_max)
-            excess = seconds / self._lengths[group.band][k] / group.itl_slo_s
-            cost += share * np.log(np.maximum(excess, 1.0))
-        ratio: Vector = np.exp(-self._price * cost)
-        return ratio
+    def _rate_at(self, decodes: Sequence[int], ks: Sequence[int]) -> float:
+        """Return R of the step of these K by group."""
+        groups = [group._replace(decodes=number) for group, number in zip(self._groups, decodes, strict=True)]
+        return worth_of_step(groups, step_of(groups, self._lengths, self._prices, ks), self._objective)
 
 
 def _number_that_would_pay(decodes: Vector, density: Vector, rate: float) -> int:

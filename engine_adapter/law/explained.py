@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
-from specpilot.engine_adapter.law.batch_choice import BAND, REQUIREMENT_AT, TURN_STEPS, Choice, group_of
+from specpilot.engine_adapter.law.batch_choice import BAND, REQUIREMENT_AT, Choice, group_of
 from specpilot.engine_adapter.law.step_worth import Group, Worth, worth_of
 from specpilot.policy.schedule import Objective
 
@@ -30,7 +30,7 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
             "unprobed": bool(code & UNPROBED),
             "decodes": counts[code],
             "k": k,
-            "why": "; ".join([*(_reason(item, code & BAND) for item in positions), *_further(choice, code, group, k)]),
+            "why": "; ".join([*(_reason(item, code & BAND) for item in positions), *_further(choice, group, k)]),
             "positions": [
                 {
                     "position": item.position,
@@ -50,7 +50,7 @@ def _reason(worth: Worth, band: int) -> str:
     )
 
 
-def _further(choice: Choice, code: int, group: Group, k: int) -> list[str]:
+def _further(choice: Choice, group: Group, k: int) -> list[str]:
     """Return by what K was chosen besides the worth and the cost of its positions."""
     if not choice.counts:
         return ["kept by a freeze"]
@@ -65,7 +65,4 @@ def _further(choice: Choice, code: int, group: Group, k: int) -> list[str]:
         texts.append("chosen for latency goals too")
     if choice.estimates.prices.need_one_k:
         texts.append("all decodes of a step get one K")
-    turned = choice.turned_k.get(code)
-    if turned is not None and turned != k:
-        texts.append(f"K = {turned} in {choice.turned} of {TURN_STEPS} steps, for a latency goal")
     return texts

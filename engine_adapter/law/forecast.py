@@ -13,14 +13,13 @@ from typing import NamedTuple
 from specpilot.engine_adapter.law.batch_choice import (
     BAND,
     REQUIREMENT_AT,
-    TURN_STEPS,
     Choice,
     Estimates,
     Requirements,
     chosen,
     group_of,
 )
-from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, mean, step_in_turn, step_of, tokens_of
+from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, step_of, tokens_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
@@ -46,49 +45,32 @@ Batch = Mapping[Decodes, int]
 Pause = Callable[[], None]
 
 
-class Turns(NamedTuple):
-    """K of each group of a batch; in a `share` of the steps it is `turned_k`."""
-
-    k_of: Mapping[Decodes, int]
-    turned_k: Mapping[Decodes, int] = {}
-    share: float = 0.0
-
-
-def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> Turns:
+def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> dict[Decodes, int]:
     """Return K of each group of the batch by the law, with these requirements."""
     apart = replace(estimates, choosers={})
     choice = chosen(apart, requirements, _counts(requirements, batch), None, between)
-    k_of = {group: choice.k_of[_code(requirements, group)] for group in batch}
-    if not choice.turned:
-        return Turns(k_of)
-    turned_k = {group: choice.turned_k[_code(requirements, group)] for group in batch}
-    return Turns(k_of, turned_k, choice.turned / TURN_STEPS)
+    return {group: choice.k_of[_code(requirements, group)] for group in batch}
 
 
-def fixed_k(k_of: Mapping[str, int], batch: Batch) -> Turns:
+def fixed_k(k_of: Mapping[str, int], batch: Batch) -> dict[Decodes, int]:
     """Return K of each group of the batch from K by class."""
-    return Turns({group: k_of.get(group.traffic_class, k_of[DEFAULT_CLASS]) for group in batch})
+    return {group: k_of.get(group.traffic_class, k_of[DEFAULT_CLASS]) for group in batch}
 
 
-def predicted(estimates: Estimates, requirements: Requirements, batch: Batch, turns: Turns) -> Prediction:
+def predicted(
+    estimates: Estimates, requirements: Requirements, batch: Batch, k_of: Mapping[Decodes, int]
+) -> Prediction:
     """Return the prediction for these K of the groups of a batch, weighted by `requirements`."""
     groups = [group_of(requirements, estimates, _code(requirements, each), count) for each, count in batch.items()]
-    k_of, turned_k, share = turns
-    of_ks = step_in_turn if turned_k else step_of
-    usual, turned = (
-        of_ks(groups, estimates.lengths, estimates.prices, [ks[each] for each in batch])
-        for ks in (k_of, turned_k or k_of)
-    )
-    step = mean(usual, turned, share)
+    step = step_of(groups, estimates.lengths, estimates.prices, [k_of[each] for each in batch])
     step_s = step.seconds * estimates.slowdown
     decodes: Counter[str] = Counter()
-    drafted: dict[str, float] = {}
+    drafted: Counter[str] = Counter()
     lengths: dict[str, float] = {}
     for (each, count), length in zip(batch.items(), step.lengths, strict=True):
         name = each.traffic_class
         decodes[name] += count
-        k = (1 - share) * k_of[each] + share * turned_k.get(each, 0)
-        drafted[name] = drafted.get(name, 0.0) + count * k
+        drafted[name] += count * k_of[each]
         lengths[name] = lengths.get(name, 0.0) + count * float(length)
     return Prediction(
         k={name: drafted[name] / count for name, count in decodes.items()},
@@ -176,8 +158,7 @@ def k_by_load(
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():
             code = _code(requirements, Decodes(name, band, 0))
-            k = float(choice.k_of[code])
-            k += (choice.turned_k.get(code, k) - k) * choice.turned / TURN_STEPS
+            k = choice.k_of[code]
             for row in (name, ALL_CLASSES):
                 whole, weighted = sums.setdefault(row, [0.0, 0.0])
                 sums[row] = [whole + share, weighted + share * k]

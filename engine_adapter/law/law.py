@@ -5,7 +5,7 @@ the plan left out (`note_plan`). The exporter's thread adds evidence (`learn`) a
 second (`refresh`). It publishes them as one object, `estimates`, so the scheduler's thread sees the old ones or the new
 ones, never a mixture.
 
-`law.choice.Chooser` chooses K of each group of the batch (`batch_choice`). K by group is kept from step to step: a
+`batch_choice` chooses K of each group of the batch. K by group is kept from step to step: a
 decode that changes its band has the K of the new band in the next step. K is chosen anew
 
 - by the exporter's thread after each refresh, among all widths of the drafter;
@@ -54,7 +54,6 @@ from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
 from specpilot.engine_adapter.law.band_acceptance import BandAcceptance
 from specpilot.engine_adapter.law.batch_choice import (
     REQUIREMENT_AT,
-    TURN_STEPS,
     Choice,
     Estimates,
     Requirements,
@@ -91,8 +90,6 @@ decodes. With fewer, single requests would determine this price."""
 LEFT_OUT_DECAY = 0.9995
 """Both sums behind the price of leaving requests out are multiplied by this in each step that contributes to them: a
 memory of 2,000 steps."""
-
-_ALL = 1 << 30
 
 NO_GUIDANCE = Guidance()
 """Used before any guidance: no bounds."""
@@ -151,7 +148,6 @@ class EngineLaw:
         self._catch_up_s = 0.0  # seconds in which these decodes caught up
         self._latest: _Latest | None = None
         self._held: _Held | None = None
-        self._turn = 0  # the place of the latest step in its turn
         self.follow(NO_GUIDANCE)
 
     def follow(self, guidance: Guidance) -> None:
@@ -203,25 +199,10 @@ class EngineLaw:
         if not is_current or not is_like(counts, choice, len(requests)):
             self.choices += 1
             is_alike = len(requests) <= 2 * choice.counts.total() <= 4 * len(requests)
-            near_width = choice.width or None if is_alike else None  # otherwise the best width may be far from it
-            self._choice = choice = chosen(estimates, requirements, counts, near_width)
+            last = choice if is_alike and choice.width else None  # otherwise the best width may be far from the last
+            self._choice = choice = chosen(estimates, requirements, counts, last)
         k_of = choice.k_of
-        if choice.turned:
-            self._turn = (self._turn + 1) % TURN_STEPS
-            k_of = choice.turned_k if self._turn < choice.turned else k_of
         return [k_of[group] for group in groups]
-
-    @property
-    def steps_with_same_k(self) -> int:
-        """The number of further steps whose K is that of the latest one, if the choice stays."""
-        turned, turn = self._choice.turned, self._turn
-        if not turned or self._held is not None:
-            return _ALL
-        return (turned if turn < turned else TURN_STEPS) - 1 - turn
-
-    def skip_steps(self, count: int) -> None:
-        """Count steps that repeated the latest one."""
-        self._turn = (self._turn + count) % TURN_STEPS
 
     def note_plan(self, decodes: int, drafted: int, backlog_rows: int) -> None:
         """Record a plan.

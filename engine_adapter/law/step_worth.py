@@ -1,22 +1,25 @@
-"""Defines what the choice of K maximises: the worth of a step, or of several in turn. Pure; one choice at a time.
+"""Defines what the choice of K maximises: the worth of a step. Pure; one choice at a time, or many together.
 
-    worth = R * prod_g (b_g / l_g)^(P s_g),    R = V / T,    V = sum_g w_g n_g AL_g,    l_g = T / AL_g
+    worth = R prod_c (LATE + (1 - LATE) A_c)^sqrt(s_c),    R = V / T,    V = sum_g w_g n_g AL_g,    l_g = T / AL_g
+    A_c = the mean over the decodes of goal c of 1 / (1 + (l_g / b_c)^SHARPNESS)
 
 g: groups; w: weight; n: decodes; AL: acceptance length, the mean tokens per decode and step; T: seconds of the step;
-l: latency, the mean seconds per token of a decode; b: its bound. The product is over the groups with l > b. s is the
-group's share of the decodes with its bound, times its weight over the largest weight that has a bound, times its hope.
-So 1 % of latency beyond the bound of a whole class costs as much as P % of throughput: a goal that K can keep is kept,
-unless that costs several times more throughput, and two goals that no K keeps together are weighed against each other.
+l: latency, the mean seconds per token of a decode; c: goals, each of the requests with one bound b and one weight; s:
+the goal's share of the decodes with a goal, counted by weight. A is the share of a goal's decodes that are expected
+within their bound (`policy.latency_goal.within_ratio`): the latencies of single requests lie around l, so half of them
+do at l = b. Without bounds the worth is R.
 
-Hope is 1 where the fastest choice, which looks at bounds alone, keeps the bound of the group, and falls to 0 where even
-that exceeds it by `HOPELESS`: requests that miss their goal anyway do not hold the others back.
+So a goal that K can keep is kept, unless that costs several times more throughput. A goal that is missed by far costs a
+constant factor, so it does not hold the others back. Goals that no K keeps together are weighed against each other: the
+exponent s would keep as many requests within their goals as possible, and give up small classes, the exponent 1 would
+count goals, and large classes would miss theirs. The square root lies between (docs/measurements/control.md).
 
 With objective `latency` R is 1 / (T sum_g w_g n_g / AL_g): the weighted mean speed of a request.
 
-`law.choice.Chooser` finds the K of all groups with the largest worth of a step. Steps of two kinds in turn (`mean`) may
-be worth more than any single one: where each step that drafts exceeds a bound, one K = 0 among several keeps it.
+`law.choice.Chooser` finds the K of all groups with the largest R, `law.goal_choice` those with the largest worth.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,21 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specpilot.engine_adapter.law.prices import Prices
+from specpilot.policy.latency_goal import SHARPNESS
 from specpilot.policy.schedule import Objective
 
 Vector = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-PRICE = 16.0
-"""P. With a larger value a goal is kept at a larger loss of throughput."""
-
-HOPELESS = 1.25
-"""Latency by the fastest choice, over the bound, from which on a group's bound has no price."""
+LATE = 0.1
+"""The factor of a goal that all decodes miss. With 0, a goal out of reach would stop all drafts."""
 
 
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
-    `itl_slo_s` bounds their mean inter-token latency; 0: no bound. `hope` is the part of the bound's price that counts.
+    `itl_slo_s` bounds their mean inter-token latency; 0: no bound.
     A group without decodes does not change K of the others; its K is for a decode that joins it later.
     """
 
@@ -48,11 +50,10 @@ class Group(NamedTuple):
     low: int
     high: int
     itl_slo_s: float = 0.0
-    hope: float = 1.0
 
 
 class Step(NamedTuple):
-    """A step, or the mean of several: its seconds, later catching up included, and AL of each group."""
+    """A step: its seconds, later catching up included, and AL of each group."""
 
     seconds: float
     lengths: Vector
@@ -60,73 +61,54 @@ class Step(NamedTuple):
 
 def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> Step:
     """Return the step in which each group has its K of `ks`; `lengths` [bands, K_max + 1] is AL by K."""
-    counts = [(group.decodes, k) for group, k in zip(groups, ks, strict=True) if group.decodes]
-    n, width = sum(count for count, _ in counts), max(k for _, k in counts)
-    tokens, drafted = n + sum(count * k for count, k in counts), sum(count for count, k in counts if k)
-    seconds = prices.step_s(n, tokens, prices.slots(n, width, drafted), is_uniform=tokens == n * (1 + width))
-    if drafted:
-        seconds += float(catch_up_s(prices, n, np.array(drafted)))
-    return Step(seconds, lengths[[group.band for group in groups], ks])
+    seconds, by_group = steps_of(groups, lengths, prices, np.array([ks]))
+    return Step(float(seconds[0]), by_group[0])
 
 
-def step_in_turn(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> Step:
-    """Return a step that takes turns with others: if it drafts nothing, all decodes have to catch up later."""
-    step, n = step_of(groups, lengths, prices, ks), sum(group.decodes for group in groups)
-    if any(k for group, k in zip(groups, ks, strict=True) if group.decodes):
-        return step
-    return step._replace(seconds=step.seconds + prices.catch_up_s(n))
+def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints) -> tuple[Vector, Vector]:
+    """Return the seconds [steps], and AL [steps, groups], of steps with these `ks` [steps, groups]."""
+    decodes = np.array([group.decodes for group in groups])
+    n, k_max = int(decodes.sum()), lengths.shape[1] - 1
+    tokens, drafted, width = n + ks @ decodes, (ks > 0) @ decodes, (ks * (decodes > 0)).max(axis=1)
+    seconds = prices.steps_s(n, tokens, prices.slots(n, width, drafted))
+    if prices.has_graphs:
+        seconds += np.where(tokens == n * (1 + width), prices.uniform_extra_s(n, k_max)[width], 0.0)
+    seconds = np.where(width, seconds + catch_up_s(prices, n, drafted.astype(np.float64)), prices.plain_s(n))
+    return seconds, lengths[[group.band for group in groups], ks]
 
 
-def mean(one: Step, other: Step, share: float) -> Step:
-    """Return the mean of two kinds of steps, a `share` of which are the `other` one."""
-    seconds = (1 - share) * one.seconds + share * other.seconds
-    return Step(seconds, (1 - share) * one.lengths + share * other.lengths)
-
-
-def worth_of_step(
-    groups: Sequence[Group], step: Step, objective: Objective = Objective.THROUGHPUT, price: float = PRICE
-) -> float:
+def worth_of_step(groups: Sequence[Group], step: Step, objective: Objective = Objective.THROUGHPUT) -> float:
     """Return the worth of a step, by the formula above."""
-    return float(worths(groups, np.array(step.seconds), step.lengths, objective, price))
+    return float(worths(groups, np.array([step.seconds]), step.lengths[None], objective)[0])
 
 
-def worths(
-    groups: Sequence[Group], seconds: Vector, lengths: Vector, objective: Objective, price: float = PRICE
-) -> Vector:
+def worths(groups: Sequence[Group], seconds: Vector, lengths: Vector, objective: Objective) -> Vector:
     """Return the worth of steps of these `seconds` [steps], and AL `lengths` [steps, groups]."""
     values = lengths if objective is Objective.THROUGHPUT else -1.0 / lengths
     value = values @ np.array([group.decodes * group.weight for group in groups])
-    cost = np.zeros(seconds.shape)
-    for at, share in goal_shares(groups, [group.decodes for group in groups]):
-        excess = seconds / lengths[..., at] / groups[at].itl_slo_s
-        cost += share * np.log(np.maximum(excess, 1.0))
-    worth: Vector = rate(value, seconds, objective) * np.exp(-price * cost)
-    return worth
+    return rate(value, seconds, objective) * goals_factor(groups, seconds, lengths)
+
+
+def goals_factor(groups: Sequence[Group], seconds: Vector, lengths: Vector) -> Vector:
+    """Return what goals leave of R in these steps: the product in the formula above."""
+    of_goal: dict[tuple[float, float], list[int]] = {}
+    for at, group in enumerate(groups):
+        if group.itl_slo_s and group.decodes:
+            of_goal.setdefault((group.itl_slo_s, group.weight), []).append(at)
+    decodes = np.array([group.decodes for group in groups])
+    whole = sum(weight * decodes[places].sum() for (_, weight), places in of_goal.items())
+    factor = np.ones(seconds.shape)
+    for (bound_s, weight), places in of_goal.items():
+        within, count = 1.0 / (1.0 + (seconds[:, None] / lengths[:, places] / bound_s) ** SHARPNESS), decodes[places]
+        kept_ratio = (within @ count) / count.sum()
+        factor *= (LATE + (1.0 - LATE) * kept_ratio) ** math.sqrt(weight * count.sum() / whole)
+    return factor
 
 
 def rate(value: Vector, seconds: Vector, objective: Objective) -> Vector:
     """Return R of steps with this V; with objective `latency` V is -sum_g w_g n_g / AL_g."""
     per_s: Vector = value / seconds if objective is Objective.THROUGHPUT else -1.0 / (value * seconds)
     return per_s
-
-
-def goal_shares(groups: Sequence[Group], decodes: Sequence[int]) -> list[tuple[int, float]]:
-    """Return the place of each group with a bound and a decode, and its s."""
-    bound = [(at, group) for at, group in enumerate(groups) if group.itl_slo_s and decodes[at]]
-    most = max((group.weight for group in groups if group.itl_slo_s), default=1.0)
-    whole: dict[float, int] = {}
-    for at, group in bound:
-        whole[group.itl_slo_s] = whole.get(group.itl_slo_s, 0) + decodes[at]
-    return [(at, group.hope * group.weight / most * decodes[at] / whole[group.itl_slo_s]) for at, group in bound]
-
-
-def hopes(groups: Sequence[Group], fastest: Step) -> list[float]:
-    """Return the hope of each group, by the step of the fastest choice; 1 for a group without a bound."""
-    excess = [
-        fastest.seconds / length / group.itl_slo_s if group.itl_slo_s else 1.0
-        for group, length in zip(groups, fastest.lengths, strict=True)
-    ]
-    return [min(max(float(HOPELESS - item) / (HOPELESS - 1.0), 0.0), 1.0) for item in excess]
 
 
 def keeps_slos(groups: Sequence[Group], step: Step, tolerance: float = 1.0) -> bool:

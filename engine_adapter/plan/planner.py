@@ -13,7 +13,7 @@ From counts to the draft tokens of a request:
     `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.agent`)
     `law.law.EngineLaw.refresh`       computes acceptance by band, and prices, once a second
     `law.law.EngineLaw.k_of`          returns K of the request's group: class requirements, band, probed or not
-      `law.choice.Chooser`            has chosen K of all groups for the most tokens per second
+      `law.batch_choice`              has chosen K of all groups for the largest worth of a step
     `Planner.plan`                    cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
     `vllm.scheduler`                  cuts the draft to `k` tokens: `_place` with asynchronous scheduling, else
                                       `update_draft_token_ids`
@@ -198,8 +198,6 @@ class Planner:
         if not states or self.k_max == 0:
             return 0
         ahead = self.catch_up.identical_steps_ahead(states, self._step)
-        if table.law is not None:
-            ahead = min(ahead, table.law.steps_with_same_k)
         if table.probe_ratio > 0.0:
             probed = [state for state in states if probe_depth(state, table)]
             if probed:
@@ -209,8 +207,6 @@ class Planner:
     def skip_steps(self, states: Sequence[DraftState], table: KTable, count: int) -> None:
         """Account for `count` steps that repeated the last plan, at most `identical_steps_ahead`."""
         self.catch_up.skip_steps(states, count)
-        if table.law is not None:
-            table.law.skip_steps(count)
         self._step += count
         self.probes.earn(table.probe_ratio, count)
 

@@ -31,13 +31,22 @@ class Played(NamedTuple):
     run: Run
     requests: Sequence[Mapping[tuple[str, ...], float]]
 
+    def grown(self, begin: int, end: int, name: str | None = None) -> tuple[float, float]:
+        """Return the requests of a class, or of all, that ended in these seconds within their goal and beyond it."""
+        within, beyond = (
+            sum(
+                count - self.requests[begin].get(labels, 0.0)
+                for labels, count in self.requests[end].items()
+                if labels[-1] == result and name in {None, labels[0]}
+            )
+            for result in (names.WITHIN, names.BEYOND)
+        )
+        return within, beyond
+
     def within(self, name: str, begin: int, end: int) -> float:
         """Return the share of the requests that ended in these seconds and met the goal."""
-        grown = [
-            self.requests[end].get((name, "tpot", result), 0.0) - self.requests[begin].get((name, "tpot", result), 0.0)
-            for result in (names.WITHIN, names.BEYOND)
-        ]
-        return grown[0] / sum(grown)
+        within, beyond = self.grown(begin, end, name)
+        return within / (within + beyond)
 
     def throughput(self, begin: int, end: int) -> float:
         """Return the tokens per second in these seconds."""

@@ -14,8 +14,8 @@ SLO = Slo(tpot_ms={Statistic.P90: 20.0}, ttft_ms={Statistic.P95: 500.0})
 POLICY = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(slo=SLO), "json": ClassPolicy()})
 
 
-def margin(rig: Rig) -> float:
-    return margins_of(rig.store.published[MODEL, POOL].guidance, {"chat": SLO})["chat"]
+def margin(rig: Rig, slo: Slo = SLO) -> float:
+    return margins_of(rig.store.published[MODEL, POOL].guidance, {"chat": slo})["chat"]
 
 
 def with_goal(rig: Rig, policy: Policy = POLICY) -> None:
@@ -66,7 +66,9 @@ async def test_while_k_is_fixed_the_margin_stays_and_a_new_goal_begins_at_1(rig:
 
 
 async def test_the_control_group_goes_on_while_a_margin_moves(rig: Rig) -> None:
-    with_goal(rig, replace(POLICY, control_group_ratio=0.4, static_k=1))  # which keeps the goal, so windows are drawn
+    slo = Slo(tpot_ms={Statistic.P50: 21.0})  # more than half are within it
+    classes = {**POLICY.classes, "chat": ClassPolicy(slo=slo)}
+    with_goal(rig, replace(POLICY, control_group_ratio=0.4, static_k=1, classes=classes))  # K = 1 keeps the goal
     await rig.tick(150)  # requests that ran in or beside a window move no margin
-    assert margin(rig) != 1.0
+    assert margin(rig, slo) != 1.0
     assert rig.store.log[-1].evidence["control_group"]["windows"] >= 2

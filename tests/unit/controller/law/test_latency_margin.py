@@ -16,7 +16,7 @@ class Plant:
     def __init__(self, statistic: str, *, error: float, spread: float, seed: int = 0) -> None:
         self.margin, self.at = Margin(Goal(Statistic(statistic), 1000 * GOAL_S)), 1.0
         self.error, self.spread = error, spread
-        self.fastest_s, self.slowest_s = 0.0, 1.0
+        self.fastest_s, self.slowest_s, self.mean = 0.0, 1.0, 0.8
         self._rng = np.random.default_rng(seed)
 
     def run(self, ticks: int, per_tick: int = 5) -> tuple[float, float, list[float]]:
@@ -26,7 +26,7 @@ class Plant:
             predicted_s = min(max(self.at * GOAL_S, self.fastest_s), self.slowest_s)
             drawn = predicted_s * self.error * np.exp(self._rng.normal(0, self.spread, per_tick))
             ended = Ended(per_tick, int((drawn > GOAL_S).sum()), float(drawn.sum()))
-            self.at = self.margin.step(self.at, ended, [predicted_s])
+            self.at = self.margin.step(self.at, ended, [predicted_s], [self.mean * predicted_s])
             latencies += [*drawn]
             margins.append(self.at)
         return float(np.mean(np.array(latencies) > GOAL_S)), float(np.mean(latencies)), margins
@@ -70,14 +70,28 @@ def test_while_the_bound_is_not_what_limits_k_the_margin_stays() -> None:
     assert free.run(3000)[2][-1] == MOST_MARGIN
 
 
-def test_a_goal_that_no_choice_keeps_is_unreachable_and_stays_where_it_was() -> None:
-    plant = Plant("p95", error=1.0, spread=0.1)
+def test_where_no_choice_keeps_a_goal_it_is_unreachable_and_its_margin_returns_to_one() -> None:
+    """A margin below 1 would make the engines give it up at a load at which they could keep it."""
+    plant = Plant("p95", error=1.1, spread=0.1)
+    plant.run(200)
+    assert plant.at < 0.95
     plant.fastest_s = 1.5 * GOAL_S
     assert plant.run(100)[2][-1] == 1.0
     assert plant.margin.is_unreachable
     plant.fastest_s = 0.0
     plant.run(2)
     assert not plant.margin.is_unreachable
+
+
+def test_misses_that_the_engines_foresaw_tighten_nothing() -> None:
+    """The choice has given the class up for other goals."""
+    plant = Plant("p95", error=1.0, spread=0.1)
+    plant.run(200)
+    assert plant.at < 0.95
+    plant.mean, plant.error = 1.2, 1.1
+    missed, _, margins = plant.run(200)
+    assert missed > 0.5
+    assert margins[-1] == max(margins) == 1.0
 
 
 def test_the_margin_in_force_is_in_the_schedule() -> None:

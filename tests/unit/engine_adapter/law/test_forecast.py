@@ -9,7 +9,6 @@ from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import Choice, Estimates, Requirements, chosen
 from specpilot.engine_adapter.law.forecast import (
     Decodes,
-    Turns,
     breaks_slo,
     chosen_k,
     fixed_k,
@@ -52,7 +51,7 @@ def pauses() -> tuple[list[None], object]:
 
 def test_the_chosen_k_is_the_laws_and_does_not_touch_its_choosers() -> None:
     shared = estimates()
-    k_of = chosen_k(shared, FREE, BATCH, lambda: None).k_of
+    k_of = chosen_k(shared, FREE, BATCH, lambda: None)
     counts = Counter({1 << 4 | HIGH: 6, 1 << 4 | LOW: 2, HIGH | UNPROBED: 1})
     expected = chosen(estimates(), FREE, counts).k_of
     assert list(k_of.values()) == [expected[code] for code in counts]
@@ -61,8 +60,8 @@ def test_the_chosen_k_is_the_laws_and_does_not_touch_its_choosers() -> None:
 
 
 def test_a_prediction_is_the_step_of_the_batch_with_these_k() -> None:
-    in_force = predicted(estimates(), FREE, BATCH, Turns({group: group.k for group in BATCH}))
-    slower = predicted(estimates(slowdown=2.0), FREE, BATCH, Turns({group: group.k for group in BATCH}))
+    in_force = predicted(estimates(), FREE, BATCH, {group: group.k for group in BATCH})
+    slower = predicted(estimates(slowdown=2.0), FREE, BATCH, {group: group.k for group in BATCH})
     drafted, decodes = 8, 9
     step_s = 0.010 + 0.001 + (decodes + drafted) * 1e-4
     tokens = 2.0 * (6 * 1.9 + 2 * 1.1) + 1.0
@@ -74,7 +73,7 @@ def test_a_prediction_is_the_step_of_the_batch_with_these_k() -> None:
 
 
 def test_a_fixed_k_is_that_of_the_class_or_of_default() -> None:
-    assert list(fixed_k({"default": 3, "code": 2}, BATCH).k_of.values()) == [2, 2, 3]
+    assert list(fixed_k({"default": 3, "code": 2}, BATCH).values()) == [2, 2, 3]
 
 
 def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:

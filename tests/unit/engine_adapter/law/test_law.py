@@ -1,13 +1,11 @@
 """The law of one engine: what it chooses, from what it counted."""
 
-import re
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
-from specpilot.engine_adapter.law.batch_choice import TURN_STEPS
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
 from specpilot.policy.schedule import ClassGuidance, Guidance
 from tests.support.measured_law import HIGH, K_MAX, LOW, STATIC, counted, follow, measured, request, step_s
@@ -107,7 +105,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
         law.refresh()
         law.k_of(batch)
         law.refresh()
-        assert 0.5 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
+        assert 0.4 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
 
 
 @pytest.mark.parametrize("k_max", [0, 1])
@@ -223,30 +221,6 @@ def test_a_hold_without_a_choice_by_the_present_guidance_lets_the_law_choose_onc
     choices = law.choices
     assert law.k_of([request(LOW)] * 4 + [request(HIGH, "chat")] * 20)[-1] == 2
     assert law.choices == choices
-
-
-def test_where_each_step_that_drafts_exceeds_a_bound_two_choices_take_turns() -> None:
-    """With K = 0 a token takes 5.5 ms, and a step that drafts one token for the others 9.4 ms."""
-    law, bound_ms = measured(EngineLaw(K_MAX, STATIC, 32)), 8.0
-    follow(law, {"chat": ClassGuidance(itl_slo_ms=bound_ms)})
-    batch = [request(HIGH)] * 4 + [request(LOW, "chat")] * 4
-    ks, ahead = [], []
-    for _ in range(2 * TURN_STEPS):
-        ks.append(law.k_of(batch))
-        ahead.append(law.steps_with_same_k)
-    assert ks[:TURN_STEPS] == ks[TURN_STEPS:]
-    assert {each[0] for each in ks} == {0, K_MAX}
-    seconds = [step_s(8, 8 + sum(each), each[0] * 4) for each in ks]
-    assert 0.9 * bound_ms < 1e3 * sum(seconds) / len(seconds) < 1.02 * bound_ms
-    for at, count in enumerate(ahead[:TURN_STEPS]):
-        assert ks[at : at + count + 2] == [ks[at]] * (count + 1) + [ks[at + count + 1]]
-        assert ks[at + count + 1] != ks[at]
-    law.k_of(batch)
-    turn = law.steps_with_same_k
-    law.skip_steps(1)
-    assert law.steps_with_same_k in {turn - 1, TURN_STEPS - 1}
-    why = law.groups()[0]["why"]
-    assert re.search(rf"; K = [07] in \d+ of {TURN_STEPS} steps, for a latency goal$", why)
 
 
 def test_guidance_states_the_static_k_or_leaves_it_to_the_engine() -> None:

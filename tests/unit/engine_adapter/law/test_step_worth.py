@@ -5,21 +5,42 @@ import random
 import numpy as np
 import pytest
 
-from specpilot.engine_adapter.law.step_worth import Group, step_of, worth_of, worth_of_step
+from specpilot.engine_adapter.law.step_worth import Group, Step, steps_of, worth_of, worth_of_step
+from specpilot.policy.graphs import Graphs
+from tests.simulation.h200_plant import FULL, graphs
 from tests.unit.engine_adapter.law.test_choice import K, choose, drawn, lengths, prices, rate_of
 
 
-def test_the_worth_of_a_step_is_its_rate_less_the_price_of_what_exceeds_its_bound() -> None:
-    """Two thirds of a class exceed their bound by a tenth."""
-    groups = [Group(4, 0, 1.0, 0, K, 4e-3), Group(2, 1, 1.0, 0, K, 4e-3), Group(6, 1, 3.0, 0, K)]
-    step = step_of(groups, lengths(0.0, 0.5), prices(base=4.4e-3, token=0.0), [0, 0, 0])
-    rate = (4 + 2 + 6 * 3) / 4.4e-3
-    assert worth_of_step(groups, step, price=2.0) == pytest.approx(rate * 1.1**-2)
-    assert worth_of_step(groups, step._replace(lengths=np.array([1.0, 1.1, 1.0])), price=2.0) == pytest.approx(
-        (rate + 2 * 0.1 / 4.4e-3) * 1.1 ** (-2 * 4 / 6)
-    )
-    hopeless = [group._replace(hope=0.5) for group in groups]
-    assert worth_of_step(hopeless, step, price=2.0) == pytest.approx(rate / 1.1)
+def test_the_worth_of_a_step_is_its_rate_times_what_each_goal_leaves() -> None:
+    """Of chat's goal one of three requests is within its bound by far, the others are at it; JSON misses its goal."""
+    chat, other, json = Group(2, 0, 1.0, 0, K, 4e-3), Group(1, 1, 1.0, 0, K, 4e-3), Group(1, 1, 3.0, 0, K, 1e-3)
+    groups = [chat, other, json, Group(6, 1, 3.0, 0, K), Group(0, 0, 1.0, 0, K, 1e-3)]
+    step = Step(4e-3, np.array([1.0, 4.0, 2.0, 2.0, 1.0]))
+    rate = (2 + 4 + 3 * 2 + 6 * 3 * 2) / 4e-3
+    of_chat, of_json = 0.1 + 0.9 * (1 + 2 / 2) / 3, 0.1
+    assert worth_of_step(groups, step) == pytest.approx(rate * (of_chat * of_json) ** 0.5**0.5, rel=1e-3)
+    assert worth_of_step([chat, other], step._replace(lengths=step.lengths[:2])) == pytest.approx(6 / 4e-3 * of_chat)
+    unbound = [group._replace(itl_slo_s=0.0) for group in groups]
+    assert worth_of_step(unbound, step) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("in_force", [None, graphs(lengths=(1, 2, 3, 5)), graphs(FULL)])
+@pytest.mark.parametrize("least_width", [None, 0, 1])
+def test_the_seconds_of_many_steps_are_those_of_each(in_force: Graphs | None, least_width: int | None) -> None:
+    draw = random.Random(7)
+    for _ in range(50):
+        groups, al, priced = drawn(draw, in_force, least_width)
+        groups.append(groups[0]._replace(decodes=0))  # it widens no step
+        n = sum(group.decodes for group in groups)
+        ks = [[draw.randrange(K + 1) for _ in groups] for _ in range(5)] + [[k] * len(groups) for k in (0, K)]
+        seconds, by_group = steps_of(groups, al, priced, np.array(ks))
+        for at, row in enumerate(ks):
+            counts = [(group.decodes, k) for group, k in zip(groups, row, strict=True) if group.decodes]
+            width, drafted = max(k for _, k in counts), sum(count for count, k in counts if k)
+            m = n + sum(count * k for count, k in counts)
+            alone = priced.step_s(n, m, priced.slots(n, width, drafted), is_uniform=m == n * (1 + width))
+            assert seconds[at] == pytest.approx(alone + (n - drafted) * drafted * priced.catch_up_s(n) / n**2)
+            assert by_group[at].tolist() == [al[group.band, k] for group, k in zip(groups, row, strict=True)]
 
 
 def test_a_position_that_is_taken_is_worth_more_than_it_costs_and_the_next_one_less() -> None:
