@@ -39,6 +39,7 @@ class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
     `itl_slo_s` bounds their mean inter-token latency; 0: no bound. `hope` is the part of the bound's price that counts.
+    `extra_token_s`: seconds of each of their draft tokens beyond those at the mean context (`law.contexts`).
     A group without decodes does not change K of the others; its K is for a decode that joins it later.
     """
 
@@ -49,6 +50,7 @@ class Group(NamedTuple):
     high: int
     itl_slo_s: float = 0.0
     hope: float = 1.0
+    extra_token_s: float = 0.0
 
 
 class Step(NamedTuple):
@@ -64,6 +66,7 @@ def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequen
     n, width = sum(count for count, _ in counts), max(k for _, k in counts)
     tokens, drafted = n + sum(count * k for count, k in counts), sum(count for count, k in counts if k)
     seconds = prices.step_s(n, tokens, prices.slots(n, width, drafted), is_uniform=tokens == n * (1 + width))
+    seconds += sum(group.decodes * k * group.extra_token_s for group, k in zip(groups, ks, strict=True))
     if drafted:
         seconds += float(catch_up_s(prices, n, np.array(drafted)))
     return Step(seconds, lengths[[group.band for group in groups], ks])

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from specpilot.engine_adapter.law.batch_choice import REQUIREMENT_AT, TURN_STEPS, Choice, chosen
+from specpilot.engine_adapter.law.batch_choice import TURN_STEPS, Choice, chosen
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.forecast import Decodes, Turns, predicted
 from specpilot.engine_adapter.law.step_worth import hopes, keeps_slos, tokens_of, worth_of_step
 from specpilot.policy.schedule import ClassGuidance
