@@ -230,6 +230,8 @@ class EngineLaw:
         `evidence` is `None` for calibration steps, whose drafts are not traffic. `between` is called between two parts
         of the computation.
         """
+        latest = self._latest
+        self.cost.has_long |= latest is not None and max(latest.lengths, default=0) >= LONG_CONTEXT
         ratio, tokens, context = self._extras
         for shape, seconds, length in steps:
             self.cost.note(shape, seconds, length)
@@ -265,9 +267,7 @@ class EngineLaw:
         """
         if self.cost.steps < LEAST_STEPS:
             return
-        latest = self._latest
-        self.cost.has_long |= latest is not None and max(latest.lengths, default=0) >= LONG_CONTEXT
-        coefficients = self.cost.fit(between)
+        coefficients, latest = self.cost.fit(between), self._latest
         if coefficients is None:
             return
         left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0

@@ -60,8 +60,8 @@ _CONTEXT = PARTS.index("context")
 _OF_DRAFTS = slice(_CONTEXT + 1, _CONTEXT + 3)
 """`verifying_context` and `draft_context`."""
 LONG_CONTEXT = 1024
-"""Tokens of a long context. Steps are in different cells if the mean context of a decode, or of a draft token, differs
-by an octave above this."""
+"""Tokens of a long context. Once one was seen, steps are in different cells if the mean context of a decode, or of a
+draft token, differs by an octave above this."""
 _GRAPHS = PARTS.index("piecewise")
 """Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
@@ -124,7 +124,7 @@ class StepCost:
         self._key, self._features = tuple[float, ...](), tuple[float, ...]()
         self._log_slowdown = 0.0
         self.steps = 0
-        self.has_long = False  # whether a long context was seen; before that, drafts have no price for contexts
+        self.has_long = False  # whether a long context was seen; before, drafts have no prices for contexts
 
     @property
     def slowdown(self) -> float:
@@ -138,8 +138,8 @@ class StepCost:
             self._sizes, self._features = sizes, features_of(shape, 0, self._graphs)
             self._key = _key(shape, self._features)
         drafts = shape.verified - shape.decodes
-        contexts = _octave(context // (shape.decodes or 1) // LONG_CONTEXT)
-        key = *self._key, contexts, drafts and _octave(of_drafts // drafts // LONG_CONTEXT)
+        means = (context // (shape.decodes or 1), of_drafts // (drafts or 1)) if self.has_long else (0, 0)
+        key = *self._key, *[_octave(mean // LONG_CONTEXT) for mean in means]
         known = self._features
         features = (*known[:_CONTEXT], context, context if drafts else 0, of_drafts, *known[_CONTEXT + 3 :])
         seconds = max(seconds, 1e-6)

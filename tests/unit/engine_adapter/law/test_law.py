@@ -323,5 +323,5 @@ def test_drafts_have_prices_for_contexts_from_the_first_long_one_on() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     for context, has_long in ((1023, False), (1024, True), (100, True)):
         law.k_of([request(HIGH, context=context)])
-        law.refresh()
+        law.learn(())
         assert law.cost.has_long is has_long
