@@ -16,6 +16,7 @@ little faster or slower than the next for its whole life; the report has the med
 
 With `--law-steps` it measures only what the law adds to a step of vLLM's scheduler (`bench.adapter.law_steps`).
 With `--law-share` it measures only what the law adds to the CPU time of a token (`bench.adapter.law_share`).
+With `--contexts` it measures only long contexts beside short ones (`bench.adapter.contexts`).
 """
 
 import json
@@ -30,7 +31,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.adapter import law_share, law_steps
+from specpilot.bench.adapter import contexts, law_share, law_steps
 from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
 from specpilot.bench.gpu_engine.engine import prompt_texts
@@ -59,6 +60,9 @@ class AdapterBenchSettings(ProgramSettings):
     )
     law_share: int = Field(
         default=0, ge=0, description="measure only the law's share of the CPU time of a token, in so many rounds"
+    )
+    contexts: int = Field(
+        default=0, ge=0, description="measure only long contexts beside short ones, in so many rounds"
     )
 
 
@@ -118,6 +122,13 @@ def main(arguments: Sequence[str]) -> None:
     adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
     if settings.law_share:
         law_share.measure(adapter, base, prompt_texts(settings.prompts, max(law_share.RUNNING)), settings.law_share)
+        return
+    if settings.contexts:
+        worker = EngineWorker("adapter", adapter, base)
+        try:
+            contexts.measure(worker, texts, settings.contexts)
+        finally:
+            worker.close()
         return
     engines = {
         "no speculation": (plain, base),

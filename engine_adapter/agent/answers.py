@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specpilot.engine_adapter.law.batch_choice import Estimates, Requirements
+from specpilot.engine_adapter.law.contexts import Contexts
 from specpilot.engine_adapter.law.forecast import Decodes, chosen_k, fixed_k, k_by_load, loads, predicted
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
@@ -54,18 +55,19 @@ class Answers:
         scheduler, law = self._scheduler, self._scheduler.law
         guidance: Guidance = question.guidance or law.guidance
         requirements = Requirements.of(guidance, law.k_max)
-        is_running = scheduler.has_unfinished_requests()
+        is_running, estimates = scheduler.has_unfinished_requests(), law.estimates
+        contexts = estimates.contexts if estimates is not None else Contexts()
         # The list is replaced as a whole by each step; after the last step it stays.
         batch = Counter(
             Decodes(
                 state.traffic_class if state.traffic_class in guidance.classes else DEFAULT_CLASS,
-                state.acceptance.code,
+                contexts.groups([state.acceptance.code], [state.context])[0],
                 state.scheduled_k,
             )
             for state in scheduler.steps.decoding
         )
         self._between()
-        estimates, decodes = law.estimates, batch.total() if is_running else 0
+        decodes = batch.total() if is_running else 0
         if question.kind not in tuple(Kind):
             unknown = f"this engine's version knows no question {question.kind!r}"
         elif estimates is None:

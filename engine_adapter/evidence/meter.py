@@ -75,7 +75,7 @@ class StepShape(NamedTuple):
     """The work of one step: running decodes, tokens verified for them, drafter slots, prefilled tokens.
 
     `read`: positions that the drafter read without drafting from them (`StepPlan.read`). `is_uniform`: all decodes have
-    the same number of tokens in the step.
+    the same number of tokens in the step. `draft_context`: the sum, over its draft tokens, of their requests' context.
     """
 
     decodes: int
@@ -84,6 +84,15 @@ class StepShape(NamedTuple):
     prefill: int = 0
     read: int = 0
     is_uniform: bool = True
+    draft_context: int = 0
+
+    def cut(self, tokens: int) -> "StepShape":
+        """Return the shape without `tokens` of its draft tokens, which were not verified."""
+        if not tokens:
+            return self
+        verified, drafted = self.verified - tokens, self.verified - self.decodes
+        context = self.draft_context * (drafted - tokens) // drafted
+        return self._replace(verified=verified, is_uniform=verified == self.decodes, draft_context=context)
 
 
 class StepKind(StrEnum):

@@ -2,10 +2,11 @@
 
 The inputs are the engine's `Estimates` and the `Requirements` of the classes.
 
-Decodes are grouped by the requirement for their class, by band, and by whether a draft of the request has been
-verified. K is chosen for all bands of each requirement that occurs in the batch. So a decode that moves into an empty
-band normally has a K at once. In two cases such a move makes the law choose K anew: K is 0 for all groups (`is_like`),
-or most decodes are unprobed and the decode is probed (below).
+Decodes are grouped by the requirement for their class, by band, by whether a draft of the request has been verified,
+and, where a draft token of a long context takes longer, by context (`law.contexts`). K is chosen for all bands of each
+requirement and context that occur in the batch. So a decode that moves into an empty band normally has a K at once. In
+two cases such a move makes the law choose K anew: K is 0 for all groups (`is_like`), or most decodes are unprobed and
+the decode is probed (below).
 
 A decode is *probed* if a draft of its request has been verified, else *unprobed*. An unprobed decode is in the band in
 which similar requests start. If more than `UNPROBED_RATIO` of the decodes are unprobed, the probed ones do not
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.choice import Chooser
+from specpilot.engine_adapter.law.contexts import CONTEXT_AT, REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.goal_choice import GoalChooser
 from specpilot.engine_adapter.law.prices import Prices
 from specpilot.engine_adapter.law.step_worth import Group, Step, keeps_slos, step_of
@@ -42,9 +44,8 @@ from specpilot.policy.bands import BANDS
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
 Vector = NDArray[np.float64]
-BAND, REQUIREMENT_AT = UNPROBED - 1, UNPROBED.bit_length()
-"""A group's code is a number: its band (the bits `BAND`), the bit `UNPROBED`, and from the bit `REQUIREMENT_AT` on the
-index of its requirement in `Requirements.distinct`."""
+BAND = UNPROBED - 1
+"""The bits of a group's code (`law.contexts`) that are its band."""
 
 UNPROBED_RATIO = 0.5
 """If more than this share of the decodes is unprobed, the probed ones do not represent the batch."""
@@ -95,7 +96,7 @@ class Requirements(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor.
+    """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor, contexts.
 
     `choosers` caches the choosers made from these estimates, by the codes of their groups.
     """
@@ -103,6 +104,7 @@ class Estimates:
     lengths: Vector
     prices: Prices
     slowdown: float
+    contexts: Contexts = Contexts()  # noqa: RUF009 - frozen
     choosers: dict[tuple[int, ...], tuple[Requirements, Chooser]] = field(default_factory=dict)
 
     def k_of(
@@ -230,9 +232,9 @@ def k_of_every_group(
     """
     k_of: dict[int, int] = {}
     for index in range(len(requirements.distinct)):
-        alike: Counter[int] = Counter()
+        alike: Counter[int] = Counter({index << REQUIREMENT_AT: 0})  # short contexts, for those of no group
         for code, count in counts.items():
-            alike[index << REQUIREMENT_AT | code & (BAND | UNPROBED)] += count
+            alike[index << REQUIREMENT_AT | code & (1 << REQUIREMENT_AT) - 1] += count
         k_of |= k_of_batch(estimates, requirements, alike, None, between)
         one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
         for code in _codes_of(alike):
@@ -273,9 +275,9 @@ def _k_of_each_alone(
 
 
 def _codes_of(counts: Iterable[int]) -> tuple[int, ...]:
-    """Return the code of every band of each requirement in `counts`, without `UNPROBED`."""
-    present = sorted({code >> REQUIREMENT_AT for code in counts})
-    return tuple([index << REQUIREMENT_AT | band for index in present for band in range(BANDS)])
+    """Return the code of every band of each requirement and context in `counts`, without `UNPROBED`."""
+    present = sorted({code >> CONTEXT_AT for code in counts})
+    return tuple([others << CONTEXT_AT | band for others in present for band in range(BANDS)])
 
 
 def group_of(requirements: Requirements, estimates: Estimates, code: int, count: int = 0) -> Group:
@@ -283,4 +285,5 @@ def group_of(requirements: Requirements, estimates: Estimates, code: int, count:
     guidance, k_max = requirements.distinct[code >> REQUIREMENT_AT], estimates.lengths.shape[1] - 1
     high = min(guidance.k_max, k_max)
     slo_s = (guidance.itl_slo_ms or 0.0) / _MS / estimates.slowdown
-    return Group(count, code & BAND, guidance.weight, min(guidance.k_min, high), high, slo_s)
+    low, extra_s = min(guidance.k_min, high), estimates.contexts.extra_of(code)
+    return Group(count, code & BAND, guidance.weight, low, high, slo_s, extra_token_s=extra_s)

@@ -1,11 +1,11 @@
 """Chooses K for each group of running decodes: the step with the largest R (`law.step_worth` defines it). Pure.
 
 For each width of the drafter the draft positions of all groups are sorted by worth over cost, and the best prefix of
-this list wins. A position costs one token to verify for each decode of its group. The first position of a draft also
-costs the group's slots, unless all decodes have slots anyway (`Prices.slots`). Survival falls from position to position
-of a draft. So several positions together may have a better ratio of worth to cost than the first alone. Then all
-positions up to the depth with the best ratio get this ratio, and the positions of each draft keep their order in the
-list. A prefix of the list is therefore a K for each group.
+this list wins. A position costs one token to verify for each decode of its group, which takes longer for a long context
+(`law.contexts`). The first position of a draft also costs the group's slots, unless all decodes have slots anyway
+(`Prices.slots`). Survival falls from position to position of a draft. So several positions together may have a better
+ratio of worth to cost than the first alone. Then all positions up to the depth with the best ratio get this ratio, and
+the positions of each draft keep their order in the list. A prefix of the list is therefore a K for each group.
 
 A step that drafts for only some decodes is also charged for the later catching up of the others
 (`Prices.catch_up_s`). The time of catching up with a present backlog is not charged: it is spent once, in a few steps,
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specpilot.engine_adapter.law.prices import Prices
+from specpilot.engine_adapter.law.prices import LEAST_TOKEN_S, Prices
 from specpilot.engine_adapter.law.step_worth import (
     Group,
     Ints,
@@ -54,12 +54,16 @@ a millisecond."""
 
 
 class _Lowest(NamedTuple):
-    """The step in which every group has its smallest K: its tokens, decodes drafted for, V, and R."""
+    """The step in which every group has its smallest K: its tokens, decodes drafted for, V, and R.
+
+    `extra_s`: seconds that its draft tokens take beyond those at the mean context.
+    """
 
     tokens: int
     drafted: int
     value: float
     rate: float
+    extra_s: float = 0.0
 
 
 class Chooser:
@@ -103,10 +107,11 @@ class Chooser:
         self._gains = self._gain.cumsum(axis=1)
         self._k = k
         self._group_of = np.repeat(at, k_max)
-        # What each position adds for one decode: tokens to verify, decodes drafted for, value
-        adds = np.ones((3, *self._gain.shape))
-        adds[1], adds[2] = self._opens[:, None] * (k == 1), self._gain
-        self._adds: Vector = adds.reshape(3, -1)
+        self._extra_s = np.array([group.extra_token_s for group in groups])
+        # What each position adds for one decode: tokens to verify, decodes drafted for, value, and extra seconds if any
+        adds = np.ones((3 + bool(self._extra_s.any()), *self._gain.shape))
+        adds[1], adds[2], adds[3:] = self._opens[:, None] * (k == 1), self._gain, self._extra_s[:, None]
+        self._adds: Vector = adds.reshape(len(adds), -1)
         self._orders: dict[tuple[int, int, int], tuple[Ints, Vector]] = {}
 
     def choose(
@@ -156,7 +161,7 @@ class Chooser:
         # Tokens, value and seconds of the step with each prefix of that order
         chosen = slice(narrow - 1, wide)
         widths = self._k[chosen]
-        tokens, drafted, value = (count[self._group_of] * self._adds)[:, order].cumsum(axis=2)
+        tokens, drafted, value, *extra = (count[self._group_of] * self._adds)[:, order].cumsum(axis=2)
         drafted += lowest.drafted
         sizes = np.minimum(tokens + lowest.tokens, n * (1 + self._k_max)).astype(int)
         seconds = prices.steps_s(n, sizes, prices.slots(n, widths[:, None], drafted.astype(int)))
@@ -165,6 +170,8 @@ class Chooser:
             is_uniform = sizes[last] == n * (1 + widths)
             seconds[last] += np.where(is_uniform, prices.uniform_extra_s(n, self._k_max)[widths], 0.0)
         seconds += catch_up_s(prices, n, drafted)
+        if extra:
+            seconds += extra[0] + lowest.extra_s
         worth = rate(value + lowest.value, seconds, self._objective)
         worth += self._penalty[chosen]
         at = int(worth.argmax())
@@ -182,6 +189,8 @@ class Chooser:
         chosen = slice(narrow - 1, wide)
         widths, has_room = self._k[chosen], self._has_room[chosen]
         token_s = self._prices.token_s(n, self._k_max)[chosen][:, None, None]
+        if len(self._adds) > 3:  # noqa: PLR2004 - with extra seconds
+            token_s = np.maximum(token_s + self._extra_s[:, None], LEAST_TOKEN_S)
         slot_s = self._prices.slot_s if self._prices.least_width is None else 0.0
         opening_s = (widths * slot_s)[:, None] * self._opens
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
@@ -207,8 +216,8 @@ class Chooser:
         if not self._least_width:
             plain = rate(np.array(value), np.array(self._prices.plain_s(n)), self._objective)
             return _Lowest(n, 0, value, float(plain))
-        drafted = int(count[self._low > 0].sum())
-        return _Lowest(n + int(count @ self._low), drafted, value, self._rate_at(decodes, self._low_k))
+        drafted, extra_s = int(count[self._low > 0].sum()), float(count * self._low @ self._extra_s)
+        return _Lowest(n + int(count @ self._low), drafted, value, self._rate_at(decodes, self._low_k), extra_s)
 
     def _rate_at(self, decodes: Sequence[int], ks: Sequence[int]) -> float:
         """Return R of the step of these K by group."""

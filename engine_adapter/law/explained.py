@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
-from specpilot.engine_adapter.law.batch_choice import BAND, REQUIREMENT_AT, Choice, group_of
+from specpilot.engine_adapter.law.batch_choice import BAND, Choice, group_of
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.step_worth import Group, Worth, worth_of
 from specpilot.policy.schedule import Objective
 
@@ -30,7 +31,7 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
             "unprobed": bool(code & UNPROBED),
             "decodes": counts[code],
             "k": k,
-            "why": "; ".join([*(_reason(item, code & BAND) for item in positions), *_further(choice, group, k)]),
+            "why": "; ".join([*(_reason(item, choice, code) for item in positions), *_further(choice, group, k)]),
             "positions": [
                 {
                     "position": item.position,
@@ -44,10 +45,11 @@ def explained(choice: Choice, counts: Counter[int], between: Callable[[], None] 
     ]
 
 
-def _reason(worth: Worth, band: int) -> str:
-    return (
-        f"position {worth.position} of band {band} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
-    )
+def _reason(worth: Worth, choice: Choice, code: int) -> str:
+    assert choice.estimates is not None
+    least = choice.estimates.contexts.least_of(code)
+    group = f"band {code & BAND}" + (f" with a context from {least:,} tokens on" if least else "")
+    return f"position {worth.position} of {group} is worth {worth.tokens:.2f} tokens and costs {worth.cost_tokens:.2f}"
 
 
 def _further(choice: Choice, group: Group, k: int) -> list[str]:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import (
-    BAND,
-    REQUIREMENT_AT,
     Choice,
     Estimates,
     Requirements,
     chosen,
     group_of,
 )
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, step_of, tokens_of
 from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
@@ -34,7 +34,7 @@ _MS = 1000.0
 
 
 class Decodes(NamedTuple):
-    """Decodes alike: their class, the code of their band (`evidence.request_acceptance`), and their K in force."""
+    """Decodes alike: their class, the code of their group without its requirement (`law.contexts`), K in force."""
 
     traffic_class: str
     code: int
@@ -141,7 +141,7 @@ def k_by_load(
     keeps_up_to: dict[str, int] = {}
     shares: Counter[tuple[str, int]] = Counter()  # by class and code without the mark of an unprobed request
     for group, count in batch.items():
-        shares[group.traffic_class, group.code & BAND] += count
+        shares[group.traffic_class, group.code & ~UNPROBED] += count
     apart = replace(estimates, choosers={})
     rows: dict[str, list[int]] = {}
     for number in numbers:

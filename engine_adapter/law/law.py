@@ -24,7 +24,7 @@ decodes of the present step is exact.
 | AL by band and position | 2,000 trials | `policy.acceptance.MEMORY_TRIALS` |
 | prices of a step | 400 steps of a cell | `price_fit.CELL_STEPS` |
 | slowdown factor | 20 steps up, 100 steps down to 1 | `price_fit.SLOWDOWN_SHARE`, `SLOWDOWN_DECAY` |
-| share of steps that prefill; context of a decode | 50 steps | `RECENT_SHARE` |
+| share of steps that prefill; mean context of a decode | 50 steps | `RECENT_SHARE` |
 | running decodes (only for the price of a probe) | 50 steps | `RECENT_SHARE` |
 | prefilled tokens of a step that prefills | 10 such steps | `PREFILL_SHARE` |
 | price of leaving requests out | 2,000 steps | `LEFT_OUT_DECAY` |
@@ -45,15 +45,13 @@ Questions about K and about another guidance are answered from the same estimate
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
-from specpilot.engine_adapter.evidence.request_acceptance import Acceptance
 from specpilot.engine_adapter.law.band_acceptance import BandAcceptance
 from specpilot.engine_adapter.law.batch_choice import (
-    REQUIREMENT_AT,
     Choice,
     Estimates,
     Requirements,
@@ -61,9 +59,11 @@ from specpilot.engine_adapter.law.batch_choice import (
     is_like,
     k_of_every_group,
 )
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.explained import explained
 from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, slowest_s
-from specpilot.engine_adapter.law.price_fit import StepCost, features_of, step_s
+from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
+from specpilot.engine_adapter.law.price_fit import LONG_CONTEXT, StepCost, features_of, step_s
 from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.graphs import Graphs
@@ -93,27 +93,6 @@ memory of 2,000 steps."""
 
 NO_GUIDANCE = Guidance()
 """Used before any guidance: no bounds."""
-
-
-class Request(Protocol):
-    """The attributes of a decoding request that the law reads."""
-
-    label: str
-    acceptance: Acceptance
-
-
-class _Latest(NamedTuple):
-    """The requirements, and the groups of the latest step's decodes; replaced as a whole."""
-
-    requirements: Requirements
-    groups: Sequence[int]
-
-
-class _Held(NamedTuple):
-    """K by group that is kept, of groups of these requirements; empty: the static K."""
-
-    requirements: Requirements
-    k_of: Mapping[int, int]
 
 
 class EngineLaw:
@@ -146,8 +125,8 @@ class EngineLaw:
         self._decodes = 1.0  # mean of the latest steps
         self._left_out = 0.0  # sum over steps that draft: decodes left out, times the share of decodes drafted for
         self._catch_up_s = 0.0  # seconds in which these decodes caught up
-        self._latest: _Latest | None = None
-        self._held: _Held | None = None
+        self._latest: LatestBatch | None = None
+        self._held: HeldK | None = None
         self.follow(NO_GUIDANCE)
 
     def follow(self, guidance: Guidance) -> None:
@@ -170,11 +149,13 @@ class EngineLaw:
         if not is_held:
             self._held = None
         elif self._held is None and estimates is None:
-            self._held = _Held(self.requirements, {})
+            self._held = HeldK(self.requirements, {})
         elif self._held is None and estimates is not None and choice.counts:
+            estimates = choice.estimates or estimates  # by whose contexts the groups are
             apart = replace(estimates, choosers={})  # the scheduler's thread uses those of the law
             every = k_of_every_group(apart, choice.requirements, choice.counts, between)
-            self._held = _Held(choice.requirements, {**every, **{code: choice.k_of[code] for code in choice.counts}})
+            present = {code: choice.k_of[code] for code in choice.counts}
+            self._held = HeldK(choice.requirements, {**every, **present}, estimates.contexts)
 
     # The scheduler's thread
 
@@ -186,14 +167,16 @@ class EngineLaw:
         if held_k == {} or (estimates is None and held_k is None):
             static = [min(max(self.static_k, item.k_min), item.k_max, self.k_max) for item in requirements.distinct]
             return [static[index_of.get(request.label, default)] for request in requests]
-        groups = [
+        codes = [
             index_of.get(request.label, default) << REQUIREMENT_AT | request.acceptance.code for request in requests
         ]
-        self._latest = _Latest(requirements, groups)
-        counts = Counter(groups)
+        self._latest = latest = LatestBatch(requirements, codes, requests)
         self.steps += 1
-        if held_k is not None or estimates is None:
-            return [(held_k or {})[group] for group in groups]
+        if held is not None and held_k is not None:
+            return [held_k[group] for group in held.groups(latest)]
+        assert estimates is not None
+        groups = latest.groups(estimates.contexts)
+        counts = Counter(groups)
         choice = self._choice
         is_current = choice.estimates is estimates and choice.requirements is requirements
         if not is_current or not is_like(counts, choice, len(requests)):
@@ -228,6 +211,8 @@ class EngineLaw:
         `evidence` is `None` for calibration steps, whose drafts are not traffic. `between` is called between two parts
         of the computation.
         """
+        latest = self._latest
+        self.cost.has_long |= latest is not None and max(latest.lengths, default=0) >= LONG_CONTEXT
         ratio, tokens, context = self._extras
         for shape, seconds, length in steps:
             self.cost.note(shape, seconds, length)
@@ -263,7 +248,7 @@ class EngineLaw:
         """
         if self.cost.steps < LEAST_STEPS:
             return
-        coefficients = self.cost.fit(between)
+        coefficients, latest = self.cost.fit(between), self._latest
         if coefficients is None:
             return
         left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0
@@ -273,9 +258,10 @@ class EngineLaw:
         self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)), self.k_max)
         between()
         if self._has_traffic or self.acceptance.has_prior:
-            estimates, latest = Estimates(self.acceptance.lengths(), prices, price_list.slowdown), self._latest
-            if latest is not None and latest.groups and latest.requirements is self.requirements:
-                counts = Counter(latest.groups)
+            contexts = Contexts.of(prices, max(1, round(self._decodes)), latest.lengths if latest is not None else ())
+            estimates = Estimates(self.acceptance.lengths(), prices, price_list.slowdown, contexts)
+            if latest is not None and latest.codes and latest.requirements is self.requirements:
+                counts = Counter(latest.groups(contexts))
                 choice = chosen(estimates, latest.requirements, counts, None, between)
                 self._choice = choice
                 between()
@@ -312,4 +298,7 @@ class EngineLaw:
             choice = Choice(estimates, held.requirements, Counter(), held.k_of)
         if latest is None or latest.requirements is not choice.requirements:
             return []
-        return explained(choice, Counter(latest.groups), between)
+        if held is not None and held.k_of:
+            return explained(choice, Counter(held.groups(latest)), between)
+        contexts = choice.estimates.contexts if choice.estimates is not None else Contexts()
+        return explained(choice, Counter(latest.groups(contexts)), between)

@@ -57,6 +57,11 @@ _FINE_LIMIT, _CELLS_PER_OCTAVE = 8, 4
 """Numbers of decodes or tokens up to the first value have cells of their own. Above it, the second value is the number
 of cells per doubling."""
 _CONTEXT = PARTS.index("context")
+_OF_DRAFTS = slice(_CONTEXT + 1, _CONTEXT + 3)
+"""`verifying_context` and `draft_context`."""
+LONG_CONTEXT = 1024
+"""Tokens of a long context. Once one was seen, steps are in different cells if the mean context of a decode, or of a
+draft token, differs by an octave above this."""
 _GRAPHS = PARTS.index("piecewise")
 """Index of the first feature about graphs. Steps that differ in these features are in different cells."""
 _HALF_WEIGHT = 20.0
@@ -66,10 +71,15 @@ _SMOOTHNESS, _RIDGE = 0.05, 1e-4
 decide."""
 _RIDGE_WEIGHT = {
     "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
-    "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0, "drafter_graphless": 5.0,
+    "verifying_context": 2.0, "draft_context": 3.0, "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0,
+    "drafter_graphless": 5.0,
 }  # fmt: skip
 """The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
 _RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
+_LONG_CONTEXT_WEIGHT = 20.0
+"""The weight of `context` once a long context was seen. While each step with one verifies drafts, nothing tells whether
+K = 0 would be cheaper. With this weight it seems so, and is tried if that would pay. With 5 it is not tried where it
+does (simulated: 0.86 of the throughput of K = 0)."""
 
 _BLOCK = 40
 """Rows of the table that are multiplied at once. OpenBLAS multiplies larger matrices in threads of its own, which spin
@@ -109,11 +119,12 @@ class StepCost:
         self._table = np.zeros((CELLS, _PRICES + 3))
         self._table[:, _PRICES] = 1.0
         self._prices = np.zeros(_PRICES)  # of the last fit
-        # Of the latest step; often the next one has the same
-        self._shape: StepShape | None = None
+        # Of the latest step, without contexts; often the next one has the same
+        self._sizes: list[int] = []
         self._key, self._features = tuple[float, ...](), tuple[float, ...]()
         self._log_slowdown = 0.0
         self.steps = 0
+        self.has_long = False  # whether a long context was seen; before, drafts have no prices for contexts
 
     @property
     def slowdown(self) -> float:
@@ -122,10 +133,15 @@ class StepCost:
 
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
         """Add one step: its seconds, and its context, the total length of its requests' sequences."""
-        if shape != self._shape:
-            self._shape, self._features = shape, features_of(shape, 0, self._graphs)
+        *sizes, of_drafts = shape
+        if sizes != self._sizes:
+            self._sizes, self._features = sizes, features_of(shape, 0, self._graphs)
             self._key = _key(shape, self._features)
-        key, features = self._key, (*self._features[:_CONTEXT], context, *self._features[_CONTEXT + 1 :])
+        drafts = shape.verified - shape.decodes
+        means = (context // (shape.decodes or 1), of_drafts // (drafts or 1)) if self.has_long else (0, 0)
+        key = *self._key, *[_octave(mean // LONG_CONTEXT) for mean in means]
+        known = self._features
+        features = (*known[:_CONTEXT], context, context if drafts else 0, of_drafts, *known[_CONTEXT + 3 :])
         seconds = max(seconds, 1e-6)
         self.steps += 1
         self._log_slowdown *= SLOWDOWN_DECAY
@@ -179,20 +195,25 @@ class StepCost:
         blocks = (columns * (weight / seconds**2)[:, None]).reshape(-1, _BLOCK, _PRICES)
         both = self._table[:, : _PRICES + 1].reshape(-1, _BLOCK, _PRICES + 1)  # a view
         sums = (blocks.transpose(0, 2, 1) @ both).sum(axis=0)
-        gram, projected = sums[:, :-1].copy(), sums[:, -1]
+        gram, projected, ridge = sums[:, :-1].copy(), sums[:, -1], _RIDGE_WEIGHTS.copy()
+        if self.has_long:
+            ridge[_CONTEXT] = _LONG_CONTEXT_WEIGHT
+        else:
+            gram[_OF_DRAFTS] = gram[:, _OF_DRAFTS] = 0.0
+            projected[_OF_DRAFTS] = 0.0
         size = np.sqrt(weight)
-        _add_penalties(gram, columns.max(axis=0), float(tokens.max()), float(seconds @ size / size.sum()))
+        _add_penalties(gram, columns.max(axis=0), ridge, float(tokens.max()), float(seconds @ size / size.sum()))
         return gram, projected
 
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
     """Return the amount of each of `PARTS` in a step, and the tokens of the target's pass, padding included."""
-    n, m, slots, prefill, read, is_uniform = shape
+    n, m, slots, prefill, read, is_uniform, draft_context = shape
     run = padded(graphs, n, m, slots, prefill, is_uniform=is_uniform)
     drafts = float(slots > 0)
     return (
-        1.0, n, drafts, drafts * n, run.slots, prefill, context, float(read > 0), read,
-        run.piecewise, run.graphless, run.drafter_graphless, run.tokens,
+        1.0, n, drafts, drafts * n, run.slots, prefill, context, context if m > n else 0, draft_context,
+        float(read > 0), read, run.piecewise, run.graphless, run.drafter_graphless, run.tokens,
     )  # fmt: skip
 
 
@@ -207,13 +228,13 @@ def step_s(coefficients: Coefficients, features: Sequence[float]) -> float:
     return seconds
 
 
-def _add_penalties(gram: Vector, largest: Vector, most: float, typical_s: float) -> None:
+def _add_penalties(gram: Vector, largest: Vector, weights: Vector, most: float, typical_s: float) -> None:
     """Add the penalties: differences of neighbouring slopes of g up to `most` tokens, and a ridge.
 
-    `largest` is the largest amount of each price in a step.
+    `largest` is the largest amount of each price in a step, `weights` are those of the ridge.
     """
     smooth = _SMOOTHNESS * (np.minimum(_WIDTHS[:-1], most + 1.0) / typical_s) ** 2
-    ridge = _RIDGE * (np.maximum(largest, 1e-12) / typical_s * _RIDGE_WEIGHTS) ** 2
+    ridge = _RIDGE * (np.maximum(largest, 1e-12) / typical_s * weights) ** 2
     gram[_EACH, _EACH] += ridge
     gram[_SLOPE, _SLOPE] += smooth
     gram[_SLOPE + 1, _SLOPE + 1] += smooth
@@ -222,8 +243,8 @@ def _add_penalties(gram: Vector, largest: Vector, most: float, typical_s: float)
 
 
 def _key(shape: StepShape, features: Sequence[float]) -> tuple[float, ...]:
-    """Return the cell of a step with these features."""
-    n, _, slots, prefill, read, _ = shape
+    """Return the cell of a step with these features, contexts apart."""
+    n, _, slots, prefill, read = shape[:5]
     tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
     return (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
 

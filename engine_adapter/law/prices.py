@@ -1,13 +1,24 @@
 """The time of a step of one engine as a sum of priced parts, for the choice of K and for its estimate.
 
-    T = base + decode n + g(m + P) + [D > 0] (drafter + drafting_decode n) + slot D + prefill P + context X
+    T = base + decode n + g(m + P) + [D > 0] (drafter + drafting_decode n) + slot D + prefill P
+        + context X + [m > n] verifying_context X + draft_context Y
         + [R > 0] reads + read R + piecewise W + graphless G + drafter_graphless H
 
 in seconds, with the prices of `PARTS`. n: running decodes; m: tokens to verify, one for each decode and one for each
-draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; R: positions that the drafter reads
-without drafting from them (`StepPlan.read`); g: piecewise linear and not decreasing. With CUDA graphs, m + P and D are
-the padded sizes of the passes. W is 1 if the target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1
-if the pass of a parallel drafter is larger than its largest graph; otherwise they are 0.
+draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; Y: the sum, over the draft tokens to
+verify, of their requests' context; R: positions that the drafter reads without drafting from them (`StepPlan.read`); g:
+piecewise linear and not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the
+target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the pass of a parallel drafter is larger
+than its largest graph; otherwise they are 0.
+
+What a context costs depends on the attention kernel (vLLM 0.32). A kernel that reads the keys and values of a request
+once for all its tokens, and waits for memory, has a price for X alone: FlashAttention 3 and TRT-LLM's, up to some 64
+rows of draft tokens times query heads per key head. FlashAttention 2 and Triton's split a context among processors only
+if no request has more than one token, so each step that verifies reads its contexts more slowly, whatever the K:
+`verifying_context`. Kernels that wait for arithmetic (a CPU's vector units; latent attention with all heads on one GPU)
+need as much time for each draft token as for the first token: `draft_context`. The drafter reads contexts too. Steps
+cannot tell this apart, because a request that has slots in one step has drafts to verify in the next: it is in the last
+two prices.
 
 In a *uniform* step all decodes have the same number of tokens. Such a step may have a FULL graph. Any other step is
 *mixed*. If it has decodes alone, and there are graphs of variable length, it is padded to one of these, else to a mixed
@@ -30,10 +41,10 @@ FULL_MODE = "FULL"
 KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for width in (1.0, 1.5)), 4096.0])
 """The numbers of tokens at which the slope of g changes."""
 EDGES = np.append(KNOTS, 1e7)
-_LEAST_TOKEN_S = 1e-9
+LEAST_TOKEN_S = 1e-9
 PARTS = (
-    "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "reads", "read",
-    "piecewise", "graphless", "drafter_graphless",
+    "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "verifying_context", "draft_context",
+    "reads", "read", "piecewise", "graphless", "drafter_graphless",
 )  # fmt: skip
 """The names of the parts, in the order of `Coefficients.parts`."""
 
@@ -91,9 +102,9 @@ class PriceList:
 class Prices:
     """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
-    The time of prefilling alone is left out, because K does not change it. A step that drafts for d of its n decodes is
-    charged `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch
-    up later.
+    The time of prefilling alone is left out, because K does not change it. All decodes have the mean context
+    (`law.contexts` has what a decode's own context changes). A step that drafts for d of its n decodes is charged
+    `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch up later.
 
     `least_width` is that of a drafter that runs in every step (`plan.catch_up`), so that all decodes have slots;
     `None`: those with K = 0 are left out.
@@ -117,11 +128,14 @@ class Prices:
         self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
         self.left_out_s = left_out_s
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
+        self.draft_context_s, self.context_tokens = self._c["draft_context"], extras.context_tokens
+        self._own_context_s = self.draft_context_s * extras.context_tokens  # of a draft token of the mean request
         self.least_width = least_width
         tokens = np.arange(most + 1)
         prefilled = round(extras.prefill_tokens)
         self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
         self.mixed = (1 - extras.prefill_ratio) * self._decodes_s(tokens) + extras.prefill_ratio * self._with_prefill
+        self.mixed += self._own_context_s * tokens
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None
         self._plain_s: dict[int, float] = {}
         self._token_s: dict[int, Vector] = {}
@@ -131,6 +145,8 @@ class Prices:
         """Return the seconds of a step of `n` decodes, without prefill and without catching up."""
         c = self._c
         seconds = self._fixed_s(n) + (self.uniform_s(n, m // n) if is_uniform else float(self.mixed[m]))
+        if m > n:
+            seconds += self._verifying_s(n)
         if slots:
             seconds += c["drafter"] + c["drafting_decode"] * n + c["slot"] * slots
             seconds += float(self._drafter[min(m - n + slots, 2 * self._most)]) if self._drafter is not None else 0.0
@@ -153,10 +169,11 @@ class Prices:
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
         """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots.
 
-        The drafter's pass is in it, also where the slots are 0.
+        The drafter's pass and a verification are in it, also where the slots are 0.
         """
         c = self._c
-        seconds: Vector = self.mixed[m] + (self._fixed_s(n) + c["drafter"] + c["drafting_decode"] * n)
+        fixed_s = self._fixed_s(n) + self._verifying_s(n) + c["drafter"] + c["drafting_decode"] * n
+        seconds: Vector = self.mixed[m] + fixed_s
         seconds += c["slot"] * slots
         if self._drafter is not None:
             seconds += self._drafter[np.minimum(m - n + slots, 2 * self._most)]
@@ -167,7 +184,7 @@ class Prices:
         seconds = self._token_s.get(n)
         if seconds is None:
             k = np.arange(1, k_max + 1)
-            seconds = np.maximum((self.mixed[n * (1 + k)] - self.mixed[n]) / (n * k), _LEAST_TOKEN_S)
+            seconds = np.maximum((self.mixed[n * (1 + k)] - self.mixed[n]) / (n * k), LEAST_TOKEN_S)
             self._token_s[n] = seconds
         return seconds
 
@@ -189,7 +206,7 @@ class Prices:
         full = float(np.interp(shape.tokens, EDGES, self._heights))
         full += self._c["piecewise"] * shape.piecewise + self._c["graphless"] * shape.graphless
         ratio = self._extras.prefill_ratio
-        return (1 - ratio) * full + ratio * float(self._with_prefill[m])
+        return (1 - ratio) * full + ratio * float(self._with_prefill[m]) + self._own_context_s * m
 
     def catch_up_s(self, n: int) -> float:
         """Return the seconds in which `n` left-out decodes catch up later, at most the time of drafting for them."""
@@ -197,7 +214,11 @@ class Prices:
         return min(n * self.left_out_s, c["drafter"] + n * (c["drafting_decode"] + c["slot"]))
 
     def _fixed_s(self, n: int) -> float:
-        return self._c["base"] + (self._c["decode"] + self._c["context"] * self._extras.context_tokens) * n
+        each_s = self._c["decode"] + self._c["context"] * self._extras.context_tokens - self._own_context_s
+        return self._c["base"] + each_s * n
+
+    def _verifying_s(self, n: int) -> float:
+        return self._c["verifying_context"] * self._extras.context_tokens * n
 
     def _decodes_s(self, tokens: Ints) -> Vector:
         """Return the seconds of the target's pass over so many tokens in a step of decodes alone, with different K."""

@@ -25,8 +25,9 @@ class ProbePrices(NamedTuple):
     `verifying` is the extra time of the next step: the target verifies a draft, and the drafter reads its positions in
     another pass. If the drafter runs in every step anyway, `verifying` is the whole fixed cost. `beside_prompt` is the
     fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
-    a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: how many steps a
-    second has if none of them drafts.
+    a position that the drafter reads or prepares, `token` that of a token to verify of a request with the mean context,
+    and `context` that of each further token of context for each token to verify. `steps_per_s`: how many steps a second
+    has if none of them drafts.
 
     If all decodes have slots whenever one drafts (`Prices.least_width`), `drafting` includes them, and a probe has no
     positions of its own to pay for. If then all need one K, `verifying` includes the tokens of all.
@@ -38,14 +39,17 @@ class ProbePrices(NamedTuple):
     token: float
     beside_prompt: float
     steps_per_s: float = math.inf
+    context: float = 0.0
+    mean_context: float = 0.0
 
-    def of_draft(self, backlog: int, width: int, k: int) -> float:
-        """Return the cost of a probe of `k` tokens without the fixed cost.
+    def of_draft(self, backlog: int, width: int, k: int, context: int = 0) -> float:
+        """Return the cost of a probe of `k` tokens at this context without the fixed cost.
 
         The drafter reads the backlog and the request's position in this step, and prepares `width` slots. In the next
         step it reads the verified draft, or prepares slots again if that step drafts: at most `width` positions.
         """
-        return (backlog + 1 + 2 * width) * self.position + k * self.token
+        token = self.token + self.context * max(0.0, context - self.mean_context)
+        return (backlog + 1 + 2 * width) * self.position + k * token
 
     @classmethod
     def of(cls, prices: Prices, n: int, k_max: int) -> "ProbePrices":
@@ -62,7 +66,8 @@ class ProbePrices(NamedTuple):
                 verifies = max(0.0, prices.step_s(n, n * (1 + depth), least, is_uniform=True) - plain)
                 token = 0.0
             drafting = (max(0.0, prices.step_s(n, n, slots) - prices.step_s(n, n, least)) + verifies) / plain
-            return cls(drafting, verifies / plain, _LEAST_POSITION, token / plain, drafting, 1.0 / plain)
+            contexts = prices.draft_context_s / plain, prices.context_tokens
+            return cls(drafting, verifies / plain, _LEAST_POSITION, token / plain, drafting, 1.0 / plain, *contexts)
         verifies += prices.reads_s
         slot = max(prices.slot_s, prices.read_s)
         drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot)
@@ -73,4 +78,6 @@ class ProbePrices(NamedTuple):
             token=token / plain,
             beside_prompt=(max(0.0, drafts - prices.reads_s) + verifies) / plain,
             steps_per_s=1.0 / plain,
+            context=prices.draft_context_s / plain,
+            mean_context=prices.context_tokens,
         )

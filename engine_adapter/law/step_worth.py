@@ -41,6 +41,7 @@ class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
     `itl_slo_s` bounds their mean inter-token latency; 0: no bound.
+    `extra_token_s`: seconds of each of their draft tokens beyond those at the mean context (`law.contexts`).
     A group without decodes does not change K of the others; its K is for a decode that joins it later.
     """
 
@@ -50,6 +51,7 @@ class Group(NamedTuple):
     low: int
     high: int
     itl_slo_s: float = 0.0
+    extra_token_s: float = 0.0
 
 
 class Step(NamedTuple):
@@ -73,6 +75,7 @@ def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints)
     seconds = prices.steps_s(n, tokens, prices.slots(n, width, drafted))
     if prices.has_graphs:
         seconds += np.where(tokens == n * (1 + width), prices.uniform_extra_s(n, k_max)[width], 0.0)
+    seconds += ks @ (decodes * np.array([group.extra_token_s for group in groups]))
     seconds = np.where(width, seconds + catch_up_s(prices, n, drafted.astype(np.float64)), prices.plain_s(n))
     return seconds, lengths[[group.band for group in groups], ks]
 

@@ -30,7 +30,7 @@ class DraftState:
 
     Its positions:
     - `decoding`: its prompt has been read completely. `positions`: its tokens in the step. `is_text_prompt`: these
-      tokens belong to a prompt of text alone.
+      tokens belong to a prompt of text alone. `context`: its length when the step was planned.
     - `backlog`: the number of its latest positions that are missing from the draft KV cache. `left_out_rows`: the
       number of steps, since it last caught up, in which the law chose K = 0 for it and K > 0 for others. It may exceed
       `backlog`.
@@ -42,6 +42,7 @@ class DraftState:
         "backlog",
         "band",
         "ceiling",
+        "context",
         "decoding",
         "deferred_until",
         "drafted_at",
@@ -87,6 +88,7 @@ class DraftState:
         self.decoding = False
         self.is_text_prompt = False
         self.positions = 1
+        self.context = 0
         self.backlog = self.left_out_rows = 0
         self.deferred_until: int | None = None
         self.k = self.scheduled_k = 0

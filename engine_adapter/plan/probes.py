@@ -186,15 +186,16 @@ class Probes:
                 return
         if self.budget < min(_FIXED_COSTS * self._fixed, self.limit) and step - self.drafted_at < prices.steps_per_s:
             return  # 3a
-        for state, k in sorted(due, key=lambda item: item[0].backlog):
-            if self._fixed + prices.of_draft(state.backlog, max(self._width, k), k) > self.budget:
+        cheapest = sorted(due, key=lambda item: prices.of_draft(item[0].backlog, 0, 1, item[0].context))
+        for state, k in cheapest:
+            if self._fixed + prices.of_draft(state.backlog, max(self._width, k), k, state.context) > self.budget:
                 break
             self._probe(state, k, prices)
 
     def _probe(self, state: DraftState, k: int, prices: ProbePrices) -> None:
         """Probe a request. It pays the fixed cost of the step, which further probes of the step share."""
         self._width = max(self._width, k)
-        charge = prices.of_draft(state.backlog, self._width, k)
+        charge = prices.of_draft(state.backlog, self._width, k, state.context)
         self._charges[state.request_id] = charge
         cost, self._fixed = self._fixed + charge, 0.0
         self.budget -= cost
@@ -223,7 +224,7 @@ def _draft_first(candidates: Sequence[_Candidate], prices: ProbePrices, width: i
     """Draft for the candidates that never had a draft, in a step of this `width` (1)."""
     room = _FREE_STEPS
     for state, k in candidates:
-        cost = prices.of_draft(state.backlog, width, k)
+        cost = prices.of_draft(state.backlog, width, k, state.context)
         if state.drafted_at is None and state.backlog <= FIRST_DRAFT_ROWS and cost <= room:
             room -= cost
             state.k = k

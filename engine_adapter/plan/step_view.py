@@ -19,7 +19,8 @@ class StepView:
     `prefill` are the tokens of the requests that decode and that prefill, `lengths` the different numbers of tokens of
     a request that decodes.
 
-    Before the step: `longest` is the length of its longest sequence, `context` the total length of all.
+    Before the step: `longest` is the length of its longest sequence, `context` the total length of all, `draft_context`
+    the sum of it over the draft tokens to verify.
     """
 
     decoding: list[DraftState] = field(default_factory=list)
@@ -32,8 +33,11 @@ class StepView:
     lengths: set[int] = field(default_factory=set)
     longest: int = 0
     context: int = 0
+    draft_context: int = 0
 
     def shape(self, plan: StepPlan) -> StepShape:
         """Return the work of the step, whose drafter follows `plan`."""
         decodes = len(self.plain) + len(self.drafts)
-        return StepShape(decodes, self.verified, plan.slots, self.prefill, plan.read, len(self.lengths) <= 1)
+        return StepShape(
+            decodes, self.verified, plan.slots, self.prefill, plan.read, len(self.lengths) <= 1, self.draft_context
+        )

@@ -104,15 +104,17 @@ class Steps:
         view = StepView()
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request = requests[request_id]
-            view.context += request.num_computed_tokens
-            view.longest = max(view.longest, request.num_computed_tokens)
             state = self._state_of(request_id, request)
+            context = state.context = request.num_computed_tokens
+            view.context += context
+            view.longest = max(view.longest, context)
             drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
             # The request in this step
             if state.decoding:
                 view.verified += scheduled
                 view.lengths.add(scheduled)
                 if drafted:
+                    view.draft_context += drafted * context
                     view.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
                 else:
                     view.plain[request_id] = self._cohort(state)
@@ -242,9 +244,7 @@ class Steps:
             self._plain = step.plain if is_plain else None
             self._outcome = step.outcome(self._drafts, items)
             self._drafts.clear()
-        shape, cut, self._cut = step.shape, self._cut, 0
-        if cut:
-            shape = shape._replace(verified=shape.verified - cut, is_uniform=shape.verified - cut == shape.decodes)
+        shape, self._cut = step.shape.cut(self._cut), 0
         self._meter.commit(shape, seconds, context, self._outcome)
 
     def waiting_s(self, now: float) -> float:

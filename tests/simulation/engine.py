@@ -308,6 +308,7 @@ class Engine:
         work = Work(
             scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
             scheduled.prompts, is_uniform=scheduled.is_uniform, width=plan.width,
+            draft_context=scheduled.draft_context, drafted_context=scheduled.drafted_context,
         )  # fmt: skip
         self._now += pace.host * self._plant.host_s(work)
         return _UnderWay(output, scheduled.delivering, work, began_at, self._now)

@@ -15,7 +15,8 @@ class Work(NamedTuple):
 
     `context` is the sum of the lengths of its sequences, `read` the number of positions that its drafter reads without
     drafting from them, `prompts` the number of requests that it prefills. `is_uniform`: all decodes have equally many
-    tokens in it. `width` is the largest K that its drafter drafts.
+    tokens in it. `width` is the largest K that its drafter drafts. `draft_context` is the sum, over the draft tokens to
+    verify, of their requests' context, `drafted_context` that of the contexts of the requests that verify any.
     """
 
     decodes: int
@@ -27,6 +28,8 @@ class Work(NamedTuple):
     prompts: int = 0
     is_uniform: bool = True
     width: int = 0
+    draft_context: int = 0
+    drafted_context: int = 0
 
 
 class Plant(Protocol):

@@ -53,6 +53,8 @@ class Scheduled(NamedTuple):
     context: int
     prompts: int
     is_uniform: bool
+    draft_context: int
+    drafted_context: int
 
 
 class Requests:
@@ -137,8 +139,9 @@ class Requests:
         self._begun += 1
         name = str(self._begun)
         self.running[name] = self._new[name] = Request(
-            name, at, acceptance, later, length, source.prompt_tokens, position, sampling, num_computed_tokens=position
-        )
+            name, at, acceptance, later, length, source.prompt_tokens, position, sampling,
+            num_computed_tokens=source.cached_tokens + position,
+        )  # fmt: skip
 
     def _end(self, request: Request) -> None:
         del self.running[request.request_id]
@@ -162,6 +165,7 @@ class Requests:
         drafts: dict[str, Sequence[int]] = {}
         delivering: list[str] = []
         chunk, decodes, verified, prefill, context, prompts = _PREFILL_CHUNK, 0, 0, 0, 0, 0
+        draft_context = drafted_context = 0
         lengths: set[int] = set()  # tokens of each request that decodes
         for name, request in self.running.items():
             if request.to_read:
@@ -185,6 +189,9 @@ class Requests:
             tokens[name] = scheduled
             request.num_computed_tokens += scheduled
             context += request.num_computed_tokens
+            if name in drafts:
+                drafted_context += request.num_computed_tokens
+                draft_context += len(drafts[name]) * request.num_computed_tokens
             if not request.is_prefill_chunk:
                 delivering.append(name)
         ended, self.ended = self.ended, set()
@@ -194,7 +201,10 @@ class Requests:
             finished_req_ids=ended,
             scheduled_new_reqs=(),
         )
-        return Scheduled(output, delivering, decodes, verified, prefill, context, prompts, len(lengths) <= 1)
+        return Scheduled(
+            output, delivering, decodes, verified, prefill, context, prompts, len(lengths) <= 1, draft_context,
+            drafted_context,
+        )  # fmt: skip
 
     def accepted(self, request: Request, k: int) -> int:
         """Draw the number of accepted tokens of a request's `k` drafted ones."""

@@ -33,6 +33,18 @@ class Source:
     prompt_tokens: int = 16
     by_position: tuple[float, ...] = ()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens before its prompt that the engine has in its prefix cache."""
+        return 0
+
+
+@dataclass(frozen=True)
+class LongSource(Source):
+    """Requests with a long context, most of which the engine has in its prefix cache, as in a conversation."""
+
+    cached_tokens: int = 100_000
+
 
 @dataclass(frozen=True)
 class Phase:

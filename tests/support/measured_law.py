@@ -12,9 +12,9 @@ K_MAX, STATIC = 7, 3
 HIGH, LOW = 7, 1
 
 
-def request(band: int, label: str = "default", drafts: int = 5) -> Any:
+def request(band: int, label: str = "default", drafts: int = 5, context: int = 100) -> Any:
     acceptance = SimpleNamespace(code=band if drafts else band | UNPROBED)
-    return SimpleNamespace(label=label, acceptance=acceptance)
+    return SimpleNamespace(label=label, acceptance=acceptance, context=context)
 
 
 def step_s(n: int, m: int, slots: int) -> float:

@@ -25,7 +25,7 @@ def step_s(n: int, m: int, slots: int) -> float:
 
 def state(band: int, name: str, k: int) -> Any:
     acceptance = SimpleNamespace(code=band)
-    return SimpleNamespace(label=name, traffic_class=name, acceptance=acceptance, scheduled_k=k)
+    return SimpleNamespace(label=name, traffic_class=name, acceptance=acceptance, scheduled_k=k, context=100)
 
 
 def engine(*, is_measured: bool = True) -> Any:

@@ -187,3 +187,10 @@ def test_a_step_that_ends_while_the_evidence_is_taken_does_not_wait_and_counts_l
     taken = meter.take_evidence(between)
     assert taken.drafts == {("code", 2, 7): 1}
     assert meter.take_evidence().drafts == {("code", 2, 5): 1}
+
+
+def test_a_shape_without_the_tokens_that_were_not_verified_has_their_context_no_longer() -> None:
+    shape = StepShape(2, 10, 8, is_uniform=False, draft_context=8 * 500)
+    assert shape.cut(0) is shape
+    assert shape.cut(2) == StepShape(2, 8, 8, is_uniform=False, draft_context=6 * 500)
+    assert shape.cut(8) == StepShape(2, 2, 8)

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from specpilot.engine_adapter.law.batch_choice import REQUIREMENT_AT, Choice, chosen
+from specpilot.engine_adapter.law.batch_choice import Choice, chosen
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.step_worth import keeps_slos, worth_of_step
 from specpilot.policy.bands import BANDS
 from specpilot.policy.schedule import ClassGuidance

@@ -274,3 +274,28 @@ def test_a_group_without_decodes_does_not_widen_a_quick_choice_by_its_upper_boun
 @pytest.mark.parametrize("k_max", [0, 1])
 def test_the_smallest_engines_have_a_choice_too(k_max: int) -> None:
     assert choose([Group(1, 0, 1.0, 0, k_max)], lengths(0.99, k_max=k_max), prices()) == [k_max]
+
+
+@pytest.mark.parametrize("in_force", [None, graphs(FULL)], ids=["none", "full"])
+@pytest.mark.parametrize("least_width", [None, 0])
+def test_with_contexts_of_different_price_it_is_within_two_percent_of_the_best_of_all(
+    in_force: Graphs | None, least_width: int | None
+) -> None:
+    draw, ratios, unlike = random.Random(9), [], 0
+    for _ in range(200):
+        groups, al, priced = drawn(draw, in_force, least_width)
+        groups = [group._replace(extra_token_s=draw.choice((-1e-5, 0.0, 2e-4, 2e-3))) for group in groups]
+        allowed = [range(group.low, group.high + 1) for group in groups]
+        found = choose(groups, al, priced)
+        assert all(k in own for k, own in zip(found, allowed, strict=True))
+        best = max(rate_of(groups, al, priced, ks) for ks in itertools.product(*allowed))
+        ratios.append(rate_of(groups, al, priced, found) / best)
+        unlike += found != choose([group._replace(extra_token_s=0.0) for group in groups], al, priced)
+    assert min(ratios) >= (0.98 if least_width is None else 0.96)
+    assert np.mean(ratios) >= 0.999
+    assert unlike > 50
+
+
+def test_a_request_that_is_alike_but_for_its_context_gets_a_smaller_k() -> None:
+    groups = [Group(15, 0, 1.0, 0, K), Group(1, 0, 1.0, 0, K, extra_token_s=2e-3)]
+    assert choose(groups, lengths(0.8), prices()) == [K, 0]

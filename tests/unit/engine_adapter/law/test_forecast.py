@@ -7,6 +7,7 @@ import pytest
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
 from specpilot.engine_adapter.law.batch_choice import Choice, Estimates, Requirements, chosen
+from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.forecast import (
     Decodes,
     breaks_slo,
@@ -52,7 +53,7 @@ def pauses() -> tuple[list[None], object]:
 def test_the_chosen_k_is_the_laws_and_does_not_touch_its_choosers() -> None:
     shared = estimates()
     k_of = chosen_k(shared, FREE, BATCH, lambda: None)
-    counts = Counter({1 << 4 | HIGH: 6, 1 << 4 | LOW: 2, HIGH | UNPROBED: 1})
+    counts = Counter({1 << REQUIREMENT_AT | HIGH: 6, 1 << REQUIREMENT_AT | LOW: 2, HIGH | UNPROBED: 1})
     expected = chosen(estimates(), FREE, counts).k_of
     assert list(k_of.values()) == [expected[code] for code in counts]
     assert k_of[Decodes("code", HIGH, 1)] > k_of[Decodes("code", LOW, 1)]
@@ -79,7 +80,7 @@ def test_a_fixed_k_is_that_of_the_class_or_of_default() -> None:
 def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:
     def found(slo_ms: float | None, static_k: int) -> bool | None:
         asked = requirements(code=ClassGuidance(weight=2.0, itl_slo_ms=slo_ms))
-        counts = Counter({1 << 4 | HIGH: 8})
+        counts = Counter({1 << REQUIREMENT_AT | HIGH: 8})
         return breaks_slo(chosen(estimates(), asked, counts), static_k)
 
     assert found(None, 0) is None
@@ -97,7 +98,7 @@ def test_k_by_load_is_the_mean_k_of_each_class_and_of_all_requests() -> None:
     assert kept == {}
     one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, pause)  # type: ignore[arg-type]
     for number in numbers:
-        code = (1 << 4) | HIGH
+        code = (1 << REQUIREMENT_AT) | HIGH
         k = chosen(estimates(), FREE, Counter({code: number})).k_of[code]
         [found] = [item.k for item in one_class["code"] if item.lo <= number <= item.hi]
         assert found == k
@@ -116,9 +117,9 @@ def test_a_bound_is_kept_up_to_a_load() -> None:
 def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     asked, counts = (
         requirements(code=ClassGuidance(itl_slo_ms=50.0)),
-        Counter({1 << 4 | HIGH: 2, 1 << 4 | LOW: 2, HIGH: 1}),
+        Counter({1 << REQUIREMENT_AT | HIGH: 2, 1 << REQUIREMENT_AT | LOW: 2, HIGH: 1}),
     )
-    k_of = {1 << 4 | HIGH: 1, 1 << 4 | LOW: 0, HIGH: 0}
+    k_of = {1 << REQUIREMENT_AT | HIGH: 1, 1 << REQUIREMENT_AT | LOW: 0, HIGH: 0}
     choice = Choice(estimates(2.0), asked, counts, k_of)
     assert slowest_s(choice) == pytest.approx({1: 2 * (0.011 + 7e-4)})
     faster = choice._replace(requirements=requirements(code=ClassGuidance(itl_slo_ms=22.0)))

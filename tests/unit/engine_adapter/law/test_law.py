@@ -238,3 +238,64 @@ def test_it_says_whether_the_static_k_breaks_an_slo_only_while_a_class_has_one()
         law.learn([(StepShape(4, 4, 0), step_s(4, 4, 0), 0)])
         law.refresh()
         assert law.breaks_slo is expected
+
+
+READ_S = 3e-7
+"""Seconds of a token that reads a token of context."""
+
+
+def with_contexts(law: EngineLaw) -> EngineLaw:
+    """Let the law know that each token of a step reads its request's context anew."""
+    law.cost.has_long = True
+    for context in (100, 20_000):
+        for n in (1, 4, 16):
+            for k in (0, 2, 7):
+                shape = StepShape(n, n * (1 + k), n * k, draft_context=n * k * context)
+                seconds = step_s(n, n * (1 + k), n * k) + READ_S * n * (1 + k) * context
+                law.learn([(shape, seconds, n * context)] * 30)
+    law.learn((), counted(HIGH, 0.97))
+    law.refresh()
+    return law
+
+
+def test_a_request_with_a_long_context_has_a_k_of_its_own_where_a_draft_token_reads_it() -> None:
+    law = with_contexts(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH)] * 8 + [request(HIGH, context=50_000)]
+    law.k_of(batch)
+    law.refresh()
+    *short, long = law.k_of(batch)
+    assert short == [K_MAX] * 8
+    assert long == 0
+    [of_short, of_long] = law.groups()
+    assert (of_short["decodes"], of_short["k"], of_long["decodes"], of_long["k"]) == (8, K_MAX, 1, 0)
+    assert "of band 7 with a context from " in of_long["why"]
+    # 15 ms for each draft token
+    assert of_long["positions"][0]["cost_tokens"] > 10 * of_short["positions"][0]["cost_tokens"]
+
+
+def test_where_a_context_costs_a_draft_token_nothing_requests_are_grouped_as_without() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    batch = [request(HIGH)] * 8 + [request(HIGH, context=500_000)]
+    law.k_of(batch)
+    law.refresh()
+    assert law.k_of(batch) == [K_MAX] * 9
+    assert len(law.groups()) == 1
+
+
+def test_a_long_context_that_comes_while_k_is_held_has_the_k_of_short_ones() -> None:
+    law = with_contexts(EngineLaw(K_MAX, STATIC, 32))
+    short = [request(HIGH)] * 8
+    for _ in range(2):
+        held = law.k_of(short)
+        law.refresh()
+    law.hold(is_held=True)
+    assert law.k_of([*short, request(HIGH, context=50_000)]) == [*held, held[0]]
+    assert sum(group["decodes"] for group in law.groups()) == 9
+
+
+def test_drafts_have_prices_for_contexts_from_the_first_long_one_on() -> None:
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    for context, has_long in ((1023, False), (1024, True), (100, True)):
+        law.k_of([request(HIGH, context=context)])
+        law.learn(())
+        assert law.cost.has_long is has_long

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
-from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Prices, StepExtras
+from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, Prices, StepExtras
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from tests.simulation.plant import Work
 
@@ -148,19 +149,25 @@ def equations(cost: StepCost) -> tuple[np.ndarray, np.ndarray]:
         [width * ((at == slope) - (at == slope + 1)) for at in range(columns.shape[1])]
         for slope, width in enumerate(widths[:-1], start=len(PARTS))
     ]
-    largest = np.maximum(columns.max(axis=0), 1e-12) / typical_s
-    ridge = np.diag(np.sqrt(price_fit._RIDGE) * largest * price_fit._RIDGE_WEIGHTS)
+    largest, weights = np.maximum(columns.max(axis=0), 1e-12) / typical_s, price_fit._RIDGE_WEIGHTS.copy()
+    if cost.has_long:
+        weights[price_fit._CONTEXT] = price_fit._LONG_CONTEXT_WEIGHT
+    else:
+        columns[:, price_fit._OF_DRAFTS] = 0.0
+    ridge = np.diag(np.sqrt(price_fit._RIDGE) * largest * weights)
     rows = np.vstack([columns * (size / seconds)[:, None], smooth, ridge])
     return rows, np.concatenate([size, np.zeros(len(rows) - len(size))])
 
 
+@pytest.mark.parametrize("has_long", [False, True])
 @pytest.mark.parametrize("most_cells", [40, price_fit.CELLS])
 def test_a_fit_is_the_least_squares_of_all_cells_however_many_fits_came_before(
-    most_cells: int, monkeypatch: pytest.MonkeyPatch
+    most_cells: int, has_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where new cells take the places of those that were dropped."""
     monkeypatch.setattr(price_fit, "CELLS", most_cells)
     draw, cost, at_once = random.Random(2), StepCost(), StepCost()
+    cost.has_long = at_once.has_long = has_long
     for _ in range(30):
         for step in drawn_steps(draw, draw.choice((0, 3, 80))):
             cost.note(*step)
@@ -207,3 +214,81 @@ def test_a_fit_uses_no_threads_of_blas() -> None:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "16"}
     ran = subprocess.run([sys.executable, "-c", FITS], capture_output=True, text=True, env=environment, check=True)
     assert float(ran.stdout) < 0.1
+
+
+KERNELS = pytest.mark.parametrize(("once", "verifying", "each"), [(4e-8, 0, 0), (4e-8, 3e-7, 0), (2e-8, 0, 2e-8)])
+"""A context is read once; or more slowly in steps that verify; or anew by each token. Seconds per token of context."""
+
+
+def step(n: int, k: int, long: int, k_long: int) -> tuple[StepShape, int]:
+    """`n` decodes of 300 tokens beside a `long` one."""
+    contexts, ks = [300] * n + [long], [k] * n + [k_long]
+    drafts = sum(length * drafted for length, drafted in zip(contexts, ks, strict=True))
+    slots = max(ks) * sum(drafted > 0 for drafted in ks)
+    return StepShape(n + 1, n + 1 + sum(ks), slots, 0, 0, k == k_long, drafts), sum(contexts)
+
+
+def read_s(shape: StepShape, context: int, once: float, verifying: float, each: float) -> float:
+    plain = 5e-3 + 2e-5 * shape.verified + (1e-3 + 1e-5 * shape.slots if shape.slots else 0.0)
+    return plain + context * (once + verifying * (shape.verified > shape.decodes)) + each * shape.draft_context
+
+
+def fitted(
+    kernel: tuple[float, float, float], kinds: Sequence[tuple[int, int, int]], *, has_long: bool
+) -> Coefficients:
+    """The prices after steps of several loads with these K of the short ones, lengths of the long one and its K."""
+    cost, draw = StepCost(), random.Random(3)
+    cost.has_long = has_long
+    for n in (1, 3, 7, 15, 31):
+        for kind in kinds:
+            shape, context = step(n, *kind)
+            for _ in range(20):
+                cost.note(shape, read_s(shape, context, *kernel) * draw.uniform(0.99, 1.01), context)
+    found = cost.fit()
+    assert found is not None
+    return found
+
+
+SHORT = [(0, 300, 0), (3, 300, 3), (7, 300, 7)]
+
+
+@KERNELS
+def test_the_fit_tells_what_a_kernel_does_with_a_context(once: float, verifying: float, each: float) -> None:
+    kernel = once, verifying, each
+    found = fitted(kernel, [*SHORT, (0, 8000, 0), (3, 8000, 3), (7, 8000, 7)], has_long=True)
+    for n, k, k_long, long in ((15, 0, 0, 100_000), (15, 5, 5, 100_000), (15, 7, 0, 100_000), (7, 3, 7, 50_000)):
+        shape, context = step(n, k, long, k_long)
+        predicted = step_s(found, features_of(shape, context, None))
+        assert predicted == pytest.approx(read_s(shape, context, *kernel), rel=0.15), (n, k, k_long)
+
+
+@KERNELS
+def test_while_each_step_with_a_long_context_verifies_k_0_does_not_seem_dearer_than_it_is(
+    once: float, verifying: float, each: float
+) -> None:
+    """Else it would never be tried, nor would its cost become known."""
+    found, (shape, context) = (
+        fitted((once, verifying, each), [*SHORT, (7, 80_000, 7)], has_long=True),
+        step(15, 0, 80_000, 0),
+    )
+    predicted = step_s(found, features_of(shape, context, None))
+    assert predicted < 1.02 * read_s(shape, context, once, verifying, each)
+
+
+def test_before_a_long_context_was_seen_drafts_have_no_price_for_contexts() -> None:
+    prices = dict(zip(PARTS, fitted((4e-8, 3e-7, 2e-8), SHORT, has_long=False).parts, strict=True))
+    assert prices["verifying_context"] == prices["draft_context"] == 0.0
+
+
+def test_a_choice_sees_the_seconds_that_the_fit_found_for_contexts() -> None:
+    parts = {"base": 5e-3, "context": 1e-8, "verifying_context": 2e-8, "draft_context": 3e-8}
+    coefficients = Coefficients(tuple(parts.get(name, 0.0) for name in PARTS), (1e-5,) * len(KNOTS))
+    for graph in (None, graphs(FULL)):
+        prices = Prices(coefficients, 64, graph, StepExtras(context_tokens=1000.0))
+        for k in (0, 1, 3):
+            shape = StepShape(4, 4 * (1 + k), 0, draft_context=4 * k * 1000)
+            whole_s = step_s(coefficients, features_of(shape, 4000, graph))
+            assert prices.step_s(4, 4 * (1 + k), 0, is_uniform=True) == pytest.approx(whole_s)
+            if k:
+                mixed_s = prices.steps_s(4, np.array([4 * (1 + k)]), np.array([0]))[0]
+                assert mixed_s + prices.uniform_extra_s(4, 3)[k] == pytest.approx(whole_s)

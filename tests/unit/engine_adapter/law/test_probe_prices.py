@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices
+from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.step_plan import StepPlan
@@ -119,3 +119,11 @@ def test_a_probe_beside_prompts_is_charged_their_slots_too(prompts: int) -> None
     verifying_ms = MS["reads"] + probes * plan.width * (0.1 + MS["read"])
     added = (drafting_ms + verifying_ms) * 1e-3 / prices.plain_s(n)
     assert added <= charged <= 1.2 * added
+
+
+def test_a_probe_of_a_long_context_costs_what_its_tokens_read() -> None:
+    parts = tuple((MS | {"draft_context": 1e-4}).get(name, 0.0) * 1e-3 for name in PARTS)
+    prices = Prices(Coefficients(parts, (1e-4,) * len(KNOTS)), 256, None, StepExtras(context_tokens=500.0))
+    probe = ProbePrices.of(prices, 8, K_MAX)
+    added = probe.of_draft(0, 4, 4, 50_500) - probe.of_draft(0, 4, 4, 500)
+    assert added == pytest.approx(4 * 50_000 * 1e-7 / prices.plain_s(8))
