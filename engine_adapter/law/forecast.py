@@ -63,7 +63,7 @@ def predicted(
     """Return the prediction for these K of the groups of a batch, weighted by `requirements`."""
     groups = [group_of(requirements, estimates, _code(requirements, each), count) for each, count in batch.items()]
     step = step_of(groups, estimates.lengths, estimates.prices, [k_of[each] for each in batch])
-    step_s = step.seconds * estimates.slowdown
+    step_s, itl_s = (seconds * estimates.slowdown for seconds in (step.seconds, step.seconds + step.prompts_s))
     decodes: Counter[str] = Counter()
     drafted: Counter[str] = Counter()
     lengths: dict[str, float] = {}
@@ -76,7 +76,7 @@ def predicted(
         k={name: drafted[name] / count for name, count in decodes.items()},
         throughput=float(tokens_of(groups, step) / step_s),
         step_s=float(step_s),
-        itl_ms={name: float(_MS * step_s * count / lengths[name]) for name, count in decodes.items()},
+        itl_ms={name: float(_MS * itl_s * count / lengths[name]) for name, count in decodes.items()},
     )
 
 
@@ -114,17 +114,17 @@ def mean_s(choice: Choice) -> dict[int, float]:
         if group.decodes and group.itl_slo_s:
             decodes[code >> REQUIREMENT_AT] += group.decodes
             tokens[code >> REQUIREMENT_AT] = tokens.get(code >> REQUIREMENT_AT, 0.0) + group.decodes * float(length)
-    step_s = step.seconds * choice.estimates.slowdown
+    step_s = (step.seconds + step.prompts_s) * choice.estimates.slowdown
     return {index: step_s * count / tokens[index] for index, count in decodes.items()}
 
 
 def _slowest_s(choice: Choice, step: Step) -> dict[int, float]:
     assert choice.estimates is not None
     slowest: dict[int, float] = {}
-    for code, group, length in zip(choice.counts, choice.groups, step.lengths, strict=True):
+    for code, group, latency_s in zip(choice.counts, choice.groups, step.latencies, strict=True):
         index = code >> REQUIREMENT_AT
         if group.decodes and group.itl_slo_s:
-            seconds = float(step.seconds / length) * choice.estimates.slowdown
+            seconds = float(latency_s) * choice.estimates.slowdown
             slowest[index] = max(slowest.get(index, 0.0), seconds)
     return slowest
 

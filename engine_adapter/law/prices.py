@@ -102,7 +102,8 @@ class PriceList:
 class Prices:
     """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
-    The time of prefilling alone is left out, because K does not change it. All decodes have the mean context
+    The time of prefilling alone is left out, because K does not change it: `prompts_s` is that of the mean step, for
+    latencies. All decodes have the mean context
     (`law.contexts` has what a decode's own context changes). A step that drafts for d of its n decodes is charged
     `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch up later.
 
@@ -133,7 +134,9 @@ class Prices:
         self.least_width = least_width
         tokens = np.arange(most + 1)
         prefilled = round(extras.prefill_tokens)
-        self._with_prefill = self._pass_s(tokens + prefilled) - float(self._pass_s(np.array([prefilled]))[0])
+        prompts_s = float(self._pass_s(np.array([prefilled]))[0])
+        self._with_prefill = self._pass_s(tokens + prefilled) - prompts_s
+        self.prompts_s = extras.prefill_ratio * (prompts_s + self._c["prefill"] * extras.prefill_tokens)
         self.mixed = (1 - extras.prefill_ratio) * self._decodes_s(tokens) + extras.prefill_ratio * self._with_prefill
         self.mixed += self._own_context_s * tokens
         self._drafter = self._drafter_s(np.arange(2 * most + 1)) if graphs is not None and graphs.drafter else None

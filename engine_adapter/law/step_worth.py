@@ -1,13 +1,13 @@
 """Defines what the choice of K maximises: the worth of a step. Pure; one choice at a time, or many together.
 
-    worth = R prod_c (LATE + (1 - LATE) A_c)^sqrt(s_c),    R = V / T,    V = sum_g w_g n_g AL_g,    l_g = T / AL_g
+    worth = R prod_c (LATE + (1 - LATE) A_c)^sqrt(s_c),    R = V / T,    V = sum_g w_g n_g AL_g,    l_g = (T + P) / AL_g
     A_c = the mean over the decodes of goal c of 1 / (1 + (l_g / b_c)^SHARPNESS)
 
-g: groups; w: weight; n: decodes; AL: acceptance length, the mean tokens per decode and step; T: seconds of the step;
-l: latency, the mean seconds per token of a decode; c: goals, each of the requests with one bound b and one weight; s:
-the goal's share of the decodes with a goal, counted by weight. A is the share of a goal's decodes that are expected
-within their bound (`policy.latency_goal.within_ratio`): the latencies of single requests lie around l, so half of them
-do at l = b. Without bounds the worth is R.
+g: groups; w: weight; n: decodes; AL: acceptance length, the mean tokens per decode and step; T: seconds of the step, P:
+further seconds of prompts in the mean step; l: latency, the mean seconds per token of a decode; c: goals, each of the
+requests with one bound b and one weight; s: the goal's share of the decodes with a goal, counted by weight. A is the
+share of a goal's decodes that are expected within their bound (`policy.latency_goal.within_ratio`): the latencies of
+single requests lie around l, so half of them do at l = b. Without bounds the worth is R.
 
 So a goal that K can keep is kept, unless that costs several times more throughput. A goal that is missed by far costs a
 constant factor, so it does not hold the others back. Goals that no K keeps together are weighed against each other: the
@@ -55,20 +55,30 @@ class Group(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its seconds, later catching up included, and AL of each group."""
+    """A step: its seconds, later catching up included, AL of each group, and the further seconds of prompts.
+
+    K changes nothing about `prompts_s` (`Prices`), so only latencies contain it.
+    """
 
     seconds: float
     lengths: Vector
+    prompts_s: float = 0.0
+
+    @property
+    def latencies(self) -> Vector:
+        """The mean seconds per token of each group's decodes."""
+        mean: Vector = (self.seconds + self.prompts_s) / self.lengths
+        return mean
 
 
 def step_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Sequence[int]) -> Step:
     """Return the step in which each group has its K of `ks`; `lengths` [bands, K_max + 1] is AL by K."""
-    seconds, by_group = steps_of(groups, lengths, prices, np.array([ks]))
-    return Step(float(seconds[0]), by_group[0])
+    seconds, by_group, prompts_s = steps_of(groups, lengths, prices, np.array([ks]))
+    return Step(float(seconds[0]), by_group[0], prompts_s)
 
 
-def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints) -> tuple[Vector, Vector]:
-    """Return the seconds [steps], and AL [steps, groups], of steps with these `ks` [steps, groups]."""
+def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints) -> tuple[Vector, Vector, float]:
+    """Return seconds [steps], AL [steps, groups] and `prompts_s` of steps with these `ks` [steps, groups]."""
     decodes = np.array([group.decodes for group in groups])
     n, k_max = int(decodes.sum()), lengths.shape[1] - 1
     tokens, drafted, width = n + ks @ decodes, (ks > 0) @ decodes, (ks * (decodes > 0)).max(axis=1)
@@ -77,23 +87,24 @@ def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints)
         seconds += np.where(tokens == n * (1 + width), prices.uniform_extra_s(n, k_max)[width], 0.0)
     seconds += ks @ (decodes * np.array([group.extra_token_s for group in groups]))
     seconds = np.where(width, seconds + catch_up_s(prices, n, drafted.astype(np.float64)), prices.plain_s(n))
-    return seconds, lengths[[group.band for group in groups], ks]
+    return seconds, lengths[[group.band for group in groups], ks], prices.prompts_s
 
 
 def worth_of_step(groups: Sequence[Group], step: Step, objective: Objective = Objective.THROUGHPUT) -> float:
     """Return the worth of a step, by the formula above."""
-    return float(worths(groups, np.array([step.seconds]), step.lengths[None], objective)[0])
+    return float(worths(groups, np.array([step.seconds]), step.lengths[None], step.prompts_s, objective)[0])
 
 
-def worths(groups: Sequence[Group], seconds: Vector, lengths: Vector, objective: Objective) -> Vector:
+def worths(groups: Sequence[Group], seconds: Vector, lengths: Vector, prompts_s: float, objective: Objective) -> Vector:
     """Return the worth of steps of these `seconds` [steps], and AL `lengths` [steps, groups]."""
     values = lengths if objective is Objective.THROUGHPUT else -1.0 / lengths
     value = values @ np.array([group.decodes * group.weight for group in groups])
-    return rate(value, seconds, objective) * goals_factor(groups, seconds, lengths)
+    return rate(value, seconds, objective) * goals_factor(groups, seconds, lengths, prompts_s)
 
 
-def goals_factor(groups: Sequence[Group], seconds: Vector, lengths: Vector) -> Vector:
+def goals_factor(groups: Sequence[Group], seconds: Vector, lengths: Vector, prompts_s: float) -> Vector:
     """Return what goals leave of R in these steps: the product in the formula above."""
+    step_s = seconds[:, None] + prompts_s
     of_goal: dict[tuple[float, float], list[int]] = {}
     for at, group in enumerate(groups):
         if group.itl_slo_s and group.decodes:
@@ -102,7 +113,7 @@ def goals_factor(groups: Sequence[Group], seconds: Vector, lengths: Vector) -> V
     whole = sum(weight * decodes[places].sum() for (_, weight), places in of_goal.items())
     factor = np.ones(seconds.shape)
     for (bound_s, weight), places in of_goal.items():
-        within, count = 1.0 / (1.0 + (seconds[:, None] / lengths[:, places] / bound_s) ** SHARPNESS), decodes[places]
+        within, count = 1.0 / (1.0 + (step_s / lengths[:, places] / bound_s) ** SHARPNESS), decodes[places]
         kept_ratio = (within @ count) / count.sum()
         factor *= (LATE + (1.0 - LATE) * kept_ratio) ** math.sqrt(weight * count.sum() / whole)
     return factor
@@ -117,7 +128,7 @@ def rate(value: Vector, seconds: Vector, objective: Objective) -> Vector:
 def keeps_slos(groups: Sequence[Group], step: Step, tolerance: float = 1.0) -> bool:
     """Return whether a step keeps the latency bound of every group with decodes, times `tolerance`."""
     bound = [at for at, group in enumerate(groups) if group.itl_slo_s and group.decodes]
-    return all(step.seconds <= tolerance * groups[at].itl_slo_s * step.lengths[at] for at in bound)
+    return all(step.latencies[at] <= tolerance * groups[at].itl_slo_s for at in bound)
 
 
 def tokens_of(groups: Sequence[Group], step: Step) -> float:

@@ -28,7 +28,7 @@ def test_a_step_of_decodes_finds_a_graph_of_variable_length(
 
 
 def prices(graphs: Graphs, extras: StepExtras) -> Prices:
-    parts = tuple({"base": 1e-3, "piecewise": 5e-3}.get(name, 0.0) for name in PARTS)
+    parts = tuple({"base": 1e-3, "piecewise": 5e-3, "prefill": 2e-6}.get(name, 0.0) for name in PARTS)
     return Prices(Coefficients(parts, (1e-5,) * len(KNOTS)), 32, graphs, extras)
 
 
@@ -40,3 +40,12 @@ def test_a_mix_of_k_costs_no_pieces_where_graphs_are_of_variable_length() -> Non
     half = StepExtras(prefill_ratio=0.5, prefill_tokens=4.0)  # with a prompt the step is piecewise on both
     assert prices(pieces, half).mixed[9] - prices(VARLEN, half).mixed[9] == pytest.approx(2.5e-3)
     assert np.all(np.diff(mixed[:17]) >= 0)
+
+
+def test_a_step_with_its_prompts_has_the_mean_seconds_of_steps_with_and_without_a_prompt() -> None:
+    """Four decodes of different K, 9 tokens in all, beside a prompt of 6 tokens in every fourth step."""
+    priced = prices(VARLEN, StepExtras(prefill_ratio=0.25, prefill_tokens=6.0))
+    with_prompt = 1e-3 + 5e-3 + 16 * 1e-5 + 6 * 2e-6  # padded to 16 tokens, in pieces
+    without = 1e-3 + 16 * 1e-5
+    assert priced.step_s(4, 9, 0) + priced.prompts_s == pytest.approx(0.25 * with_prompt + 0.75 * without)
+    assert prices(VARLEN, StepExtras()).prompts_s == 0.0

@@ -20,8 +20,12 @@ def test_the_worth_of_a_step_is_its_rate_times_what_each_goal_leaves() -> None:
     of_chat, of_json = 0.1 + 0.9 * (1 + 2 / 2) / 3, 0.1
     assert worth_of_step(groups, step) == pytest.approx(rate * (of_chat * of_json) ** 0.5**0.5, rel=1e-3)
     assert worth_of_step([chat, other], step._replace(lengths=step.lengths[:2])) == pytest.approx(6 / 4e-3 * of_chat)
+    with_prompts = step._replace(prompts_s=4e-3)  # chat's groups are at twice their bound, and at half of it
+    assert worth_of_step([chat, other], with_prompts._replace(lengths=step.lengths[:2])) == pytest.approx(
+        6 / 4e-3 * (0.1 + 0.9 / 3), rel=1e-3
+    )
     unbound = [group._replace(itl_slo_s=0.0) for group in groups]
-    assert worth_of_step(unbound, step) == pytest.approx(rate)
+    assert worth_of_step(unbound, with_prompts) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("in_force", [None, graphs(lengths=(1, 2, 3, 5)), graphs(FULL)])
@@ -33,7 +37,7 @@ def test_the_seconds_of_many_steps_are_those_of_each(in_force: Graphs | None, le
         groups.append(groups[0]._replace(decodes=0))  # it widens no step
         n = sum(group.decodes for group in groups)
         ks = [[draw.randrange(K + 1) for _ in groups] for _ in range(5)] + [[k] * len(groups) for k in (0, K)]
-        seconds, by_group = steps_of(groups, al, priced, np.array(ks))
+        seconds, by_group, _ = steps_of(groups, al, priced, np.array(ks))
         for at, row in enumerate(ks):
             counts = [(group.decodes, k) for group, k in zip(groups, row, strict=True) if group.decodes]
             width, drafted = max(k for _, k in counts), sum(count for count, k in counts if k)
