@@ -194,7 +194,7 @@ class Chooser:
         widths, has_room = self._k[chosen], self._has_room[chosen]
         token_s = self._prices.token_s(n, self._k_max)[chosen][:, None, None]
         slot_s = self._prices.slot_s if self._prices.least_width is None else 0.0
-        opening_s = (widths * slot_s)[:, None] * self._opens
+        opening_s = (np.maximum(widths, self._prices.narrowest) * slot_s)[:, None] * self._opens
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s

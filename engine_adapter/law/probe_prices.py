@@ -26,7 +26,7 @@ class ProbePrices(NamedTuple):
     another pass. If the drafter runs in every step anyway, `verifying` is the whole fixed cost. `beside_prompt` is the
     fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
     a position that the drafter reads or prepares, `token` that of a token to verify. `steps_per_s`: how many steps a
-    second has if none of them drafts.
+    second has if none of them drafts. `narrowest`: the least width of a step that drafts.
 
     If all decodes have slots whenever one drafts (`Prices.least_width`), `drafting` includes them, and a probe has no
     positions of its own to pay for. If then all need one K, `verifying` includes the tokens of all.
@@ -38,6 +38,7 @@ class ProbePrices(NamedTuple):
     token: float
     beside_prompt: float
     steps_per_s: float = math.inf
+    narrowest: int = 1
 
     def of_draft(self, backlog: int, width: int, k: int) -> float:
         """Return the cost of a probe of `k` tokens without the fixed cost.
@@ -45,7 +46,7 @@ class ProbePrices(NamedTuple):
         The drafter reads the backlog and the request's position in this step, and prepares `width` slots. In the next
         step it reads the verified draft, or prepares slots again if that step drafts: at most `width` positions.
         """
-        return (backlog + 1 + 2 * width) * self.position + k * self.token
+        return (backlog + 1 + 2 * max(width, self.narrowest)) * self.position + k * self.token
 
     @classmethod
     def of(cls, prices: Prices, n: int, k_max: int) -> "ProbePrices":
@@ -73,4 +74,5 @@ class ProbePrices(NamedTuple):
             token=token / plain,
             beside_prompt=(max(0.0, drafts - prices.reads_s) + verifies) / plain,
             steps_per_s=1.0 / plain,
+            narrowest=prices.narrowest,
         )

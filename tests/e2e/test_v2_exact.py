@@ -107,7 +107,7 @@ def undrafted(program: str) -> dict[str, Any]:
 
 
 @pytest.mark.extended("V2 in every step")
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "dflash"])
 def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None:
     found = on_v2("in_every_step", method)
     seen = found["seen"]
