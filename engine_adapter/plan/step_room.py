@@ -11,7 +11,8 @@ The drafter's buffers hold `positions` of these (`max_num_batched_tokens`). So `
     n (1 + K) <= tokens        and        n (1 + K) + n (K - 1) = 2 n K <= positions        (K >= 1).
 
 A drafter with a *block* has a constant number of positions for each request, 1 + K_max at any K, in buffers beside
-those of the step. It drafts for `n` requests only while `n (1 + K_max) <= positions`.
+those of the step. It drafts for `n` requests only while `n (1 + K_max) <= positions`. vLLM still keeps some slots for
+each request in the step.
 
 A sequential drafter needs no slots in addition to the step. At K = 0 there are no slots, so as many requests fit as
 into an engine without speculation. One bound holds for all requests of a step, also for those with a smaller K, because
@@ -27,13 +28,14 @@ class StepRoom:
     """The size of a step of one engine: `tokens` of the target, `positions` of the drafter.
 
     `is_parallel`: the drafter needs slots in addition to the step. `block`: the positions that it has for each request
-    at any K; 0: they follow K.
+    at any K, 0: they follow K; `slots`: those that vLLM keeps for a request with a block.
     """
 
     tokens: int = sys.maxsize
     positions: int = sys.maxsize
     is_parallel: bool = False
     block: int = 0
+    slots: int = 0
 
     def largest_k(self, running: int) -> int:
         """Return the largest K at which `running` requests fit into the next step.
@@ -42,7 +44,8 @@ class StepRoom:
         """
         running = max(1, running)
         if self.block:
-            return max(0, self.tokens // running - 1) if running * self.block <= self.positions else 0
+            largest = min(self.tokens // running, self.positions // running - self.slots) - 1
+            return max(0, largest) if running * self.block <= self.positions else 0
         drafted = self.positions // (2 * running) if self.is_parallel else self.positions // running - 1
         return max(0, min(self.tokens // running - 1, drafted))
 

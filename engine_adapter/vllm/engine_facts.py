@@ -151,7 +151,18 @@ def step_room(vllm_config: Any) -> StepRoom:
     positions = scheduler.max_num_batched_tokens
     tokens = getattr(scheduler, "max_num_scheduled_tokens", None) or positions
     is_parallel = bool(getattr(speculative, "parallel_drafting", False))
-    return StepRoom(tokens, positions, is_parallel=is_parallel, block=block(vllm_config))
+    return StepRoom(tokens, positions, is_parallel, block(vllm_config), _block_slots(vllm_config))
+
+
+def _block_slots(vllm_config: Any) -> int:
+    """Return the slots that vLLM keeps for a request in a step, beside its tokens, for a block; 0: there is none.
+
+    vLLM 0.32 keeps K_max. The block's positions have buffers beside those of the step's tokens, so where the plan
+    sees to it that all blocks fit into these (`plan.step_room`), the least number is kept.
+    """
+    if not block(vllm_config):
+        return 0
+    return 1 if backlog_rows(vllm_config) else int(vllm_config.num_speculative_tokens)
 
 
 def has_block(method: str) -> bool:
@@ -177,18 +188,16 @@ def at_widths(vllm_config: Any) -> Sequence[Any]:
     """Return copies of the configuration by the width of drafts, 0 to K_max, for vLLM's scheduler.
 
     From one of them the scheduler reads the number of slots to keep for each request
-    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, K_max with a block, else 0.
-    They are copies, because workers and other threads read the engine's own configuration.
+    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, else 0; for a block
+    those of `step_room`. They are copies, because workers and other threads read the engine's own configuration.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
         return [vllm_config]
-    configs, k_max = [], vllm_config.num_speculative_tokens
-    is_block_of_all = bool(block(vllm_config)) and not backlog_rows(vllm_config)
-    for width in range(k_max + 1):
+    configs = []
+    for width in range(vllm_config.num_speculative_tokens + 1):
         config, config_at_width = copy(vllm_config), copy(speculative)
-        is_block = is_block_of_all or (width > 0 and has_block(speculative.method))
-        config_at_width.num_speculative_tokens = k_max if is_block else max(1, width)
+        config_at_width.num_speculative_tokens = _block_slots(vllm_config) or max(1, width)
         config.speculative_config = config_at_width
         configs.append(config)
     return configs

@@ -222,7 +222,7 @@ def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
     assert engine_facts.least_widths(found) == (least, 7)
     assert engine_facts.reads_every_step(found) is is_v2
     slots = [at.speculative_config.num_speculative_tokens for at in engine_facts.at_widths(found)]
-    assert slots == [kept, *[7] * 7]
+    assert slots == [kept] * 8
     assert engine_facts.block(found) == 8
     assert engine_facts.block(config()) == 0
 
