@@ -67,7 +67,7 @@ def why_in_every_step(vllm_config: Any) -> str | None:
     if method not in STEERABLE_METHODS or has_connector:
         return why_head_in_every_step(method, has_connector=has_connector)
     kind = getattr(head.hf_config, "model_type", None) if method == "mtp" else None
-    is_v2 = vllm_config.use_v2_model_runner
+    is_v2 = has_block(method) and vllm_config.use_v2_model_runner
     return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head), is_v2=is_v2)
 
 
@@ -90,7 +90,7 @@ def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
     reasons = (
         (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
         (has_connector, "a KV connector stores blocks as soon as they are full"),
-        (is_v2 and has_block(method), "on model runner V2 vLLM's block drafter runs in every step"),
+        (has_block(method) and is_v2, "on model runner V2 vLLM's block drafter runs in every step"),
         (has_mla, "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"),
         (has_window, "the drafter's attention has a sliding window, outside of which blocks are given away"),
         (
