@@ -46,7 +46,7 @@ class ProbePrices(NamedTuple):
         The drafter reads the backlog and the request's position in this step, and prepares `width` slots. In the next
         step it reads the verified draft, or prepares slots again if that step drafts: at most `width` positions.
         """
-        return (backlog + 1 + 2 * max(width, self.narrowest)) * self.position + k * self.token
+        return (backlog + 1 + width + max(width, self.narrowest)) * self.position + k * self.token
 
     @classmethod
     def of(cls, prices: Prices, n: int, k_max: int) -> "ProbePrices":

@@ -308,11 +308,16 @@ def as_vllm_reads(config: Config) -> Config:
     """Return a file's configuration as vLLM reads it, if it is in the format of `speculators` or of Mistral."""
     layer = config.get("transformer_layer_config")
     if isinstance(layer, Mapping):
-        kind, mask = config.get("speculators_model_type"), config.get("mask_token_id")
-        own = {"peagle": {"pard_token": mask}, "dflash": {"dflash_config": {"mask_token_id": mask}}}
-        own["dflash2"] = own["dflash"] | {"architectures": ["DFlash2DraftModel"]}
-        return dict(layer) | own.get(str(kind), {})
+        return dict(layer) | _of_speculators(str(config.get("speculators_model_type")), config.get("mask_token_id"))
     return _of_mistral(config) if "dim" in config and "architectures" not in config else config
+
+
+def _of_speculators(kind: str, mask_token: int | None) -> dict[str, Any]:
+    """Return what vLLM adds to the configuration of such a head (`transformers_utils/configs/speculators/algos.py`)."""
+    if kind == "peagle":
+        return {"pard_token": mask_token}
+    named = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+    return {"architectures": [named[kind]], "dflash_config": {"mask_token_id": mask_token}} if kind in named else {}
 
 
 def _of_mistral(params: Config) -> Config:
