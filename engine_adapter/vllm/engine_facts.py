@@ -122,11 +122,11 @@ def row_size(vllm_config: Any) -> int:
     """
     speculative = vllm_config.speculative_config
     head = speculative.draft_model_config.hf_config
-    own = getattr(head, "dflash_config" if speculative.method == "dflash" else "eagle_config", None) or {}
+    fields = getattr(head, "dflash_config" if speculative.method == "dflash" else "eagle_config", None) or {}
     states = 1
-    if speculative.method in _READ_SEVERAL and own.get("use_aux_hidden_state", True):
+    if speculative.method in _READ_SEVERAL and fields.get("use_aux_hidden_state", True):
         named = getattr(head, "eagle_aux_hidden_state_layer_ids", None)
-        named = named or own.get("eagle_aux_hidden_state_layer_ids") or own.get("target_layer_ids")
+        named = named or fields.get("eagle_aux_hidden_state_layer_ids") or fields.get("target_layer_ids")
         states = len(named or ()) or _STATES
     return states * int(vllm_config.model_config.get_hidden_size())
 
