@@ -145,6 +145,14 @@ def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(drafter
 
 
 @pytest.mark.extended("V2 graphs")
+def test_the_text_is_the_same_where_a_block_replays_vllms_graphs_and_the_target_those_for_any_mix_of_k() -> None:
+    found = on_v2("replayed_graphs", "dflash")
+    assert found["ids"] == undrafted("replayed_graphs")["ids"]
+    assert set(found["replays"]) == {"up to 4", "1 each", "4 each"}
+    assert found["seen"]["accepted"] > 0.2 * found["seen"]["verified"] > 5
+
+
+@pytest.mark.extended("V2 graphs")
 def test_under_adaptive_verification_k_is_the_ceiling_and_the_evidence_is_of_what_was_verified() -> None:
     """With P-EAGLE, whose graphs and confidences are the adapter's own; a sequential head's confidences are vLLM's."""
     found = on_v2("replayed_graphs", "peagle", "adaptive")
