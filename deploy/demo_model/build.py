@@ -16,8 +16,9 @@ import warnings
 from pathlib import Path
 
 from . import corpus
+from .dflash import DFlashHead, load_dflash, save_dflash
 from .generations import generate, load_samples, prompt_jobs, reply_tokens, save_samples, training_jobs
-from .heads import load_head, new_head, save_head
+from .heads import Head, load_head, new_head, save_head
 from .llama import Shape
 from .mtp import MtpHead, load_mtp, save_mtp
 from .prompts import write_prompts
@@ -25,12 +26,13 @@ from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .train_heads import HeadRun, offline_acceptance_length, train_head
 from .train_target import TargetRun, load_target, train_target
 
-STEPS = ("target", "prompts", "samples", "peagle", "eagle3", "mtp", "offline")
+STEPS = ("target", "prompts", "samples", "peagle", "eagle3", "mtp", "dflash", "offline")
 AUX_LAYERS = (2, 4, 6)
 PROMPTS_PER_CLASS = 192
 SAMPLES_PER_CLASS = 700
 DRAFT_TOKENS = 7
-HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400), "mtp": (1, 3, 250)}  # layers, depths, steps
+HEADS = {"peagle": (2, 8, 500), "eagle3": (1, 5, 400), "mtp": (1, 3, 250), "dflash": (2, 7, 400)}
+"""Layers, depths, steps."""
 
 
 def note(folder: Path, key: str, value: object) -> None:
@@ -64,10 +66,17 @@ def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
     """One draft head."""
     layers, depths, steps = HEADS[name]
     target = load_target(folder / "target")
-    head = MtpHead(target) if name == "mtp" else new_head(target, layers, AUX_LAYERS, parallel=name == "peagle")
+    if name == "mtp":
+        head: Head = MtpHead(target)
+    elif name == "dflash":
+        head = DFlashHead(target, layers, AUX_LAYERS)
+    else:
+        head = new_head(target, layers, AUX_LAYERS, parallel=name == "peagle")
     note(folder, name, train_head(head, target, load_samples(work / "samples.jsonl"), HeadRun(seed, steps, depths)))
     if isinstance(head, MtpHead):
         save_mtp(head, target, folder / name)
+    elif isinstance(head, DFlashHead):
+        save_dflash(head, depths, folder / name)
     else:
         save_head(head, folder / name)
 
@@ -75,7 +84,8 @@ def build_head(folder: Path, work: Path, seed: int, name: str) -> None:
 def build_offline(folder: Path, work: Path) -> None:
     """Acceptance length in the layout of the training, for comparison with vLLM's."""
     target, samples = load_target(folder / "target"), load_samples(work / "held_out.jsonl")
-    heads = {name: load_mtp(folder / name, target) if name == "mtp" else load_head(folder / name) for name in HEADS}
+    heads: dict[str, Head] = {name: load_head(folder / name) for name in ("peagle", "eagle3")}
+    heads |= {"mtp": load_mtp(folder / "mtp", target), "dflash": load_dflash(folder / "dflash", target)}
     lengths = {name: offline_acceptance_length(head, target, samples, DRAFT_TOKENS) for name, head in heads.items()}
     print(lengths, flush=True)
     note(folder, "offline_acceptance_length", lengths)

@@ -93,6 +93,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(input_size, kv_width, bias=False)
         self.v_proj = nn.Linear(input_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
 
     def project(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each [B, heads, T, head_dim]."""
@@ -101,7 +103,7 @@ class Attention(nn.Module):
             layer(x).view(rows, length, -1, self.shape.head_dim).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(q, angles), rotate(k, angles), v
+        return rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention output [B, T, H]; `mask` is True where a query may look, None is causal."""

@@ -192,7 +192,7 @@ class Chooser:
         if len(self._adds) > 3:  # noqa: PLR2004 - with extra seconds
             token_s = np.maximum(token_s + self._extra_s[:, None], LEAST_TOKEN_S)
         slot_s = self._prices.slot_s if self._prices.least_width is None else 0.0
-        opening_s = (widths * slot_s)[:, None] * self._opens
+        opening_s = (np.maximum(widths, self._prices.narrowest) * slot_s)[:, None] * self._opens
         together = self._gains / (token_s * self._depth + opening_s[..., None]) * has_room
         first, best = together.argmax(axis=2), together.max(axis=2)
         alone = self._gain / token_s

@@ -96,15 +96,16 @@ NO_GUIDANCE = Guidance()
 
 
 class EngineLaw:
-    """The law of one engine that runs at most `max_running` decodes; `least_width` is as in `Prices`."""
+    """The law of one engine that runs at most `max_running` decodes; `least_width`, `narrowest`: as in `Prices`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the facts of an engine
         self,
         k_max: int,
         static_k: int,
         max_running: int,
         graphs: Graphs | None = None,
         least_width: int | None = None,
+        narrowest: int = 1,
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
         self.own_static_k = static_k
@@ -118,7 +119,7 @@ class EngineLaw:
         self.cost = StepCost(graphs)
         self.choices = self.steps = 0  # on the scheduler's thread: choices made; steps in which K was read
         self.decode_s = 0.0  # steps of traffic with decodes, less the time of prefilling; `catch_up` steps excluded
-        self._graphs, self._least_width = graphs, least_width
+        self._graphs, self._widths = graphs, (least_width, narrowest)
         self._most = max_running * (1 + k_max)
         self._extras = StepExtras()
         self._has_traffic = False
@@ -254,7 +255,7 @@ class EngineLaw:
         left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0
         self.price_list = price_list = PriceList(coefficients, self._extras, left_out_s, self.cost.slowdown)
         between()
-        prices = price_list.prices(self._most, self._graphs, self._least_width)
+        prices = price_list.prices(self._most, self._graphs, *self._widths)
         self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)), self.k_max)
         between()
         if self._has_traffic or self.acceptance.has_prior:

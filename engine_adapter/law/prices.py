@@ -94,21 +94,21 @@ class PriceList:
     left_out_s: float = 0.0
     slowdown: float = 1.0
 
-    def prices(self, most: int, graphs: Graphs | None, least_width: int | None = None) -> "Prices":
+    def prices(self, most: int, graphs: Graphs | None, least_width: int | None = None, narrowest: int = 1) -> "Prices":
         """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
-        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s, least_width)
+        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s, least_width, narrowest)
 
 
 class Prices:
     """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
 
     The time of prefilling alone is left out, because K does not change it: `prompts_s` is that of the mean step, for
-    latencies. All decodes have the mean context
-    (`law.contexts` has what a decode's own context changes). A step that drafts for d of its n decodes is charged
-    `left_out_s` d / n for each of the n - d decodes that it leaves out: the measured time in which they catch up later.
+    latencies. All decodes have the mean context (`law.contexts` has what a decode's own context changes). A step that
+    drafts for d of its n decodes is charged `left_out_s` d / n for each of the n - d decodes that it leaves out: the
+    measured time in which they catch up later.
 
     `least_width` is that of a drafter that runs in every step (`plan.catch_up`), so that all decodes have slots;
-    `None`: those with K = 0 are left out.
+    `None`: those with K = 0 are left out. `narrowest` is the least width of a step that drafts.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the facts of an engine
@@ -119,6 +119,7 @@ class Prices:
         extras: StepExtras = StepExtras(),  # noqa: B008 - frozen
         left_out_s: float = 0.0,
         least_width: int | None = None,
+        narrowest: int = 1,
     ) -> None:
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
@@ -131,7 +132,7 @@ class Prices:
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
         self.draft_context_s, self.context_tokens = self._c["draft_context"], extras.context_tokens
         self._own_context_s = self.draft_context_s * extras.context_tokens  # of a draft token of the mean request
-        self.least_width = least_width
+        self.least_width, self.narrowest = least_width, narrowest
         tokens = np.arange(most + 1)
         prefilled = round(extras.prefill_tokens)
         prompts_s = float(self._pass_s(np.array([prefilled]))[0])
@@ -167,7 +168,9 @@ class Prices:
 
         `width` and `drafted` are numbers or arrays, and so is the result.
         """
-        return width * drafted if self.least_width is None else np.maximum(width, self.least_width) * n
+        if self.least_width is None:
+            return np.maximum(width, self.narrowest) * drafted
+        return np.maximum(width, self.least_width) * n
 
     def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
         """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots.

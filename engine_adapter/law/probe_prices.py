@@ -27,7 +27,7 @@ class ProbePrices(NamedTuple):
     fixed cost in a step in which the drafter reads a prompt anyway, without drafting from it. `position` is the cost of
     a position that the drafter reads or prepares, `token` that of a token to verify of a request with the mean context,
     and `context` that of each further token of context for each token to verify. `steps_per_s`: how many steps a second
-    has if none of them drafts.
+    has if none of them drafts. `narrowest`: the least width of a step that drafts.
 
     If all decodes have slots whenever one drafts (`Prices.least_width`), `drafting` includes them, and a probe has no
     positions of its own to pay for. If then all need one K, `verifying` includes the tokens of all.
@@ -41,6 +41,7 @@ class ProbePrices(NamedTuple):
     steps_per_s: float = math.inf
     context: float = 0.0
     mean_context: float = 0.0
+    narrowest: int = 1
 
     def of_draft(self, backlog: int, width: int, k: int, context: int = 0) -> float:
         """Return the cost of a probe of `k` tokens at this context without the fixed cost.
@@ -49,7 +50,7 @@ class ProbePrices(NamedTuple):
         step it reads the verified draft, or prepares slots again if that step drafts: at most `width` positions.
         """
         token = self.token + self.context * max(0.0, context - self.mean_context)
-        return (backlog + 1 + 2 * width) * self.position + k * token
+        return (backlog + 1 + width + max(width, self.narrowest)) * self.position + k * token
 
     @classmethod
     def of(cls, prices: Prices, n: int, k_max: int) -> "ProbePrices":
@@ -80,4 +81,5 @@ class ProbePrices(NamedTuple):
             steps_per_s=1.0 / plain,
             context=prices.draft_context_s / plain,
             mean_context=prices.context_tokens,
+            narrowest=prices.narrowest,
         )

@@ -70,10 +70,13 @@ class CatchUp:
     Without `backlog_rows` and `least_width`, the drafter itself reads every step, also one that drafts nothing:
     `keeps_rows` is false, and there are no backlogs. `width_of_all` is the least width at which all requests have
     slots; `None`: the drafter leaves out those with K = 0.
+
+    `narrowest` is the least width of a step that drafts: K_max for a drafter whose block has a constant width.
     """
 
-    def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0) -> None:
+    def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0, narrowest: int = 1) -> None:
         self.least_width = least_width
+        self.narrowest = narrowest
         self.keeps_rows = backlog_rows > 0 or least_width > 0
         self.reads_all = least_width > 0 or not self.keeps_rows
         self.width_of_all = least_width if self.reads_all else None
@@ -101,7 +104,7 @@ class CatchUp:
         width = self.least_width
         for state in batch:
             if state.k:
-                width = max(width, state.k)
+                width = max(width, state.k, self.narrowest)
                 state.drafted_at = self.drafted_at = step
                 state.needs_follow_up = False
         left_out = [] if reads_all else [state for state in batch if state.k == 0 and state.positions == 1]  # A3

@@ -99,7 +99,8 @@ class Planner:
     """Plans the drafts of one engine, of at most `k_max` tokens each.
 
     `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` is as in `CatchUp`.
-    `least_width` is 1 for a drafter that must run in every step, unless it reads each step at width 0 too, else 0.
+    `least_width` is above 0 for a drafter that must run in every step, unless it reads each step at width 0 too;
+    `narrowest` is as in `CatchUp`.
     `room` is the size of vLLM's step. `prices` are the costs of probes, `None` while unknown; another thread replaces
     them. `one_k`: all decodes of a step should have one K.
 
@@ -112,6 +113,7 @@ class Planner:
         backlog_rows: int,
         catch_up_rows: int = CATCH_UP_ROWS,
         least_width: int = 0,
+        narrowest: int = 1,
         room: StepRoom = StepRoom(),  # noqa: B008 - frozen
         prices: ProbePrices | None = None,
         *,
@@ -121,7 +123,7 @@ class Planner:
         self.one_k = one_k
         self.next_width = 0
         self.prices = prices
-        self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width)
+        self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width, narrowest)
         self.probes = Probes(k_max, catch_up_rows)
         self._room = room
         self._lone_probe = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)
@@ -216,7 +218,7 @@ class Planner:
 
     def _widest(self, batch: Sequence[DraftState]) -> int:
         """Return the largest width of the drafter after the step under way."""
-        if not self._room.is_parallel:
+        if not self._room.is_parallel or self._room.block:
             return self.k_max
         return self._room.widest(len(batch), sum([state.positions for state in batch]))
 

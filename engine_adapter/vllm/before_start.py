@@ -219,7 +219,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_parallel=is_parallel,
         is_adaptive=bool(speculative.get("enable_adaptive_verification")),
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
-        head_kind=mtp.kind if mtp else None,
+        head_kind=mtp.kind if mtp else model_facts.architecture(head) or None if method == "dflash" else None,
         head_modules=mtp.modules if mtp else 1,
         head_uses_mla=model_facts.uses_mla(
             head, kind=mtp.kind if mtp else None, is_eagle=method in ("eagle", "eagle3", "dflash")

@@ -14,11 +14,15 @@ from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
-from specpilot.engine_adapter.vllm.engine_facts import IN_STEP_ON_V2, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
+from specpilot.engine_adapter.vllm.engine_facts import DRAFTERS, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
 from specpilot.engine_adapter.vllm.versions import ACCEPTED_ON_V2, is_among
 
-_VERIFIED_ADAPTIVELY = ("eagle", "eagle3")
+_EAGLE = ("eagle", "eagle3")
+_VERIFIED_ADAPTIVELY = _EAGLE
 """Methods that ran under vLLM's adaptive verification."""
+
+_WITH_CANDIDATES = ("DFlash2DraftModel", "LiLiCorrDraftModel")
+"""Classes of DFlash heads with a candidate head, which reads states of the last context beside the block."""
 
 _LOSES_RECURRENT_STATE = ("0.29", "0.30", "0.31")
 """Versions of vLLM on which steps without drafts read a stale state of recurrent layers."""
@@ -61,7 +65,7 @@ def faults_of(facts: ConfigFacts) -> list[str]:
         *drafter_faults(facts),
         *parallel_faults(facts),
         *transfer_faults(facts),
-        *filter(None, [head_fault(facts), mtp_fault(facts), full_graph_fault(facts)]),
+        *filter(None, [head_fault(facts), mtp_fault(facts), block_fault(facts), full_graph_fault(facts)]),
         *recurrent_faults(facts),
         *v2_faults(facts),
     ]
@@ -95,15 +99,16 @@ def scheduler_faults(facts: ConfigFacts, *, is_async_scheduler: bool) -> list[st
 def drafter_faults(facts: ConfigFacts) -> list[str]:
     """Return why the adapter cannot steer a speculative configuration: its method, vLLM's own table of K."""
     faults = []
-    if facts.method in IN_STEP_ON_V2 and not facts.is_v2:
+    runner, drafter = "V2" if facts.is_v2 else "V1", DRAFTERS.get(facts.method)
+    if drafter is None:
         faults.append(
-            f"the adapter steers method {facts.method!r} on model runner V2 alone: set VLLM_USE_V2_MODEL_RUNNER=1, "
-            "or start vLLM without the adapter for it"
+            f"the adapter steers {', '.join(DRAFTERS)} drafters, not method {facts.method!r}: start vLLM without the "
+            "adapter for it"
         )
-    elif facts.method not in STEERABLE_METHODS and facts.method not in IN_STEP_ON_V2:
+    elif runner not in drafter.runners:
         faults.append(
-            f"the adapter steers {', '.join(STEERABLE_METHODS)} drafters, and on model runner V2 "
-            f"{' and '.join(IN_STEP_ON_V2)}, not method {facts.method!r}: start vLLM without the adapter for it"
+            f"the adapter steers method {facts.method!r} on model runner {drafter.runners[0]} alone: set "
+            f"VLLM_USE_V2_MODEL_RUNNER={int(not facts.is_v2)}, or start vLLM without the adapter for it"
         )
     if facts.has_table:
         faults.append(
@@ -151,7 +156,7 @@ def v2_faults(facts: ConfigFacts) -> list[str]:
             f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{facts.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
-    if facts.is_multimodal and facts.is_parallel and facts.method in STEERABLE_METHODS:
+    if facts.is_multimodal and facts.is_parallel and facts.method in _EAGLE:
         faults.append(
             "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
@@ -215,6 +220,23 @@ def mtp_fault(facts: ConfigFacts) -> str | None:
         return (
             f"on model runner V1 the adapter steers MTP heads of the kinds {', '.join(PLAIN_MTP)}, not {kind}: set "
             "VLLM_USE_V2_MODEL_RUNNER=1 (vLLM 0.32), or start vLLM without the adapter"
+        )
+    return None
+
+
+def block_fault(facts: ConfigFacts) -> str | None:
+    """Return why the adapter cannot steer a DFlash head; `None` if it can, or if the drafter is of another method."""
+    if facts.method != "dflash":
+        return None
+    if facts.head_kind in _WITH_CANDIDATES:
+        return (
+            f"a DFlash head with candidates ({facts.head_kind}) was not examined: name a head of the class "
+            "DFlashDraftModel, or start vLLM without the adapter"
+        )
+    if facts.head_is_windowed and not facts.is_v2:
+        return (
+            "a DFlash head with a sliding window was not examined on model runner V1, and vLLM runs some of them on V2 "
+            "alone: set VLLM_USE_V2_MODEL_RUNNER=1, or start vLLM without the adapter"
         )
     return None
 

@@ -19,12 +19,13 @@ MASK_TOKENS = ("ptd_token_id", "pard_token")
 class ConfigFacts:
     """An engine with speculation. A fact that is left out is the harmless one; `None`: not known.
 
-    `version` of vLLM; `device`: `cuda` or `cpu`; `asks_async`: the user chose loop or scheduler; `k_max`: draft
-    tokens per request at most; `head_kind`: the `model_type` that vLLM gives an MTP head, and `head_modules`: the
-    number of its modules; `mask_token`: the field that names the token of parallel drafting; `is_recurrent`: the target
-    has layers such as GDN and Mamba; `sees_both_ways`: it attends to images in both directions; `graph_mode`: the
-    `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose, empty if it has not chosen yet;
-    `is_moe`: the target is a mixture of experts; `has_ranks_elsewhere`: data-parallel ranks may run on other machines.
+    `version` of vLLM; `device`: `cuda` or `cpu`; `asks_async`: the user chose loop or scheduler; `k_max`: draft tokens
+    per request at most; `head_kind`: the `model_type` that vLLM gives an MTP head, or the class of a DFlash head;
+    `head_modules`: the number of an MTP head's modules; `mask_token`: the field that names the token of parallel
+    drafting; `is_recurrent`: the target has layers such as GDN and Mamba; `sees_both_ways`: it attends to images in
+    both directions; `graph_mode`: the `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose,
+    empty if it has not chosen yet; `is_moe`: the target is a mixture of experts; `has_ranks_elsewhere`: data-parallel
+    ranks may run on other machines.
     """
 
     method: str
@@ -79,7 +80,7 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
         is_parallel=bool(getattr(speculative, "parallel_drafting", False)),
         is_adaptive=bool(getattr(speculative, "enable_adaptive_verification", False)),
         has_table=bool(speculative.num_speculative_tokens_per_batch_size),
-        head_kind=getattr(head, "model_type", None) if is_mtp else None,
+        head_kind=_kind(speculative.method, head),
         head_modules=(getattr(head, "num_nextn_predict_layers", None) if is_mtp else None) or 1,
         head_uses_mla=uses_mla(head_model),
         head_is_windowed=head_model is not None and is_windowed(head_model),
@@ -99,3 +100,9 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
         context_parallel=max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
         has_connector=vllm_config.kv_transfer_config is not None,
     )
+
+
+def _kind(method: str, head: Any) -> str | None:
+    if method == "dflash":
+        return next(iter(getattr(head, "architectures", None) or ()), None)
+    return getattr(head, "model_type", None) if method == "mtp" else None

@@ -3,16 +3,37 @@
 from collections.abc import Sequence
 from copy import copy
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.engine_adapter.vllm import model_facts
 
-STEERABLE_METHODS = ("eagle", "eagle3", "mtp")
-"""Methods whose head reads the target's hidden states."""
-IN_STEP_ON_V2 = ("ngram", "draft_model")
-"""Methods that draft in every step on model runner V2, so they have no backlog; the adapter only cuts K."""
+
+class Drafter(NamedTuple):
+    """What the adapter knows of the drafters of one of vLLM's methods.
+
+    `runners`: the model runners on which it steers them. `reads_states`: they read the target's hidden states, so these
+    can be kept for them, and they can be left out of a step; others draft in every step, and the adapter only cuts K.
+    `has_block`: at any K they draft a block of constant width, K_max tokens and one before them.
+    """
+
+    runners: tuple[str, ...]
+    reads_states: bool = True
+    has_block: bool = False
+
+
+DRAFTERS = {
+    "eagle": Drafter(("V1", "V2")),
+    "eagle3": Drafter(("V1", "V2")),
+    "mtp": Drafter(("V1", "V2")),
+    "dflash": Drafter(("V1", "V2"), has_block=True),
+    "ngram": Drafter(("V2",), reads_states=False),
+    "draft_model": Drafter(("V2",), reads_states=False),
+}
+"""The methods that the adapter steers."""
+STEERABLE_METHODS = tuple(method for method, drafter in DRAFTERS.items() if drafter.reads_states)
 PLAIN_MTP = ("mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "hy_v3_mtp")
 """Kinds of MTP heads (vLLM's `model_type`) that read one hidden state of the target, with attention like the target's,
 so they can catch up. Heads of other kinds may read wider states, share the indices of sparse attention between passes,
@@ -23,8 +44,10 @@ MTP_ON_RECURRENT = ("qwen3_next_mtp", "qwen3_5_mtp", "nemotron_h_mtp")
 recurrent layers were not examined."""
 
 _MIB = 1 << 20
+_READ_SEVERAL = ("eagle3", "dflash")
+"""Methods whose heads read the states of several layers."""
 _STATES = 3
-"""Layers of the target that an EAGLE-3 head reads if its configuration does not name them."""
+"""Layers of the target that such a head reads if its configuration does not name them."""
 
 
 def backlog_rows(vllm_config: Any) -> int:
@@ -44,16 +67,18 @@ def why_in_every_step(vllm_config: Any) -> str | None:
     if method not in STEERABLE_METHODS or has_connector:
         return why_head_in_every_step(method, has_connector=has_connector)
     kind = getattr(head.hf_config, "model_type", None) if method == "mtp" else None
-    return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head))
+    is_v2 = has_block(method) and vllm_config.use_v2_model_runner
+    return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head), is_v2=is_v2)
 
 
-def why_head_in_every_step(
+def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
     method: str,
     kind: str | None = None,
     *,
     has_connector: bool = False,
     has_mla: bool = False,
     has_window: bool = False,
+    is_v2: bool = False,
 ) -> str | None:
     """Return the same of a head of this `kind` (vLLM's `model_type`) whose attention has MLA, or a sliding window.
 
@@ -62,17 +87,18 @@ def why_head_in_every_step(
     blocks outside of the window to other requests, and late writes would go into these blocks. With MLA, rows that are
     read late count as a prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
     """
-    if method not in STEERABLE_METHODS:
-        return f"method {method!r} reads each token when it is there"
-    if has_connector:
-        return "a KV connector stores blocks as soon as they are full"
-    if has_mla:
-        return "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"
-    if has_window:
-        return "the drafter's attention has a sliding window, outside of which blocks are given away"
-    if method == "mtp" and kind not in PLAIN_MTP:
-        return f"catching up was not examined for MTP heads of the kind {kind!r}"
-    return None
+    reasons = (
+        (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
+        (has_connector, "a KV connector stores blocks as soon as they are full"),
+        (has_block(method) and is_v2, "on model runner V2 vLLM's block drafter runs in every step"),
+        (has_mla, "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"),
+        (has_window, "the drafter's attention has a sliding window, outside of which blocks are given away"),
+        (
+            method == "mtp" and kind not in PLAIN_MTP,
+            f"catching up was not examined for MTP heads of the kind {kind!r}",
+        ),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def reads_every_step(vllm_config: Any) -> bool:
@@ -84,21 +110,23 @@ def reads_every_step(vllm_config: Any) -> bool:
     speculative = vllm_config.speculative_config
     if speculative is None or not vllm_config.use_v2_model_runner or backlog_rows(vllm_config):
         return False
-    return speculative.method not in STEERABLE_METHODS or not speculative.parallel_drafting
+    method, is_parallel = speculative.method, speculative.parallel_drafting
+    return method not in STEERABLE_METHODS or has_block(method) or not is_parallel
 
 
 def row_size(vllm_config: Any) -> int:
     """Return how many numbers of the target's hidden states the drafter reads at a position.
 
-    vLLM's rule: for EAGLE-3 the layers that the head's configuration names, else three; for EAGLE and MTP the last
-    layer. (An MTP head with a wider state is in no list of heads that catch up.)
+    vLLM's rule: for EAGLE-3 and DFlash the layers that the head's configuration names, else three; for EAGLE and MTP
+    the last layer. (An MTP head with a wider state is in no list of heads that catch up.)
     """
     speculative = vllm_config.speculative_config
     head = speculative.draft_model_config.hf_config
-    eagle = getattr(head, "eagle_config", None) or {}
+    fields = getattr(head, "dflash_config" if speculative.method == "dflash" else "eagle_config", None) or {}
     states = 1
-    if speculative.method == "eagle3" and eagle.get("use_aux_hidden_state", True):
-        named = getattr(head, "eagle_aux_hidden_state_layer_ids", None) or eagle.get("eagle_aux_hidden_state_layer_ids")
+    if speculative.method in _READ_SEVERAL and fields.get("use_aux_hidden_state", True):
+        named = getattr(head, "eagle_aux_hidden_state_layer_ids", None)
+        named = named or fields.get("eagle_aux_hidden_state_layer_ids") or fields.get("target_layer_ids")
         states = len(named or ()) or _STATES
     return states * int(vllm_config.model_config.get_hidden_size())
 
@@ -122,15 +150,46 @@ def step_room(vllm_config: Any) -> StepRoom:
     scheduler, speculative = vllm_config.scheduler_config, vllm_config.speculative_config
     positions = scheduler.max_num_batched_tokens
     tokens = getattr(scheduler, "max_num_scheduled_tokens", None) or positions
-    return StepRoom(tokens, positions, is_parallel=bool(getattr(speculative, "parallel_drafting", False)))
+    is_parallel = bool(getattr(speculative, "parallel_drafting", False))
+    return StepRoom(tokens, positions, is_parallel, block(vllm_config), _block_slots(vllm_config))
+
+
+def _block_slots(vllm_config: Any) -> int:
+    """Return the slots that vLLM keeps for a request in a step, beside its tokens, for a block; 0: there is none.
+
+    vLLM 0.32 keeps K_max. The block's positions have buffers beside those of the step's tokens, so where the plan
+    sees to it that all blocks fit into these (`plan.step_room`), the least number is kept.
+    """
+    if not block(vllm_config):
+        return 0
+    return 1 if backlog_rows(vllm_config) else int(vllm_config.num_speculative_tokens)
+
+
+def has_block(method: str) -> bool:
+    """Whether the drafters of a method draft a block of constant width."""
+    return method in DRAFTERS and DRAFTERS[method].has_block
+
+
+def block(vllm_config: Any) -> int:
+    """Return the positions of a request's block; 0: the drafter has none."""
+    speculative = vllm_config.speculative_config
+    return 1 + int(vllm_config.num_speculative_tokens) if speculative and has_block(speculative.method) else 0
+
+
+def least_widths(vllm_config: Any) -> tuple[int, int]:
+    """Return the least width of every step, and of a step that drafts (`plan.catch_up.CatchUp`)."""
+    k_max = vllm_config.num_speculative_tokens
+    narrowest = k_max if block(vllm_config) else min(1, k_max)
+    may_be_0 = bool(backlog_rows(vllm_config)) or reads_every_step(vllm_config)
+    return 0 if may_be_0 else narrowest, narrowest
 
 
 def at_widths(vllm_config: Any) -> Sequence[Any]:
     """Return copies of the configuration by the width of drafts, 0 to K_max, for vLLM's scheduler.
 
     From one of them the scheduler reads the number of slots to keep for each request
-    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, else 0. They are copies,
-    because workers and other threads read the engine's own configuration.
+    (`SpeculativeConfig.max_num_new_slots_for_drafting`): K - 1 with a parallel drafter, else 0; for a block
+    those of `step_room`. They are copies, because workers and other threads read the engine's own configuration.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
@@ -138,7 +197,7 @@ def at_widths(vllm_config: Any) -> Sequence[Any]:
     configs = []
     for width in range(vllm_config.num_speculative_tokens + 1):
         config, config_at_width = copy(vllm_config), copy(speculative)
-        config_at_width.num_speculative_tokens = max(1, width)
+        config_at_width.num_speculative_tokens = _block_slots(vllm_config) or max(1, width)
         config.speculative_config = config_at_width
         configs.append(config)
     return configs
@@ -179,6 +238,9 @@ def uses_mla(model_config: Any) -> bool:
 
 
 def is_windowed(model_config: Any) -> bool:
-    """Return whether a model has a sliding window."""
+    """Return whether a model has a sliding window; a DFlash head states its own."""
+    block_of = getattr(model_config.hf_text_config, "dflash_config", None)
+    if block_of is not None:
+        return model_facts.has_window(block_of, getattr(model_config.hf_text_config, "layer_types", None))
     is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
     return bool(is_used and model_config.get_sliding_window())

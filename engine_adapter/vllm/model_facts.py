@@ -3,7 +3,7 @@
 Each function names its origin in vLLM's source; the tests compare them with the installed vLLM.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
@@ -227,8 +227,15 @@ def sees_both_ways(config: Config) -> bool:
 def is_windowed(config: Config) -> bool:
     """Whether a model has a sliding window; Qwen's classes switch theirs off unless the configuration says so."""
     text = text_of(config)
+    if isinstance(text.get("dflash_config"), Mapping):
+        return has_window(text["dflash_config"], text.get("layer_types"))
     used = text.get("use_sliding_window", not str(text.get("model_type")).startswith("qwen"))
     return bool(used and text.get("sliding_window"))
+
+
+def has_window(dflash: Config, layer_types: Sequence[str] | None) -> bool:
+    """Whether a DFlash head has a layer with a sliding window (`_resolve_layer_attention` in `qwen3_dflash.py`)."""
+    return bool(dflash.get("use_swa")) or "sliding_attention" in (layer_types or ())
 
 
 def length(config: Config) -> int | None:
@@ -301,9 +308,16 @@ def as_vllm_reads(config: Config) -> Config:
     """Return a file's configuration as vLLM reads it, if it is in the format of `speculators` or of Mistral."""
     layer = config.get("transformer_layer_config")
     if isinstance(layer, Mapping):
-        is_parallel = config.get("speculators_model_type") == "peagle"
-        return dict(layer) | ({"pard_token": config.get("mask_token_id")} if is_parallel else {})
+        return dict(layer) | _of_speculators(str(config.get("speculators_model_type")), config.get("mask_token_id"))
     return _of_mistral(config) if "dim" in config and "architectures" not in config else config
+
+
+def _of_speculators(kind: str, mask_token: int | None) -> dict[str, Any]:
+    """Return what vLLM adds to the configuration of such a head (`transformers_utils/configs/speculators/algos.py`)."""
+    if kind == "peagle":
+        return {"pard_token": mask_token}
+    named = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+    return {"architectures": [named[kind]], "dflash_config": {"mask_token_id": mask_token}} if kind in named else {}
 
 
 def _of_mistral(params: Config) -> Config:

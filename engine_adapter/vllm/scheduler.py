@@ -91,7 +91,7 @@ class _SpecPilotScheduler:
             k_max,
             rows,
             min(CATCH_UP_ROWS, vllm_config.scheduler_config.max_num_batched_tokens),
-            least_width=0 if rows or engine_facts.reads_every_step(vllm_config) else min(1, k_max),
+            *engine_facts.least_widths(vllm_config),
             room=engine_facts.step_room(vllm_config),
             one_k=self.graphs is not None and self.graphs.need_one_k,
         )
@@ -102,14 +102,22 @@ class _SpecPilotScheduler:
         start_notes.say_summary(vllm_config, self.graphs, static_k=settings.static_k, notes=len(self.notes))
         self.planner = planner
         self.law = EngineLaw(
-            k_max, self.control.static_k, self.control.max_running, self.graphs, planner.catch_up.width_of_all
+            k_max,
+            self.control.static_k,
+            self.control.max_running,
+            self.graphs,
+            planner.catch_up.width_of_all,
+            planner.catch_up.narrowest,
         )
         self._drafter_length = engine_facts.drafter_length(vllm_config)
         self._width = k_max
         self._verified: Mapping[str, int] = {}  # verified draft tokens of the step, if they may be fewer than scheduled
         self._bound: set[str] = set()  # requests with a minimum of tokens, also some that have ended
         self.steps = Steps(
-            planner, self.meter, self.control.table(time.monotonic()), longest_to_draft=self._drafter_length - k_max
+            planner,
+            self.meter,
+            self.control.table(time.monotonic()),
+            longest_to_draft=self._drafter_length - (engine_facts.block(vllm_config) or k_max),
         )
         self._agent = start_agent(self, settings, SystemClock(), versions.vllm_version())
 

@@ -7,7 +7,7 @@ from specpilot.engine_adapter import number_format
 from specpilot.engine_adapter.settings import PREFIX
 from specpilot.engine_adapter.vllm import compat, config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
-from specpilot.engine_adapter.vllm.engine_facts import why_head_in_every_step
+from specpilot.engine_adapter.vllm.engine_facts import block, why_head_in_every_step
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
 from specpilot.policy.graphs import Graphs
 
@@ -77,6 +77,7 @@ def limits_of(facts: ConfigFacts) -> list[str]:
         has_connector=facts.has_connector,
         has_mla=facts.head_uses_mla,
         has_window=facts.head_is_windowed,
+        is_v2=facts.is_v2,
     )
     if reason is not None:
         limits.append(
@@ -124,7 +125,7 @@ def graph_notes(vllm_config: Any) -> list[str]:
     k_max, running = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
     is_parallel = bool(getattr(vllm_config.speculative_config, "parallel_drafting", False))
     verified = 1 + k_max
-    drafted = 2 * k_max if is_parallel else verified
+    drafted = block(vllm_config) or (2 * k_max if is_parallel else verified)
     capture_size = running * max(verified, drafted)
     if capture_size > largest:
         drafter = f", and the drafter's above {largest // drafted}" if drafted > verified else ""

@@ -95,7 +95,8 @@ def test_a_goal_that_the_best_single_k_misses_is_kept_at_hardly_less_throughput(
 
 @pytest.mark.extended("loop: latency goals")
 @pytest.mark.parametrize(
-    ("goals", "least"), [(classes(chat=6.5), {"chat": 0.93}), (classes(chat=7.0, json=2.3), {"chat": 0.7, "json": 0.85})]
+    ("goals", "least"),
+    [(classes(chat=6.5), {"chat": 0.93}), (classes(chat=7.0, json=2.3), {"chat": 0.7, "json": 0.85})],
 )
 def test_on_a_gpu_too_and_goals_that_no_k_keeps_together_do_not_collapse(
     goals: Mapping[str, ClassPolicy], least: Mapping[str, float]

@@ -14,7 +14,7 @@ def served(way: str, head: str, folder: Path) -> dict[str, Any]:
     return run("connected_engine", way, head, str(folder))
 
 
-@pytest.mark.parametrize("head", ["peagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("head", ["peagle", "eagle3", "mtp", "dflash"])
 def test_a_loaded_prompt_is_drafted_for_as_one_that_was_computed(head: str, tmp_path: Path) -> None:
     computed, loaded = served("computed", head, tmp_path), served("loaded", head, tmp_path)
     assert computed["served"]["loaded"] == [0] * 5

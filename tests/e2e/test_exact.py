@@ -25,6 +25,7 @@ def plain() -> dict[str, Any]:
         pytest.param("sync peagle", marks=pytest.mark.extended("V1 synchronous")),
         pytest.param("async eagle3", marks=pytest.mark.extended("V1 EAGLE-3")),
         pytest.param("async mtp", marks=pytest.mark.extended("V1 MTP")),
+        pytest.param("async dflash", marks=pytest.mark.extended("V1 DFlash")),
     ],
 )
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def check_spell(found: dict[str, Any], least_in_turns: int, in_the_hole: float) 
         "poison peagle",
         pytest.param("eager eagle3", marks=pytest.mark.extended("V1 EAGLE-3, catching up")),
         pytest.param("poison mtp", marks=pytest.mark.extended("V1 MTP, catching up")),
+        pytest.param("eager dflash", marks=pytest.mark.extended("V1 DFlash, catching up")),
         pytest.param("compiled peagle", marks=pytest.mark.extended("V1 compiled")),
     ],
 )

@@ -107,7 +107,7 @@ def undrafted(program: str) -> dict[str, Any]:
 
 
 @pytest.mark.extended("V2 in every step")
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "dflash"])
 def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None:
     found = on_v2("in_every_step", method)
     seen = found["seen"]
@@ -142,6 +142,14 @@ def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(drafter
     assert set(found["replays"]) == {"up to 4", "1 each", "1 each, width 2", "1 each, width 3"}
     assert sum(found["replays"].values()) > 15
     assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
+
+
+@pytest.mark.extended("V2 graphs")
+def test_the_text_is_the_same_where_a_block_replays_vllms_graphs_and_the_target_those_for_any_mix_of_k() -> None:
+    found = on_v2("replayed_graphs", "dflash")
+    assert found["ids"] == undrafted("replayed_graphs")["ids"]
+    assert set(found["replays"]) == {"up to 4", "1 each", "4 each"}
+    assert found["seen"]["accepted"] > 0.2 * found["seen"]["verified"] > 5
 
 
 @pytest.mark.extended("V2 graphs")

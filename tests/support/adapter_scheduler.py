@@ -35,7 +35,8 @@ def scheduler(
     monkeypatch.setattr(adapter, "start_agent", lambda *_: None)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setenv("VLLM_PLUGINS", "specpilot")
-    speculative: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": K_MAX}
+    method = "dflash" if head == "dflash" else "eagle3"
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": K_MAX}
     speculative |= {"model": str(DEMO_MODEL / head)} | ({"parallel_drafting": True} if head == "peagle" else {})
     given: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 8, "max_model_len": 512} | arguments
     config = EngineArgs(

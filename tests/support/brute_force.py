@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.dflash import DFlashProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from specpilot.engine_adapter.plan.draft_state import DraftState
@@ -156,7 +157,6 @@ class BruteForce:
     def _watch_worker(self) -> None:
         catch_up, forward = backlog.Backlog.catch_up, backlog.Backlog._forward
         keep = backlog.Backlog.keep_plain
-        set_inputs = SpecDecodeBaseProposer.set_inputs_first_pass
         output: Any = None
 
         def catch_up_in(own: Any, runner: Any, state: Any, wanted: Any) -> None:
@@ -179,16 +179,21 @@ class BruteForce:
             self.seen["plain_steps"] += 1
             keep(own, runner, state)
 
-        def lay_out(drafter: Any, *arguments: Any, **named: Any) -> Any:
-            batch = named["cad"].batch_size()
-            self._steps[id(output)]["slots"] = batch * drafter.num_speculative_tokens
-            self.seen["subsets"] += batch < len(output.num_scheduled_tokens)
-            self.seen["subsets_with_rejected"] += (
-                batch < len(output.num_scheduled_tokens) and named["num_rejected_tokens_gpu"] is not None
-            )
-            return set_inputs(drafter, *arguments, **named)
+        def watch_layout(proposer: Any) -> None:
+            set_inputs = proposer.set_inputs_first_pass
 
-        SpecDecodeBaseProposer.set_inputs_first_pass = lay_out
+            def lay_out(drafter: Any, *arguments: Any, **named: Any) -> Any:
+                batch = named["cad"].batch_size()
+                self._steps[id(output)]["slots"] = batch * drafter.num_speculative_tokens
+                is_subset = batch < len(output.num_scheduled_tokens)
+                self.seen["subsets"] += is_subset
+                self.seen["subsets_with_rejected"] += is_subset and named["num_rejected_tokens_gpu"] is not None
+                return set_inputs(drafter, *arguments, **named)
+
+            proposer.set_inputs_first_pass = lay_out
+
+        for proposer in (SpecDecodeBaseProposer, DFlashProposer):
+            watch_layout(proposer)
         backlog.Backlog.catch_up = catch_up_in  # type: ignore[method-assign]
         backlog.Backlog.keep_plain = keep_plain  # type: ignore[method-assign]
         backlog.Backlog._forward = run  # type: ignore[method-assign]

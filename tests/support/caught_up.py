@@ -37,7 +37,7 @@ def main(mode: str, drafter: str, *only: str) -> None:  # noqa: C901 - the ways 
 
     `mode`: whether vLLM compiles the models, or runs them "eager", or eagerly with "poison": each pass of the drafter
     first writes NaN over what the target's pass left, as a CUDA graph may, whose outputs share memory with others.
-    `drafter`: the demo model's `peagle`, `eagle3` or `mtp`. Also on model runner V2, through
+    `drafter`: the demo model's `peagle`, `eagle3`, `mtp` or `dflash`. Also on model runner V2, through
     `tests.support.interpreter`: there `only` names the ways, else all.
     """
     llm = engine(mode, drafter)

@@ -43,9 +43,11 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 
 
 def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
-    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3` or `mtp`."""
+    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3`, `mtp` or `dflash`."""
     if name == "mtp":
         return {"method": "mtp", "num_speculative_tokens": k_max} | more
+    if name == "dflash":
+        return {"method": name, "model": str(DEMO_MODEL / name), "num_speculative_tokens": k_max} | more
     model, is_parallel = str(DEMO_MODEL / name), name == "peagle"
     given = {"method": "eagle3", "model": model, "num_speculative_tokens": k_max, "parallel_drafting": is_parallel}
     return given | more

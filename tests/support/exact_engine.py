@@ -1,10 +1,10 @@
 """A real engine in this process under a mixed load, read at vLLM's own boundary: what it replied, what it counted.
 
-`run("exact_engine", "plain|sync|async", "peagle|eagle3|mtp"[, "short"])` serves the same requests (a third of them, and
-shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and finds the token ids of every
-reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of each step
-gives beside what the adapter exported. K changes at random, by class and band, every few steps. A reply that a stop
-string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
+`run("exact_engine", "plain|sync|async", "peagle|eagle3|mtp|dflash"[, "short"])` serves the same requests (a third of
+them, and shorter ones, if "short", or on model runner V2 through `tests.support.interpreter`) and finds the token ids
+of every reply that is determined (temperature 0, not aborted) and, with the adapter, what a brute-force reading of each
+step gives beside what the adapter exported. K changes at random, by class and band, every few steps. A reply that a
+stop string ended is given as its text: vLLM before 0.32 leaves the ids of accepted tokens past the stop beside it.
 
 The load has every feature that touches the draft cache or the evidence: chunked prefill, prefix cache hits, a KV cache
 so small that requests are preempted, priorities, a forced preemption of all, structured outputs, `n` of 2, stop

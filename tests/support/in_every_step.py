@@ -1,9 +1,9 @@
 """Drafters of model runner V2 that run in every step, K cut by request: what they reply, what was verified.
 
-`run("in_every_step", "ngram|draft_model|mtp")` through `tests.support.interpreter`, and `run("in_every_step", "plain")`
-for the text without speculation, on model runner V1. K changes at random. The draft model is the target itself, so what
-it drafts is accepted. The demo model's MTP head could be left out; here it is of a kind that cannot. "mtp left out" is
-the same with the head left out and catching up.
+`run("in_every_step", "ngram|draft_model|dflash|mtp")` through `tests.support.interpreter`, and `run("in_every_step",
+"plain")` for the text without speculation, on model runner V1. K changes at random. The draft model is the target
+itself, so what it drafts is accepted. The demo model's MTP head could be left out; here it is of a kind that cannot.
+"mtp left out" is the same with the head left out and catching up.
 """
 
 import random
@@ -15,12 +15,13 @@ from vllm import SamplingParams
 
 from specpilot.engine_adapter.vllm import engine_facts
 from tests.support.engine_program import TARGET, finish, offer, replies, start
-from tests.support.stack import CLASSES
+from tests.support.stack import CLASSES, DEMO_MODEL
 
 K_MAX, REQUESTS, TOKENS = 3, 5, 24
 OWN: dict[str, dict[str, Any]] = {
     "ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "draft_model": {"model": TARGET},
+    "dflash": {"model": str(DEMO_MODEL / "dflash")},
 }
 TEXTS = (  # what repeats, so that an n-gram is found
     '{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1,',

@@ -154,6 +154,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "gemma4_assistant",
         "text_config": {"model_type": "gemma4_text", "sliding_window": 1024},
     },
+    "qwen3-8b-dflash-2": {"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "block_size": 16},
+    "qwen3-8b-speculators-dflash-2": {
+        "speculators_model_type": "dflash2",
+        "mask_token_id": 4,
+        "aux_hidden_state_layer_ids": [2, 18, 33],
+        "transformer_layer_config": {"model_type": "qwen3", "hidden_size": 4096},
+    },
     "laguna-dflash": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16},
     "qwen3-8b-dspark": {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "block_size": 7},
     "mistral-medium": {  # the fields of Mistral's own params.json

@@ -1,6 +1,6 @@
 """CUDA graphs of model runner V2 without CUDA: a graph calls again what it was captured from, with the same arguments.
 
-`run("replayed_graphs", "eagle3|peagle|mtp"[, "adaptive"])` through `tests.support.interpreter`, and
+`run("replayed_graphs", "eagle3|peagle|mtp|dflash"[, "adaptive"])` through `tests.support.interpreter`, and
 `run("replayed_graphs", "plain")` for the text without speculation, on model runner V1.
 
 The MTP head is of a kind that cannot be left out of a step.

@@ -201,9 +201,15 @@ class Backlog:
     ) -> None:
         """Run the drafter's first pass over the rows of `batch`, as `SpecDecodeBaseProposer.propose` does.
 
-        `states` [rows, row_size] are the target's.
+        `states` [rows, row_size] are the target's. A DFlash head has no such pass: its keys and values of a known
+        position are projected from the states alone.
         """
         drafter, count = self._drafter, batch.num_actual_tokens
+        if drafter.method == "dflash":
+            places = positions[0] if positions.dim() > 1 else positions  # of M-RoPE; the head has RoPE
+            combined = drafter.model.combine_hidden_states(states)
+            drafter.model.precompute_and_store_context_kv(combined, places.contiguous(), batch.slot_mapping)
+            return
         drafter.input_ids[:count] = tokens
         drafter._set_positions(count, positions)
         is_combined = drafter.method == "eagle3"

@@ -3,7 +3,7 @@
 vLLM's P-EAGLE path (`parallel_drafting`) prepares `num_speculative_tokens` masked slots per request at any K of the
 step, and then reshapes by the step's K. So any other K fails or assigns drafts to wrong requests. vLLM reads the number
 of slots from two attributes at each call. They are set to the step's width before the call, so that layout and reshape
-agree. Sequential drafters (EAGLE, EAGLE-3) use the step's K themselves.
+agree. Other drafters (EAGLE, EAGLE-3, DFlash) use the width of the call themselves.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ _COMPILED_APART = (1, 2, 16)
 
 def lay_out(drafter: Any, width: int) -> None:
     """Set the number of positions that a parallel `drafter` prepares for each request from its next call on."""
-    if _varies(drafter):
+    if varies(drafter):
         drafter.extra_slots_per_request = width
         drafter.net_num_new_slots_per_request = width - 1
 
@@ -27,7 +27,7 @@ def warm_up(drafter: Any) -> None:
     Otherwise the first steps of some widths would wait for the compiler. vLLM before 0.30 compiles at first use anyway.
     """
     register = getattr(getattr(utils, "_copy_and_expand_eagle_inputs", None), "register_warmup", None)
-    if register is not None and _varies(drafter):
+    if register is not None and varies(drafter):
         for width in _COMPILED_APART:
             if width <= drafter.num_speculative_tokens:
                 register(
@@ -38,6 +38,6 @@ def warm_up(drafter: Any) -> None:
                 )
 
 
-def _varies(drafter: Any) -> bool:
+def varies(drafter: Any) -> bool:
     """Whether the drafter prepares a slot for each token that it drafts, like P-EAGLE."""
-    return bool(drafter.parallel_drafting and drafter.pass_hidden_states_to_model)
+    return bool(drafter.parallel_drafting and drafter.pass_hidden_states_to_model and drafter.method != "dflash")

@@ -6,6 +6,7 @@ from vllm.config import CUDAGraphMode
 
 from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v1 import drafting
+from specpilot.engine_adapter.vllm.v1.draft_width import varies
 from specpilot.engine_adapter.vllm.v1.graphs import StepDispatcher
 from specpilot.policy.graphs import Graphs
 
@@ -25,5 +26,5 @@ def of_runner(runner: Any) -> Graphs | None:
         mode=mode.name,
         mixed=sizes(key.num_tokens for key in keys.get(mode.mixed_mode(), ()) if not key.uniform),
         uniform=sizes_by_length((key.num_tokens // key.num_reqs, key.num_tokens) for key in uniform),
-        drafter=sizes(key.num_tokens for key in drafted) if runner.drafter.parallel_drafting and has_pieces else (),
+        drafter=sizes(key.num_tokens for key in drafted) if varies(runner.drafter) and has_pieces else (),
     )

@@ -8,6 +8,8 @@ from specpilot.engine_adapter.vllm.source import Use
 
 _RUNNER = "v1/worker/gpu_model_runner.py"
 _PROPOSER = "v1/spec_decode/llm_base_proposer.py"
+_DFLASH = "v1/spec_decode/dflash.py"
+_DFLASH_HEAD = "model_executor/models/qwen3_dflash.py"
 _DISPATCHER = "v1/cudagraph_dispatcher.py"
 
 RELIANCE_V1: tuple[Item, ...] = (
@@ -78,6 +80,14 @@ RELIANCE_V1: tuple[Item, ...] = (
         ("num_tokens", "num_input_tokens", "mm_embed_inputs"), Use.CALL,
     ),
     Method(_PROPOSER, "SpecDecodeBaseProposer", "_get_slot_mapping", ("num_tokens", "slot_mapping"), Use.CALL),
+    Method(
+        _DFLASH_HEAD, "DFlashQwen3ForCausalLM", "precompute_and_store_context_kv",
+        ("context_states", "context_positions", "context_slot_mapping"), Use.CALL,
+    ),
+    Method(_DFLASH_HEAD, "DFlashQwen3ForCausalLM", "combine_hidden_states", ("hidden_states",), Use.CALL),
+    # the block of a DFlash head, and where its known positions go
+    Reads(_DFLASH, "DFlashProposer", "set_inputs_first_pass", ("num_speculative_tokens",)),
+    Reads(_DFLASH, "DFlashProposer", "build_model_inputs_first_pass", ("precompute_and_store_context_kv",)),
     # installation.py, undrafted.py: steps without drafts
     Method(_RUNNER, "GPUModelRunner", "execute_model", ("scheduler_output",), Use.WRAP),
     Method(

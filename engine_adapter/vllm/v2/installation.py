@@ -157,9 +157,10 @@ def _make_speculators() -> None:
     def init_steered(vllm_config: Any, device: torch.device, *args: Any, **kwargs: Any) -> Any:
         if not plans_drafts(vllm_config):
             return init(vllm_config, device, *args, **kwargs)
-        is_parallel = is_steered(vllm_config) and vllm_config.speculative_config.parallel_drafting
+        is_p_eagle = is_steered(vllm_config) and not reads_every_step(vllm_config)
+        is_p_eagle = is_p_eagle and vllm_config.speculative_config.parallel_drafting
         speculator = (
-            ParallelEagleSpeculator(vllm_config, device) if is_parallel else init(vllm_config, device, *args, **kwargs)
+            ParallelEagleSpeculator(vllm_config, device) if is_p_eagle else init(vllm_config, device, *args, **kwargs)
         )
         attach(speculator, Steered())
         return speculator

@@ -42,6 +42,7 @@ RELIANCE_V2: tuple[Item, ...] = (
         ),
     ),
     Reads(_RUNNER, "GPUModelRunner", "gather_batch_req_state", ("decode_query_len", "sort_batch_req_ids")),
+    Behaviour("v1/worker/gpu/spec_decode/dflash/speculator.py", "DFlashSpeculator", ("propose",)),
     Behaviour(_RUNNER, None, ("sort_batch_req_ids",)),
     Attributes(_RUNNER, "BatchReqState", ("req_ids", "num_tokens", "decode_graph_eligible")),
     # verified_tokens.py, proposal.py: adaptive verification

@@ -31,6 +31,7 @@ DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
 NIXL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
 KIMI = drafted("eagle3", "kimi-k2.5-eagle3-mla", 3)
 LLAMA_HEAD = drafted("eagle3", "llama-3.1-8b-eagle3", 3)
+DFLASH = {"model": "laguna-dflash", "num_speculative_tokens": 15}
 EVERY_STEP = "runs in every step"
 
 
@@ -88,7 +89,12 @@ EVERY_STEP = "runs in every step"
         ("inkling", mtp(8), (), REFUSED, "has 8 modules"),
         ("inkling", mtp(1), (), RUNS_WITH_LESS, EVERY_STEP),
         ("gemma-4-31b", {"model": "gemma-4-31b-assistant", "num_speculative_tokens": 4}, (), REFUSED, "Gemma 4"),
-        ("qwen3-8b", {"model": "laguna-dflash", "num_speculative_tokens": 15}, (), REFUSED, "not method 'dflash'"),
+        ("qwen3-8b", DFLASH, (), RUNS_WITH_LESS, EVERY_STEP),
+        ("qwen3-8b", DFLASH, NIXL, RUNS_WITH_LESS, "a KV connector stores blocks"),
+        ("qwen3-8b", DFLASH | {"enable_adaptive_verification": True}, (), REFUSED, "remove enable_adaptive"),
+        ("qwen3.5", DFLASH, (), RUNS_WITH_LESS, "get one K"),
+        ("qwen3-8b", DFLASH | {"model": "qwen3-8b-dflash-2"}, (), REFUSED, "with candidates"),
+        ("qwen3-8b", DFLASH | {"model": "qwen3-8b-speculators-dflash-2"}, (), REFUSED, "with candidates"),
         ("qwen3-8b", {"model": "qwen3-8b-dspark"}, (), REFUSED, "not method 'dspark'"),
         ("qwen3-8b", {"method": "suffix"}, (), REFUSED, "not method 'suffix'"),
         ("qwen3-8b", {"method": "ngram", "num_speculative_tokens": 3}, (), RUNS_WITH_LESS, EVERY_STEP),
@@ -212,6 +218,12 @@ def test_the_version_and_the_runner_count(
     found = asked(model, mtp(k), version=version)
     assert found.verdict == verdict
     assert words in check.as_text(found)
+
+
+@pytest.mark.usefixtures("models")
+def test_a_block_drafter_can_be_left_out_on_model_runner_v1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert asked("qwen3-8b", DFLASH).verdict == RUNS
 
 
 @pytest.mark.usefixtures("models")

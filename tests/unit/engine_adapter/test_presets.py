@@ -235,8 +235,8 @@ def test_the_models_own_mtp_head_is_a_drafter_without_a_folder(given: int | None
 def test_vllms_former_names_of_mtp_are_steered_too(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     command._check_steerable({"method": method}, [], AdapterSettings())
     with pytest.raises(SystemExit):
-        command._check_steerable({"method": "dflash"}, [], AdapterSettings())
-    assert "not method 'dflash'" in capsys.readouterr().err
+        command._check_steerable({"method": "suffix"}, [], AdapterSettings())
+    assert "not method 'suffix'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ SIZES = (1, 2, 4, *range(8, 513, 8))
 GRAPHS = Graphs("FULL_AND_PIECEWISE", SIZES, {1: SIZES})
 
 
-def prices_of(graphs: Graphs | None = None) -> Prices:
+def prices_of(graphs: Graphs | None = None, narrowest: int = 1) -> Prices:
     parts = tuple(MS.get(name, 0.0) * 1e-3 for name in PARTS)
-    return Prices(Coefficients(parts, (1e-4,) * len(KNOTS)), 256, graphs)
+    return Prices(Coefficients(parts, (1e-4,) * len(KNOTS)), 256, graphs, narrowest=narrowest)
 
 
 def seconds(prices: Prices, n: int, verified: int, plan: StepPlan) -> float:
@@ -33,11 +33,13 @@ def seconds(prices: Prices, n: int, verified: int, plan: StepPlan) -> float:
     ("n", "graphs", "at_most"), [(4, None, 1.03), (1, None, 1.1), (1, GRAPHS, 1.3), (4, GRAPHS, 1.3), (8, GRAPHS, 1.3)]
 )
 @pytest.mark.parametrize("accepted", [0, 4])
+@pytest.mark.parametrize("narrowest", [1, K_MAX])
 def test_a_probe_alone_is_charged_what_it_adds_to_two_steps(
-    n: int, graphs: Graphs | None, at_most: float, accepted: int
+    n: int, graphs: Graphs | None, at_most: float, accepted: int, narrowest: int
 ) -> None:
-    prices = prices_of(graphs)
-    planner, states = Planner(K_MAX, ROWS, prices=ProbePrices.of(prices, n, K_MAX)), decodes(*["chat"] * n)
+    prices = prices_of(graphs, narrowest)
+    priced = ProbePrices.of(prices, n, K_MAX)
+    planner, states = Planner(K_MAX, ROWS, narrowest=narrowest, prices=priced), decodes(*["chat"] * n)
     accept(states, *[0.0] * n)
     for state in states:
         state.drafted_at = 0

@@ -255,6 +255,17 @@ def test_a_drafter_that_reads_every_step_itself_has_no_backlog_and_no_least_widt
     assert ([state.k for state in states], plan.slots, plan.left_out) == ([0, 5], 10, ())
 
 
+def test_a_block_is_as_wide_at_any_k_and_only_requests_with_k_above_0_have_one() -> None:
+    planner, states = Planner(K_MAX, ROWS, narrowest=K_MAX), decodes("code", "chat", "chat")
+    plan = planner.plan(states, table(default=0, code=2))
+    assert [state.k for state in states] == [2, 0, 0]
+    assert (plan.width, plan.slots, plan.left_out) == (K_MAX, K_MAX, ("1", "2"))
+    plan = plan_at_0(planner, states)
+    assert (plan.width, plan.slots, backlogs(states)) == (0, 0, [1, 2, 2])
+    plan = planner.plan(states, table(default=1))
+    assert (plan.width, plan.slots, plan.catch_up) == (K_MAX, 3 * K_MAX, ("0", "1", "2"))
+
+
 def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:
     planner = Planner(K_MAX, backlog_rows=0, least_width=1)
     plan = planner.plan([prompt("short", SHORT)], table(default=0), can_draft=False)

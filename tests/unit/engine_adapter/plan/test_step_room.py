@@ -41,6 +41,14 @@ def test_what_is_laid_out_fits_beside_the_step(budget: StepRoom, requests: int, 
         assert tokens + (width - 1) * requests <= budget.positions < tokens + width * requests
 
 
+def test_a_block_fits_whole_or_not_at_all_and_beside_any_step() -> None:
+    room = StepRoom(512, 2048, is_parallel=True, block=16, slots=1)
+    assert [room.largest_k(n) for n in (1, 128, 129)] == [511, 3, 0]
+    assert StepRoom(2048, 2048, is_parallel=True, block=16, slots=1).largest_k(128) == 14
+    assert StepRoom(2048, 2048, is_parallel=True, block=16, slots=15).largest_k(128) == 0
+    assert room.widest(128, 512) > 1000
+
+
 def test_without_a_limit_nothing_is_cut() -> None:
     assert StepRoom().largest_k(1024) > 1000
     assert StepRoom().widest(0, 0) > 1000

@@ -78,7 +78,7 @@ def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
 
-METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dflash", "dspark")
+METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dspark")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ V2 = ConfigFacts("eagle3", version="0.32.0", is_v2=True)
             ("adaptive verification", "'ngram'", "remove enable_adaptive"),
         ),
         ({"is_parallel": True, "is_multimodal": True}, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
-        ({"is_parallel": True, "is_multimodal": True, "method": "dflash"}, None),  # its method is the fault
+        ({"is_parallel": True, "is_multimodal": True, "method": "dflash"}, None),
+        ({"is_adaptive": True, "method": "dflash"}, ("adaptive verification", "'dflash'", "remove enable_adaptive")),
         ({"is_parallel": True}, None),
         ({"is_adaptive": True}, None),
         ({"is_multimodal": True}, None),
@@ -169,6 +170,26 @@ def test_an_mtp_head_of_one_module_is_steered(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "window", "runner_v2", "words"),
+    [
+        ("DFlashDraftModel", {}, 0, None),
+        ("DFlashDraftModel", {}, 1, None),
+        ("DFlash2DraftModel", {}, 1, ("candidates", "DFlashDraftModel", "without the adapter")),
+        ("LiLiCorrDraftModel", {}, 0, ("candidates", "DFlashDraftModel")),
+        ("DFlashDraftModel", {"use_swa": True}, 0, ("sliding window", "VLLM_USE_V2_MODEL_RUNNER=1")),
+        ("DFlashDraftModel", {"use_swa": True}, 1, None),
+    ],
+)
+def test_a_dflash_head_without_candidates_is_steered(
+    architecture: str, window: dict[str, bool], runner_v2: int, words: tuple[str, ...] | None
+) -> None:
+    own = config("dflash", runner_v2=runner_v2)
+    own.speculative_config.draft_model_config = head("qwen3", architectures=[architecture])
+    own.speculative_config.draft_model_config.hf_text_config.dflash_config = window
+    assert_rejected(own, words)
+
+
+@pytest.mark.parametrize(
     ("named", "is_parallel", "is_refused"),
     [({"ptd_token_id": 5}, False, True), ({"ptd_token_id": 5}, True, False), ({}, False, False)],
 )
@@ -192,7 +213,7 @@ def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
 
 def test_every_reason_is_reported_at_once() -> None:
     broken = config(
-        "dflash",
+        "suffix",
         {1: 7},
         data=2,
         experts=8,
@@ -234,7 +255,7 @@ def test_only_an_engine_whose_scheduler_plans_its_drafts_is_steered(kind: object
     found = config()
     found.scheduler_config.scheduler_cls = kind
     assert engine_facts.is_steered(found) is is_steered
-    found.speculative_config.method = "dflash"
+    found.speculative_config.method = "suffix"
     assert not engine_facts.is_steered(found)
 
 

@@ -76,6 +76,10 @@ LAYERS = {"eagle_aux_hidden_state_layer_ids": [2, 4]}
         ("eagle3", LAYERS, 2),
         ("eagle3", {"eagle_config": LAYERS}, 2),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, 1),
+        ("dflash", {}, 3),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1, 3, 5, 7]}}, 4),
+        ("dflash", LAYERS | {"dflash_config": {"target_layer_ids": [1]}}, 2),
+        ("dflash", {"dflash_config": {"use_aux_hidden_state": False}}, 1),
         ("eagle", {}, 1),
         ("mtp", {"model_type": "mimo_mtp"}, 1),
     ],
@@ -197,6 +201,38 @@ def test_of_heads_with_a_window_only_p_eagles_does_not_read_every_step(is_parall
     found.speculative_config.parallel_drafting = is_parallel
     assert engine_facts.reads_every_step(found) is reads
     assert not engine_facts.reads_every_step(SimpleNamespace(speculative_config=None))
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "connector", "window", "least", "kept"),
+    [
+        (False, None, {}, 0, 1),
+        (False, "Example", {}, 7, 7),
+        (False, None, {"use_swa": True}, 7, 7),
+        (True, None, {}, 0, 7),
+    ],
+)
+def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
+    is_v2: bool, connector: str | None, window: dict[str, bool], least: int, kept: int
+) -> None:
+    found = config("dflash", runner_v2=is_v2, connector=connector)
+    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, True
+    found.speculative_config.draft_model_config = ModelConfig(dflash_config=window, layer_types=["full_attention"])
+    found.model_config = ModelConfig()
+    assert engine_facts.least_widths(found) == (least, 7)
+    assert engine_facts.reads_every_step(found) is is_v2
+    slots = [at.speculative_config.num_speculative_tokens for at in engine_facts.at_widths(found)]
+    assert slots == [kept] * 8
+    assert engine_facts.block(found) == 8
+    assert engine_facts.block(config()) == 0
+
+
+def test_a_blocks_capture_limit_counts_its_own_positions() -> None:
+    found = with_graphs(512, 64)
+    found.speculative_config.method = "dflash"
+    assert start_notes.graph_notes(found) == []
+    found.scheduler_config.max_num_seqs = 65
+    assert "--max-cudagraph-capture-size 520" in start_notes.graph_notes(found)[0]
 
 
 def test_an_engine_without_a_drafter_keeps_nothing_for_it() -> None:

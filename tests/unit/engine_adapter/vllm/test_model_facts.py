@@ -145,6 +145,7 @@ def test_the_inexact_attention_backends_are_those_of_vllm() -> None:
 
 EAGLE3 = {"method": "eagle3", "model": str(DEMO_MODEL / "eagle3")}
 P_EAGLE = {"method": "eagle3", "model": str(DEMO_MODEL / "peagle"), "parallel_drafting": True}
+DFLASH = {"method": "dflash", "model": str(DEMO_MODEL / "dflash")}
 CONNECTOR = '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'
 
 
@@ -165,6 +166,8 @@ CONNECTOR = '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'
         ("target", {"model": str(DEMO_MODEL / "eagle3")}, (), check.RUNS),
         ("target", {"method": "ngram"}, (), check.REFUSED),
         ("target", {"method": "draft_model", "model": str(DEMO_MODEL / "target")}, (), check.REFUSED),
+        ("target", DFLASH, (), check.RUNS),
+        ("target", DFLASH, ("--kv-transfer-config", CONNECTOR), check.RUNS_WITH_LESS),
         ("mtp", {"method": "mtp"}, (), check.RUNS),
         ("mtp", {"method": "mimo_mtp"}, (), check.RUNS),
         ("mtp", {"method": "mtp"}, ("--kv-transfer-config", CONNECTOR), check.RUNS_WITH_LESS),

@@ -31,7 +31,7 @@ def full(engine: Any) -> Any:
     return engine
 
 
-@pytest.mark.parametrize("head", ["peagle", "eagle3"])
+@pytest.mark.parametrize("head", ["peagle", "eagle3", "dflash"])
 @pytest.mark.parametrize("k", [1, 3, K_MAX])
 def test_no_running_request_stands_still_when_k_rises_under_load(
     k: int, head: str, monkeypatch: pytest.MonkeyPatch
@@ -44,8 +44,21 @@ def test_no_running_request_stands_still_when_k_rises_under_load(
     for _ in range(SEQUENCES + 2):  # all catch up, one or more in a step
         found = step(engine)
         assert found.keys() == {str(number) for number in range(SEQUENCES)}
-    fits = POSITIONS // (2 * SEQUENCES) if head == "peagle" else POSITIONS // SEQUENCES - 1
-    assert set(found.values()) == {1 + min(k, fits)}
+    fits = {"peagle": POSITIONS // (2 * SEQUENCES), "dflash": POSITIONS // SEQUENCES - 2}
+    assert set(found.values()) == {1 + min(k, fits.get(head, POSITIONS // SEQUENCES - 1))}
+
+
+def test_a_block_that_does_not_fit_for_all_is_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(monkeypatch, head="dflash", **LIMITS | {"max_num_batched_tokens": POSITIONS - 1})
+    offer(engine, 1, 2)
+    seen = set()
+    for number in range(SEQUENCES):
+        add(engine, f"{number}", [*range(1, 9)], max_tokens=400)
+        output = engine.schedule()
+        seen.add((len(engine.running), output.num_spec_tokens_to_schedule))
+        end(engine, output, sampled(engine, output))
+    assert (SEQUENCES - 1, K_MAX) in seen
+    assert {width for running, width in seen if running == SEQUENCES} == {0}
 
 
 def test_prompts_at_k_0_get_as_much_of_a_step_as_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:

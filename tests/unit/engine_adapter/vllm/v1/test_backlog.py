@@ -108,6 +108,21 @@ def test_positions_in_three_dimensions_are_those_before_the_step_in_each() -> No
     assert (found.positions, found.slots) == ([[19, 28, 29], [19, 28, 29], [19, 29, 30]], [39, 58, 59])
 
 
+@pytest.mark.parametrize("is_three_dimensional", [False, True])
+def test_a_dflash_heads_rows_are_stored_from_their_states_without_a_pass(*, is_three_dimensional: bool) -> None:
+    (runner, state), stored = two_decodes(), list[Any]()
+    if is_three_dimensional:
+        runner._get_positions = lambda count: torch.tensor([[40, 60]] * 3)[:, :count]
+    backlog = two_requests()
+    backlog._drafter.max_num_tokens, backlog._drafter.method = 8, "dflash"
+    backlog._drafter.model = SimpleNamespace(
+        combine_hidden_states=lambda states: states + 10,
+        precompute_and_store_context_kv=lambda *given: stored.append([item.flatten().tolist() for item in given]),
+    )
+    backlog.catch_up(runner, state, ["a", "b"])
+    assert stored == [[[12, 10, 11], [39, 58, 59], [39, 58, 59]]]
+
+
 def test_a_plain_step_leaves_a_row_for_each_request() -> None:
     backlog, (runner, state) = two_requests(of_a=1), two_decodes()
     state.aux_hidden_states, state.hidden_states = None, torch.tensor([[0.5], [0.25], [0.0]])

@@ -166,7 +166,7 @@ class _Drafter:
     """The part of a drafter that concerns its graphs."""
 
     def __init__(self, made: Any, *, is_parallel: bool) -> None:
-        self.parallel_drafting = is_parallel
+        self.parallel_drafting, self.pass_hidden_states_to_model, self.method = is_parallel, True, "eagle3"
         self.speculative_config = SimpleNamespace(enforce_eager=False)
         self.cudagraph_dispatcher = CudagraphDispatcher(made.vllm_config)
         SpecDecodeBaseProposer.initialize_cudagraph_keys(self, made.cudagraph_dispatcher.cudagraph_mode)
@@ -204,6 +204,17 @@ def test_the_record_tells_the_graphs(
         tuple(SIZES) if is_parallel and configured != CUDAGraphMode.FULL else (),
     )
     assert graph_record.of_config(SimpleNamespace()) is None
+
+
+def test_the_passes_of_a_block_are_not_priced_by_the_positions_of_a_step() -> None:
+    made = runner()
+    made.drafter = _Drafter(made, is_parallel=True)
+    made.drafter.method = "dflash"
+    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
+    told = graph_record.of_worker(SimpleNamespace(model_runner=made))
+    found = graph_record.of_config(SimpleNamespace(**{graph_record.GRAPHS: told}))
+    assert found is not None
+    assert (found.mode, found.drafter) == ("FULL_AND_PIECEWISE", ())
 
 
 def test_an_engine_without_graphs_tells_none() -> None:
