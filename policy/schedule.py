@@ -53,16 +53,16 @@ class KRange(NamedTuple):
 class ClassGuidance:
     """The requirements of a policy for one class, for an engine's law.
 
-    `weight` scales the class's tokens, `k_min` and `k_max` bound K (equal: K is pinned, and not probed), `itl_slo_ms`
-    bounds the predicted mean inter-token latency, in milliseconds. An engine lowers bounds above its K_max to K_max.
-    `slo` are the goals that it counts requests by; their bound on the prediction is `itl_slo_ms`.
+    `weight` scales the class's tokens, `k_min` and `k_max` bound K (equal: K is pinned, and not probed).
+    `tpot_bound_ms` bounds the predicted mean inter-token latency. An engine lowers bounds above its K_max to K_max.
+    `slo` are the goals that it counts requests by; their bound on the prediction is `tpot_bound_ms`.
     """
 
     __pydantic_config__: ClassVar = _STRICT
     weight: float = 1.0
     k_min: int = 0
     k_max: int = K_LIMIT
-    itl_slo_ms: float | None = None
+    tpot_bound_ms: float | None = None
     slo: Slo | None = None
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class ClassGuidance:
             faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
         if not 0 <= self.k_min <= self.k_max <= K_LIMIT:
             faults.append(f"k_min {self.k_min} and k_max {self.k_max} must be in order, between 0 and {K_LIMIT}")
-        if self.itl_slo_ms is not None and not 0 < self.itl_slo_ms < math.inf:
-            faults.append(f"itl_slo_ms is {self.itl_slo_ms}; it must be above 0 and finite")
+        if self.tpot_bound_ms is not None and not 0 < self.tpot_bound_ms < math.inf:
+            faults.append(f"tpot_bound_ms is {self.tpot_bound_ms}; it must be above 0 and finite")
         raise_faults(faults)
 
 

@@ -21,8 +21,8 @@ from specpilot.bench.gpu_check.check import (
 from specpilot.bench.gpu_check.parts import head_of, options_of, steered
 from specpilot.bench.gpu_engine.cells import UNIFORM, Cell, cells, mean_k, stock, summaries, untypical
 from specpilot.engine_adapter import graph_size
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.codec import from_plain
-from specpilot.policy.graphs import Graphs
 
 DEFAULT, NO_GRAPHS = "default", "none"
 GRAPH_MODES = (DEFAULT, "FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", NO_GRAPHS)

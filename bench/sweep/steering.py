@@ -77,7 +77,7 @@ class Steering:
             return
         if self._before is None:
             self._before = self._calibrated()
-        guidance = {"override": {"k": k}} if k is not None else {"classes": {"default": {"itl_slo_ms": goal_ms}}}
+        guidance = {"override": {"k": k}} if k is not None else {"classes": {"default": {"tpot_bound_ms": goal_ms}}}
         self._version = int(self._put({"guidance": guidance})["version"])
         self.check(k, goal_ms)
 

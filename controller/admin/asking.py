@@ -156,7 +156,7 @@ def _missed(chosen: Prediction | None, guidance: Guidance | None) -> dict[str, f
     if chosen is None or guidance is None:
         return {}
     bounds = {
-        name: (guidance.classes.get(name) or guidance.classes[DEFAULT_CLASS]).itl_slo_ms for name in chosen.itl_ms
+        name: (guidance.classes.get(name) or guidance.classes[DEFAULT_CLASS]).tpot_bound_ms for name in chosen.itl_ms
     }
     return {name: ms for name, ms in bounds.items() if ms is not None and chosen.itl_ms[name] > BROKEN * ms}
 

@@ -88,7 +88,7 @@ def margins_of(guidance: Guidance | None, slos: Mapping[str, Slo]) -> dict[str, 
         if slo.tpot is not None:
             item = guidance.classes.get(name) if guidance is not None else None
             is_same = item is not None and item.slo is not None and item.slo.tpot == slo.tpot
-            margins[name] = round((item.itl_slo_ms or 0.0) / slo.tpot.ms, _DIGITS) if is_same and item else 1.0
+            margins[name] = round((item.tpot_bound_ms or 0.0) / slo.tpot.ms, _DIGITS) if is_same and item else 1.0
     return margins
 
 

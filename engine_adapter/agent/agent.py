@@ -147,7 +147,7 @@ class Agent:
         else:
             classes = guidance.classes
             slos = {name: item.slo for name, item in classes.items()}
-            bounds_s = {name: (item.itl_slo_ms or math.inf) / 1000 for name, item in classes.items()}
+            bounds_s = {name: (item.tpot_bound_ms or math.inf) / 1000 for name, item in classes.items()}
             limit.add(latencies, slos)
             out_of_reach = [name for name, bound_s in bounds_s.items() if predicted_s.get(name, 0.0) > bound_s]
             limit.update(running, slos, out_of_reach)

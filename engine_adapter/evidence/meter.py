@@ -42,8 +42,8 @@ class Cohort(NamedTuple):
 class Draft(NamedTuple):
     """One draft of `k` verified tokens, the first `accepted` of them accepted.
 
-    `is_refused`: a grammar cut it after `k`. `band` is the band in which its K was chosen. `is_first`: no draft of the
-    request had been verified at that time. In vLLM's asynchronous loop this holds for the first three drafts of a
+    `is_refused`: a grammar cut it after `k`. `band` is the band in which its K was chosen. `is_unprobed`: no draft of
+    the request had been verified at that time. In vLLM's asynchronous loop this holds for the first three drafts of a
     request.
     """
 
@@ -53,7 +53,7 @@ class Draft(NamedTuple):
     accepted: int
     is_probe: bool = False
     is_refused: bool = False
-    is_first: bool = False
+    is_unprobed: bool = False
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Outcome:
     """The outcome of one step's decodes.
 
     `drafts` are the verified drafts. `plain` counts the decodes without a draft. `refused` are decodes whose grammar
-    refused the first token of a draft: the band and `is_first` of this draft. `tokens` are the tokens that all decodes
-    delivered.
+    refused the first token of a draft: the band and `is_unprobed` of this draft. `tokens` are the tokens that all
+    decodes delivered.
     """
 
     drafts: list[Draft] = field(default_factory=list)
@@ -140,9 +140,9 @@ class Evidence:
             self.drafts[traffic_class, band, 0] += steps * count
             if is_unprobed:
                 self.unprobed[traffic_class, band] += steps * count
-        for band, is_first in outcome.refused:
+        for band, is_unprobed in outcome.refused:
             self.trials[band, 1] += steps
-            if is_first:
+            if is_unprobed:
                 self.first_trials[band, 1] += steps
         if shape.prefill or shape.decodes:
             sums = self.steps[kind_of_step(shape)]
@@ -152,16 +152,16 @@ class Evidence:
 
     def add_drafts(self, draft: Draft, count: int) -> None:
         """Add `count` verified drafts of the same outcome."""
-        traffic_class, band, k, accepted, is_probe, is_refused, is_first = draft
+        traffic_class, band, k, accepted, is_probe, is_refused, is_unprobed = draft
         self.drafts[traffic_class, band, k] += count
         self.probes[traffic_class] += is_probe * count
         for position in range(1, trials(k, accepted, is_refused=is_refused) + 1):
             self.trials[band, position] += count
-            if is_first:
+            if is_unprobed:
                 self.first_trials[band, position] += count
         for position in range(1, accepted + 1):
             self.accepts[band, position] += count
-            if is_first:
+            if is_unprobed:
                 self.first_accepts[band, position] += count
 
 

@@ -80,7 +80,7 @@ class Requirements(NamedTuple):
     @property
     def has_bounds(self) -> bool:
         """Whether a class has a bound on latency."""
-        return any(item.itl_slo_ms for item in self.distinct)
+        return any(item.tpot_bound_ms for item in self.distinct)
 
     @classmethod
     def of(cls, guidance: Guidance, k_max: int) -> "Requirements":
@@ -284,6 +284,6 @@ def group_of(requirements: Requirements, estimates: Estimates, code: int, count:
     """Return the group with this code and `count` decodes."""
     guidance, k_max = requirements.distinct[code >> REQUIREMENT_AT], estimates.lengths.shape[1] - 1
     high = min(guidance.k_max, k_max)
-    slo_s = (guidance.itl_slo_ms or 0.0) / _MS / estimates.slowdown
+    slo_s = (guidance.tpot_bound_ms or 0.0) / _MS / estimates.slowdown
     low, extra_s = min(guidance.k_min, high), estimates.contexts.extra_of(code)
     return Group(count, code & BAND, guidance.weight, low, high, slo_s, extra_token_s=extra_s)

@@ -80,7 +80,7 @@ class Chooser:
         prices: Prices,
         objective: Objective = Objective.THROUGHPUT,
     ) -> None:
-        self._groups = [group._replace(itl_slo_s=0.0) for group in groups]
+        self._groups = [group._replace(tpot_bound_s=0.0) for group in groups]
         self._prices, self._objective, self._lengths = prices, objective, lengths
         k_max = self._k_max = lengths.shape[1] - 1
         bands, low, high = np.array([(group.band, group.low, group.high) for group in groups]).T

@@ -19,8 +19,8 @@ from specpilot.engine_adapter.law.batch_choice import (
     group_of,
 )
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, step_of, tokens_of
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
 from specpilot.policy.schedule import KRange
@@ -100,7 +100,7 @@ def slowest_s(choice: Choice) -> dict[int, float]:
         return {}
     slowest = _slowest_s(choice, choice.step())
     fastest = _slowest_s(choice, choice.step(choice.fastest)) if choice.fastest else slowest
-    bounds_s = {index: (item.itl_slo_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
+    bounds_s = {index: (item.tpot_bound_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
     return {index: min(seconds, max(fastest[index], bounds_s[index])) for index, seconds in slowest.items()}
 
 
@@ -111,7 +111,7 @@ def mean_s(choice: Choice) -> dict[int, float]:
     step, tokens = choice.step(), dict[int, float]()
     decodes: Counter[int] = Counter()
     for code, group, length in zip(choice.counts, choice.groups, step.lengths, strict=True):
-        if group.decodes and group.itl_slo_s:
+        if group.decodes and group.tpot_bound_s:
             decodes[code >> REQUIREMENT_AT] += group.decodes
             tokens[code >> REQUIREMENT_AT] = tokens.get(code >> REQUIREMENT_AT, 0.0) + group.decodes * float(length)
     step_s = (step.seconds + step.prompts_s) * choice.estimates.slowdown
@@ -123,7 +123,7 @@ def _slowest_s(choice: Choice, step: Step) -> dict[int, float]:
     slowest: dict[int, float] = {}
     for code, group, latency_s in zip(choice.counts, choice.groups, step.latencies, strict=True):
         index = code >> REQUIREMENT_AT
-        if group.decodes and group.itl_slo_s:
+        if group.decodes and group.tpot_bound_s:
             seconds = float(latency_s) * choice.estimates.slowdown
             slowest[index] = max(slowest.get(index, 0.0), seconds)
     return slowest
@@ -153,7 +153,7 @@ def k_by_load(
         slowest = slowest_s(choice)
         for name, index in requirements.index_of.items():
             if index in slowest:
-                is_kept = slowest[index] * _MS <= (requirements.distinct[index].itl_slo_ms or 0.0)
+                is_kept = slowest[index] * _MS <= (requirements.distinct[index].tpot_bound_ms or 0.0)
                 keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():

@@ -62,11 +62,11 @@ from specpilot.engine_adapter.law.batch_choice import (
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.explained import explained
 from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, slowest_s
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
 from specpilot.engine_adapter.law.price_fit import LONG_CONTEXT, StepCost, features_of, step_s
 from specpilot.engine_adapter.law.prices import PriceList, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import nnls
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, padded
-from specpilot.policy.graphs import Graphs
 
 Vector = NDArray[np.float64]
 CELL_STEPS = 400

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specpilot.policy.graphs import Graphs
+from specpilot.engine_adapter.law.graphs import Graphs
 
 Vector = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -40,7 +40,7 @@ LATE = 0.1
 class Group(NamedTuple):
     """Decodes that get one K: how many, the band of their acceptance, their weight, and the bounds on K.
 
-    `itl_slo_s` bounds their mean inter-token latency; 0: no bound.
+    `tpot_bound_s` bounds their mean inter-token latency; 0: no bound.
     `extra_token_s`: seconds of each of their draft tokens beyond those at the mean context (`law.contexts`).
     A group without decodes does not change K of the others; its K is for a decode that joins it later.
     """
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     weight: float
     low: int
     high: int
-    itl_slo_s: float = 0.0
+    tpot_bound_s: float = 0.0
     extra_token_s: float = 0.0
 
 
@@ -107,8 +107,8 @@ def goals_factor(groups: Sequence[Group], seconds: Vector, lengths: Vector, prom
     step_s = seconds[:, None] + prompts_s
     of_goal: dict[tuple[float, float], list[int]] = {}
     for at, group in enumerate(groups):
-        if group.itl_slo_s and group.decodes:
-            of_goal.setdefault((group.itl_slo_s, group.weight), []).append(at)
+        if group.tpot_bound_s and group.decodes:
+            of_goal.setdefault((group.tpot_bound_s, group.weight), []).append(at)
     decodes = np.array([group.decodes for group in groups])
     whole = sum(weight * decodes[places].sum() for (_, weight), places in of_goal.items())
     factor = np.ones(seconds.shape)
@@ -127,8 +127,8 @@ def rate(value: Vector, seconds: Vector, objective: Objective) -> Vector:
 
 def keeps_slos(groups: Sequence[Group], step: Step, tolerance: float = 1.0) -> bool:
     """Return whether a step keeps the latency bound of every group with decodes, times `tolerance`."""
-    bound = [at for at, group in enumerate(groups) if group.itl_slo_s and group.decodes]
-    return all(step.latencies[at] <= tolerance * groups[at].itl_slo_s for at in bound)
+    bound = [at for at, group in enumerate(groups) if group.tpot_bound_s and group.decodes]
+    return all(step.latencies[at] <= tolerance * groups[at].tpot_bound_s for at in bound)
 
 
 def tokens_of(groups: Sequence[Group], step: Step) -> float:

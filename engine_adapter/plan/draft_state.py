@@ -12,8 +12,8 @@ class DraftState:
     - `traffic_class`: the class in the request. `label`: the class under which its evidence is counted; `default` if
       the schedule does not name the class.
     - `acceptance`: its moving estimate. `band`: the band in which `k` was chosen; `acceptance.band` may have changed
-      since. `is_first`: no draft of the request had been verified when `k` was chosen; in the asynchronous loop this is
-      so for up to three drafts.
+      since. `is_unprobed`: no draft of the request had been verified when `k` was chosen; in the asynchronous loop this
+      is so for up to three drafts.
 
     Limits on K:
     - `stated_ceiling`: the largest K that the request asks for. `ceiling`: the smallest of that, K_max and the draft
@@ -47,8 +47,8 @@ class DraftState:
         "deferred_until",
         "drafted_at",
         "grammar_allows",
-        "is_first",
         "is_text_prompt",
+        "is_unprobed",
         "k",
         "kind",
         "label",
@@ -93,7 +93,7 @@ class DraftState:
         self.deferred_until: int | None = None
         self.k = self.scheduled_k = 0
         self.band = self.acceptance.band
-        self.is_first = True
+        self.is_unprobed = True
         self.grammar_allows: int | None = None
 
     def note(self, k: int, accepted: int, *, is_probe: bool, is_refused: bool) -> None:

@@ -166,7 +166,7 @@ class Planner:
                     state.k = min(state.k, k_room)
             width = max(width, self.catch_up.least_width)
             # 5. Probes
-            if table.probed and table.probe_ratio > 0.0 and k_room:
+            if table.probe_depths and table.probe_ratio > 0.0 and k_room:
                 width = self._probe(states, table, k_room, width)
         # 6. Backlogs
         if width == 0:
@@ -229,7 +229,7 @@ def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, k_room: 
     k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
     for state in states:
         band = state.band = state.acceptance.band
-        state.is_first = state.acceptance.drafts == 0
+        state.is_unprobed = state.acceptance.drafts == 0
         ceiling = state.ceiling
         k = k_of.get((state.traffic_class, band, ceiling))
         if k is None:
@@ -248,7 +248,7 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> 
     width = drafted = backlog_rows = 0
     for state, chosen in zip(states, law.k_of(states), strict=True):
         acceptance = state.acceptance
-        state.band, state.is_first = acceptance.band, acceptance.drafts == 0
+        state.band, state.is_unprobed = acceptance.band, acceptance.drafts == 0
         k = chosen  # comparisons, because `min` takes a third of this loop's time
         if k > k_room:  # noqa: PLR1730
             k = k_room

@@ -12,7 +12,7 @@ class ScheduledDraft(NamedTuple):
 
     scheduled_k: int
     band: int
-    is_first: bool
+    is_unprobed: bool
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class ScheduledStep:
 
     By request: `tokens`, the number that vLLM scheduled; `plain`, the `Cohort` of each decode without a draft to
     verify; `drafts`, the drafts to verify. `refused` has the requests whose draft the grammar cut short; the value is
-    the draft's `is_first`.
+    the draft's `is_unprobed`.
     """
 
     tokens: Mapping[str, int]

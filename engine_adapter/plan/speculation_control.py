@@ -45,14 +45,14 @@ class Source(StrEnum):
 class KTable:
     """K by class and band: `k_of[class][band]`.
 
-    `probed` maps each class that is probed to the largest depth of its probes. With a `law` the law chooses K, `k_of`
-    is the static K, and the depths are the upper bounds of the classes.
+    `probe_depths` maps each class that is probed to the largest depth of its probes. With a `law` the law chooses K,
+    `k_of` is the static K, and the depths are the upper bounds of the classes.
     """
 
     source: Source
     k_of: Mapping[str, tuple[int, ...]]
     probe_ratio: float = 0.0
-    probed: Mapping[str, int] = field(default_factory=dict)
+    probe_depths: Mapping[str, int] = field(default_factory=dict)
     law: EngineLaw | None = None
 
     def k(self, traffic_class: str, band: int) -> int:
@@ -61,7 +61,7 @@ class KTable:
 
     def probe_depth(self, traffic_class: str) -> int:
         """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
-        return self.probed.get(traffic_class if traffic_class in self.k_of else DEFAULT_CLASS, 0)
+        return self.probe_depths.get(traffic_class if traffic_class in self.k_of else DEFAULT_CLASS, 0)
 
 
 def fixed_table(k_of: Mapping[str, int], source: Source = Source.FIXED) -> KTable:

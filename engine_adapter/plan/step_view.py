@@ -15,9 +15,9 @@ class StepView:
     After the step: `decoding` are the requests that decode in the next one, `prefilling` those that go on prefilling.
 
     In the step, by request that decodes: `plain` is the cohort of those without a draft to verify, `drafts` the drafts
-    to verify, `refused` those whose draft the grammar cut short (the value is the draft's `is_first`). `verified` and
-    `prefill` are the tokens of the requests that decode and that prefill, `lengths` the different numbers of tokens of
-    a request that decodes.
+    to verify, `refused` those whose draft the grammar cut short (the value is the draft's `is_unprobed`). `verified`
+    and `prefill` are the tokens of the requests that decode and that prefill, `lengths` the different numbers of tokens
+    of a request that decodes.
 
     Before the step: `longest` is the length of its longest sequence, `context` the total length of all, `draft_context`
     the sum of it over the draft tokens to verify.

@@ -115,11 +115,11 @@ class Steps:
                 view.lengths.add(scheduled)
                 if drafted:
                     view.draft_context += drafted * context
-                    view.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_first)
+                    view.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_unprobed)
                 else:
                     view.plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
-                    view.refused[request_id] = state.is_first
+                    view.refused[request_id] = state.is_unprobed
                     if not drafted:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
@@ -190,7 +190,7 @@ class Steps:
             self._cut += drafted - prefix
             is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
             is_probe = k > planned.scheduled_k
-            draft = Draft(state.label, planned.band, k, accepted, is_probe, is_refused, planned.is_first)
+            draft = Draft(state.label, planned.band, k, accepted, is_probe, is_refused, planned.is_unprobed)
             self._drafts[request_id] = draft
             if k or is_refused:
                 self._learn(state, draft)

@@ -14,8 +14,8 @@ from typing import Any
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.worker_base import WorkerBase
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.codec import from_plain, to_plain
-from specpilot.policy.graphs import Graphs
 
 WORKER_METHOD = "specpilot_graphs"
 """The name of `of_worker` on vLLM's workers."""

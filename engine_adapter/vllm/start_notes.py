@@ -4,12 +4,12 @@ import logging
 from typing import Any
 
 from specpilot.engine_adapter import number_format
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.settings import PREFIX
 from specpilot.engine_adapter.vllm import compat, config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.engine_facts import block, why_head_in_every_step
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
-from specpilot.policy.graphs import Graphs
 
 logger = logging.getLogger("vllm.specpilot")
 

@@ -9,6 +9,7 @@ import pytest
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.canary import Canary, Lost, Outcome
 from specpilot.policy.freeze import Freeze, Hold
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from tests.simulation.engine import MODEL, POOL
@@ -97,7 +98,12 @@ async def test_a_new_policy_of_the_operator_ends_it() -> None:
 
 async def test_the_canary_of_a_pool_that_has_fallen_back_counts_while_an_slo_keeps_it_from_the_static_k() -> None:
     rig = Rig.new()
-    present = Policy(MODEL, static_k=0, control_group_ratio=0.1, classes={"default": ClassPolicy(itl_slo_ms=2.5)})
+    present = Policy(
+        MODEL,
+        static_k=0,
+        control_group_ratio=0.1,
+        classes={"default": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: 2.5}))},
+    )
     rig.store.put_policy(present, None, 0.0)
     await rig.tick(40)
     rig.loop._law._pools[MODEL, POOL].control_group.has_lost = True

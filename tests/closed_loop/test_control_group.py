@@ -6,6 +6,7 @@ import pytest
 
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.reason import Reason
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Cause, Override
 from tests.closed_loop.single_k import of_single_k
@@ -79,7 +80,7 @@ def lie(_: int, fleet: list[Engine]) -> None:
 
 def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -> None:
     """A static K that is faster, and too slow for a token of one class."""
-    chat = ClassPolicy(itl_slo_ms=17.0)
+    chat = ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: 17.0}))
     policy = Policy(
         MODEL, static_k=7, control_group_ratio=0.3, classes={"chat": chat, "json": ClassPolicy(weight=1.01)}
     )

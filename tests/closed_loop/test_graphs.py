@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.evidence.meter import StepShape
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.price_fit import StepCost
 from specpilot.engine_adapter.law.prices import PriceList, Prices, StepExtras
-from specpilot.policy.graphs import Graphs
 from tests.closed_loop.single_k import best_single_k, of_single_k
 from tests.simulation.engine import K_MAX
 from tests.simulation.graph_plant import GRAPHS, graph_step_s

@@ -147,4 +147,4 @@ def test_without_a_goal_nothing_of_it_runs() -> None:
     assert not any(run.requests)
     guidance = run.run.seconds[-1].result.guidance
     assert guidance is not None
-    assert all(item.itl_slo_ms is item.slo is None for item in guidance.classes.values())
+    assert all(item.tpot_bound_ms is item.slo is None for item in guidance.classes.values())

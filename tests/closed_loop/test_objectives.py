@@ -2,6 +2,7 @@
 
 import pytest
 
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Objective
 from tests.simulation.ablations import without
@@ -37,7 +38,7 @@ def chat_itl_s(run: Run, begin: int, end: int) -> float:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_slo_holds_for_low_bands_although_it_costs_throughput(seed: int) -> None:
-    chat = ClassPolicy(itl_slo_ms=17.0)
+    chat = ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: 17.0}))
     run = played(Policy(MODEL, control_group_ratio=0.0, classes={"chat": chat, "json": ClassPolicy()}), seed)
     assert chat_itl_s(run, CHANGED_S - 10, CHANGED_S) > 1.05 * 0.017
     assert chat_itl_s(run, CHANGED_S + 10, ENDS_S) < 1.02 * 0.017
@@ -53,7 +54,9 @@ def test_an_slo_holds_while_the_machine_is_slow() -> None:
     sources, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 20, 3
     phases = [Phase(CHANGED_S, sources), Phase(slow_s, sources, slowdown=1.3)]
     bound = Policy(
-        MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(itl_slo_ms=20.0), "json": ClassPolicy()}
+        MODEL,
+        control_group_ratio=0.0,
+        classes={"chat": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: 20.0})), "json": ClassPolicy()},
     )
     found = {}
     for idea in ((), ("slowdown",)):

@@ -42,7 +42,7 @@ def _with_first_drafts() -> Any:
     add = Evidence.add_drafts
 
     def counted(evidence: Evidence, draft: Draft, count: int) -> None:
-        add(evidence, draft._replace(is_first=False), count)
+        add(evidence, draft._replace(is_unprobed=False), count)
 
     return patch.object(Evidence, "add_drafts", counted)
 

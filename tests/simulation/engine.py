@@ -28,13 +28,13 @@ from specpilot.engine_adapter.agent.calibration import CLASS, STEPS, calibrating
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Meter
 from specpilot.engine_adapter.evidence.request_acceptance import Starts
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.law import NO_GUIDANCE, EngineLaw
 from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import Answer, Question
 from specpilot.policy.schedule import Guidance, Schedule

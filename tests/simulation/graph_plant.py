@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from specpilot.policy.graphs import Graphs
+from specpilot.engine_adapter.law.graphs import Graphs
 from tests.simulation.engine import K_MAX
 
 _SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))

@@ -18,7 +18,7 @@ attention takes no longer with a longer context.
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from specpilot.policy.graphs import Graphs
+from specpilot.engine_adapter.law.graphs import Graphs
 from tests.simulation.plant import Work
 
 SLOW_HOST = 1.32

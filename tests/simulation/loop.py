@@ -10,7 +10,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
-from specpilot.policy.graphs import Graphs
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.schedule import Guidance, Override, Schedule
 from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine

@@ -30,8 +30,8 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from specpilot.bench.gpu_engine.engine import chat_text
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.bands import BANDS
-from specpilot.policy.graphs import Graphs
 from tests.support import memory_apart
 from tests.support.brute_force import BruteForce, exported
 from tests.support.engine_program import finish, head, offer, start

@@ -12,6 +12,7 @@ from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
@@ -126,5 +127,5 @@ class Rig:
 
 ENGINES_CHOOSE = Policy(
     MODEL, static_k=1, k_max=5, control_group_ratio=0.0,
-    classes={"code": ClassPolicy(weight=2.0, itl_slo_ms=900.0), "batch": ClassPolicy(pin=6)},
+    classes={"code": ClassPolicy(weight=2.0, slo=Slo(tpot_ms={Statistic.MEAN: 900.0})), "batch": ClassPolicy(pin=6)},
 )  # fmt: skip

@@ -4,11 +4,11 @@ from typing import Any
 
 from vllm.config import CUDAGraphMode
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v1 import drafting
 from specpilot.engine_adapter.vllm.v1.draft_width import varies
 from specpilot.engine_adapter.vllm.v1.graphs import StepDispatcher
-from specpilot.policy.graphs import Graphs
 
 
 def of_runner(runner: Any) -> Graphs | None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from vllm.config import CUDAGraphMode
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm.compat import needs_one_length
 from specpilot.engine_adapter.vllm.graph_record import sizes, sizes_by_length
 from specpilot.engine_adapter.vllm.v2.steered import of_speculator
-from specpilot.policy.graphs import Graphs
 
 
 def of_runner(runner: Any) -> Graphs | None:

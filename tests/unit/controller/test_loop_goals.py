@@ -62,7 +62,7 @@ async def test_while_k_is_fixed_the_margin_stays_and_a_new_goal_begins_at_1(rig:
     rig.store.put_policy(replace(POLICY, classes={"chat": ClassPolicy(slo=changed)}), None, 0.0)
     await rig.tick(1)
     guidance = rig.store.published[MODEL, POOL].guidance
-    assert guidance.classes["chat"].itl_slo_ms == 22.0
+    assert guidance.classes["chat"].tpot_bound_ms == 22.0
 
 
 async def test_the_control_group_goes_on_while_a_margin_moves(rig: Rig) -> None:

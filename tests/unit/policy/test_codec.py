@@ -198,7 +198,7 @@ def test_guidance_crosses_with_its_schedule_and_an_unknown_field_in_it_is_left_o
         ({"objective": "throughput", "classes": {"default": {"k_min": 4, "k_max": 3}}}, "in order"),
         ({"objective": "throughput", "classes": {"default": {"k_max": 65}}}, "between 0 and 64"),
         ({"objective": "throughput", "classes": {"default": {"weight": 0}}}, "weight is 0"),
-        ({"objective": "throughput", "classes": {"default": {"itl_slo_ms": 0}}}, "itl_slo_ms is 0"),
+        ({"objective": "throughput", "classes": {"default": {"tpot_bound_ms": 0}}}, "tpot_bound_ms is 0"),
         ({"objective": "speed", "classes": {"default": {}}}, "guidance.objective"),
         ({"static_k": 65}, "static_k is 65"),
         ({"override": {"k": -1}}, "k is -1"),

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source
 from specpilot.policy.bands import BANDS
-from specpilot.policy.graphs import Graphs
 from tests.simulation.engine import Engine
 from tests.simulation.h200_plant import FULL, H200Plant, graphs
 from tests.simulation.plant import OneTime, Plant

@@ -8,8 +8,8 @@ import pytest
 from specpilot.bench.gpu_check import exact_parts, report, step_parts
 from specpilot.bench.gpu_check.check import FAILED, MEASURED, PASSED, SKIPPED, Check, PartError
 from specpilot.bench.gpu_check.step_parts import expected
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.codec import to_plain
-from specpilot.policy.graphs import Graphs
 
 SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 GRAPHS = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4, *range(8, 257, 8)), 8: tuple(range(8, 513, 8))}, SIZES)

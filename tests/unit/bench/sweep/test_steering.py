@@ -41,7 +41,7 @@ async def test_a_goal_is_set_without_a_k_and_taken_back(endpoint: Endpoint) -> N
     steering = Steering(endpoint.url)
     await done(steering.set_k, None, 20.0)
     assert endpoint.schedule is not None
-    assert endpoint.schedule["guidance"] == {"classes": {"default": {"itl_slo_ms": 20.0}}}
+    assert endpoint.schedule["guidance"] == {"classes": {"default": {"tpot_bound_ms": 20.0}}}
     await done(steering.check, None, 20.0)
     endpoint.apply({"guidance": {}})
     with pytest.raises(EndpointError, match="no longer has the goal of 20 ms of this arm"):

@@ -155,12 +155,12 @@ async def test_a_percentile_is_predicted_from_the_mean_by_what_was_measured() ->
 async def test_a_forecast_is_by_the_margins_in_force() -> None:
     slo = Slo(tpot_ms={Statistic.P95: 30.0})
     policy, fleet = Policy(MODEL, classes={"code": ClassPolicy(slo=slo)}), Fleet(1, explains)
-    in_force = Guidance(classes={"default": ClassGuidance(), "code": ClassGuidance(itl_slo_ms=24.0, slo=slo)})
+    in_force = Guidance(classes={"default": ClassGuidance(), "code": ClassGuidance(tpot_bound_ms=24.0, slo=slo)})
     fleet.store.published[MODEL, POOL] = Schedule(MODEL, POOL, 3, 0.0, in_force)
     await fleet.asker.forecast(MODEL, policy, Mode.ACT)
     [question] = fleet.questions
     assert question.guidance is not None
-    assert question.guidance.classes["code"].itl_slo_ms == 24.0
+    assert question.guidance.classes["code"].tpot_bound_ms == 24.0
 
 
 @pytest.mark.parametrize(

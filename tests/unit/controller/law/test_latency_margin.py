@@ -96,7 +96,7 @@ def test_misses_that_the_engines_foresaw_tighten_nothing() -> None:
 
 def test_the_margin_in_force_is_in_the_schedule() -> None:
     slo, other = Slo(tpot_ms={Statistic.P95: 30.0}), Slo(tpot_ms={Statistic.P99: 30.0})
-    guidance = Guidance(classes={"default": ClassGuidance(itl_slo_ms=bound_ms(slo, 0.913), slo=slo)})
+    guidance = Guidance(classes={"default": ClassGuidance(tpot_bound_ms=bound_ms(slo, 0.913), slo=slo)})
     assert margins_of(guidance, {"default": slo}) == {"default": 0.913}
     assert margins_of(guidance, {"default": other, "chat": slo}) == {"default": 1.0, "chat": 1.0}
     assert margins_of(None, {"default": slo}) == {"default": 1.0}
@@ -108,5 +108,5 @@ def test_the_margin_in_force_is_in_the_schedule() -> None:
 @pytest.mark.parametrize("ms", [0.7, 7.77, 30.0, 12345.6])
 def test_a_margin_survives_the_schedule(ms: float, margin: float) -> None:
     slo = Slo(tpot_ms={Statistic.P95: ms})
-    guidance = Guidance(classes={"default": ClassGuidance(itl_slo_ms=bound_ms(slo, margin), slo=slo)})
+    guidance = Guidance(classes={"default": ClassGuidance(tpot_bound_ms=bound_ms(slo, margin), slo=slo)})
     assert margins_of(guidance, {"default": slo}) == {"default": margin}

@@ -13,7 +13,7 @@ from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.schedule import ClassGuidance, Guidance
 
 SLO = Slo(tpot_ms={Statistic.P95: 20.0})
-CLASSES = {"default": ClassGuidance(), "chat": ClassGuidance(itl_slo_ms=18.0, slo=SLO)}
+CLASSES = {"default": ClassGuidance(), "chat": ClassGuidance(tpot_bound_ms=18.0, slo=SLO)}
 SLOW = [Latency("chat", "tpot", 0.030)] * LEAST
 
 

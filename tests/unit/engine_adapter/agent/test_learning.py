@@ -78,7 +78,7 @@ def test_guidance_is_followed_and_changes_with_the_next_export() -> None:
     run(engine, learning, 3.0)
     table = engine.control.table(3.0)
     assert (table.source, table.probe_ratio, table.law) == (Source.LAW, 0.02, engine.law)
-    assert table.probed == {"default": 7, "chat": 7}  # `code` is pinned
+    assert table.probe_depths == {"default": 7, "chat": 7}  # `code` is pinned
     requirements = engine.law.requirements
     assert requirements.distinct[requirements.index_of["chat"]] == ClassGuidance(2.0, 1, 64, 25.0)
     engine.control.offer(guided(2, 3.0, Objective.LATENCY), 3.0)
@@ -156,7 +156,7 @@ def test_new_guidance_and_its_probes_come_into_force_together(monkeypatch: pytes
     refresh = engine.law.refresh
 
     def refreshing(between: Any) -> None:
-        found.append((engine.law.requirements.probe_depth, engine.control.table(4.0).probed))
+        found.append((engine.law.requirements.probe_depth, engine.control.table(4.0).probe_depths))
         refresh(between)
 
     monkeypatch.setattr(engine.law, "refresh", refreshing)

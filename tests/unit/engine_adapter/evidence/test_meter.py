@@ -51,7 +51,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
         for (name, band, _), count in tokens.items():
             delivered[name, band] += count
         trials.update((band, 1) for band, _ in refused)
-        first_trials.update((band, 1) for band, is_first in refused if is_first)
+        first_trials.update((band, 1) for band, is_unprobed in refused if is_unprobed)
         for draft in drafts:
             words = ["accepted"] * draft.accepted + ["rejected"] * (draft.k > draft.accepted)
             words += ["refused"] * (draft.k == draft.accepted and draft.is_refused)
@@ -165,7 +165,11 @@ def test_taking_empties_the_meter() -> None:
 
 def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:
     meter = Meter()
-    drafts = [Draft("code", 5, 3, 1, is_first=True), Draft("code", 5, 3, 3), Draft("code", 5, 2, 2, is_first=True)]
+    drafts = [
+        Draft("code", 5, 3, 1, is_unprobed=True),
+        Draft("code", 5, 3, 3),
+        Draft("code", 5, 2, 2, is_unprobed=True),
+    ]
     meter.commit(StepShape(3, 11, 8), 0.01, 5, Outcome(drafts))
     evidence = meter.take_evidence()
     assert evidence.trials == {(5, 1): 3, (5, 2): 3, (5, 3): 1}

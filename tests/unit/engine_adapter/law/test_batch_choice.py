@@ -17,7 +17,7 @@ COUNTS = Counter({CHAT: 4, JSON: 12})
 
 def choice(chat_ms: float | None, json_ms: float | None) -> Choice:
     """With K = 0 a step takes 11.6 ms. With the longest drafts for JSON it takes 17.4 ms, 4.2 ms a token of JSON."""
-    chat, json = ClassGuidance(k_max=8, itl_slo_ms=chat_ms), ClassGuidance(k_max=9, itl_slo_ms=json_ms)
+    chat, json = ClassGuidance(k_max=8, tpot_bound_ms=chat_ms), ClassGuidance(k_max=9, tpot_bound_ms=json_ms)
     asked = requirements(chat=chat, json=json)
     return chosen(estimates(), asked, COUNTS)
 
@@ -50,7 +50,7 @@ def test_goals_that_pull_apart_are_weighed(chat_ms: float, json_ms: float | None
 
 
 def test_an_empty_band_has_k_of_the_nearest_one_with_decodes() -> None:
-    asked = requirements(chat=ClassGuidance(k_max=8, itl_slo_ms=12.0), json=ClassGuidance(itl_slo_ms=4.0))
+    asked = requirements(chat=ClassGuidance(k_max=8, tpot_bound_ms=12.0), json=ClassGuidance(tpot_bound_ms=4.0))
     found = chosen(estimates(), asked, COUNTS + Counter({CHAT ^ LOW | HIGH: 2}))
     of_chat = [found.k_of[1 << REQUIREMENT_AT | band] for band in range(BANDS)]
     middle = (LOW + HIGH) // 2 + 1

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.law.choice import Chooser
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.engine_adapter.law.step_worth import Group, step_of, steps_of, worth_of_step, worths
 from specpilot.engine_adapter.plan.planner import Planner
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.schedule import Objective
 from tests.simulation.h200_plant import FULL, graphs
 from tests.support.k_tables import table
@@ -239,7 +239,7 @@ def test_a_group_without_decodes_changes_nothing_and_has_the_k_of_its_like(in_fo
     for _ in range(100):
         groups, al, priced = drawn(draw, in_force)
         alone = choose(groups, al, priced)
-        empty = [group._replace(decodes=0, itl_slo_s=1e-9) for group in groups]
+        empty = [group._replace(decodes=0, tpot_bound_s=1e-9) for group in groups]
         found = choose([*empty, *groups], al, priced)
         assert found[len(groups) :] == alone
         for k, other, group in zip(alone, found, groups, strict=False):

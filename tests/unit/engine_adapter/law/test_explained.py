@@ -1,7 +1,7 @@
 """Why the law chose the K of each group, in words."""
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 from tests.support.measured_law import HIGH, K_MAX, LOW, STATIC, follow, measured, request
 
@@ -33,7 +33,7 @@ def test_it_says_by_what_k_is_chosen_where_that_is_not_the_worth_of_positions_al
         law.k_of(batch)
         return str(law.groups()[0]["why"]).rsplit("; ", maxsplit=1)[-1]
 
-    law, bounds = measured(EngineLaw(K_MAX, STATIC, 32)), {"default": ClassGuidance(itl_slo_ms=1.0)}
+    law, bounds = measured(EngineLaw(K_MAX, STATIC, 32)), {"default": ClassGuidance(tpot_bound_ms=1.0)}
     assert last(law, Guidance(Objective.LATENCY)) == "chosen for the least mean time per token"
     assert last(law, Guidance(classes=bounds)) == "chosen for latency goals too"
     assert last(law, Guidance(classes={"default": ClassGuidance(k_min=2, k_max=2)})) == "its class allows K from 2 to 2"

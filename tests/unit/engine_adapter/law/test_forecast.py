@@ -19,8 +19,8 @@ from specpilot.engine_adapter.law.forecast import (
     ranges,
     slowest_s,
 )
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.questions import ALL_CLASSES
 from specpilot.policy.schedule import ClassGuidance, Guidance, KRange
 
@@ -79,7 +79,7 @@ def test_a_fixed_k_is_that_of_the_class_or_of_default() -> None:
 
 def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:
     def found(slo_ms: float | None, static_k: int) -> bool | None:
-        asked = requirements(code=ClassGuidance(weight=2.0, itl_slo_ms=slo_ms))
+        asked = requirements(code=ClassGuidance(weight=2.0, tpot_bound_ms=slo_ms))
         counts = Counter({1 << REQUIREMENT_AT | HIGH: 8})
         return breaks_slo(chosen(estimates(), asked, counts), static_k)
 
@@ -110,21 +110,21 @@ def test_a_bound_is_kept_up_to_a_load() -> None:
     """At K = 0 a step of n decodes takes 10 ms and 0.1 ms for each, and no draft of a low band helps."""
     batch = Counter({Decodes("code", LOW, 0): 1})
     for slo_ms, most in ((10.85, 8), (9.0, 0), (99.0, 32)):
-        asked = requirements(code=ClassGuidance(itl_slo_ms=slo_ms))
+        asked = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms))
         assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32], lambda: None)[1] == {"code": most}
 
 
 def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     asked, counts = (
-        requirements(code=ClassGuidance(itl_slo_ms=50.0)),
+        requirements(code=ClassGuidance(tpot_bound_ms=50.0)),
         Counter({1 << REQUIREMENT_AT | HIGH: 2, 1 << REQUIREMENT_AT | LOW: 2, HIGH: 1}),
     )
     k_of = {1 << REQUIREMENT_AT | HIGH: 1, 1 << REQUIREMENT_AT | LOW: 0, HIGH: 0}
     choice = Choice(estimates(2.0), asked, counts, k_of)
     assert slowest_s(choice) == pytest.approx({1: 2 * (0.011 + 7e-4)})
-    faster = choice._replace(requirements=requirements(code=ClassGuidance(itl_slo_ms=22.0)))
+    faster = choice._replace(requirements=requirements(code=ClassGuidance(tpot_bound_ms=22.0)))
     assert slowest_s(faster._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 0.022})
-    fast = faster._replace(requirements=requirements(code=ClassGuidance(itl_slo_ms=20.0)))
+    fast = faster._replace(requirements=requirements(code=ClassGuidance(tpot_bound_ms=20.0)))
     assert slowest_s(fast._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 2 * (0.010 + 5e-4)})
     assert slowest_s(Choice(estimates(), FREE, counts, k_of)) == {}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.law.goal_choice import GoalChooser
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.step_worth import (
     Group,
     goals_factor,
@@ -17,7 +18,6 @@ from specpilot.engine_adapter.law.step_worth import (
     worth_of_step,
     worths,
 )
-from specpilot.policy.graphs import Graphs
 from specpilot.policy.schedule import Objective
 from tests.simulation.h200_plant import FULL, graphs
 from tests.unit.engine_adapter.law.test_choice import K, choose, drawn, lengths, prices
@@ -32,7 +32,7 @@ def test_it_is_close_to_the_best_of_all(objective: Objective, in_force: Graphs |
     for _ in range(100):
         groups, al, priced = drawn(draw, in_force)
         plain_s = priced.plain_s(sum(group.decodes for group in groups))
-        groups = [group._replace(itl_slo_s=draw.choice((0.0, 0.6, 0.9, 1.5)) * plain_s) for group in groups]
+        groups = [group._replace(tpot_bound_s=draw.choice((0.0, 0.6, 0.9, 1.5)) * plain_s) for group in groups]
         every = np.array([*itertools.product(*(range(group.low, group.high + 1) for group in groups))])
         steps = steps_of(groups, al, priced, every)
         most, kept = worths(groups, *steps, objective).max(), goals_factor(groups, *steps)
@@ -54,7 +54,7 @@ def test_it_is_close_to_the_best_of_all(objective: Objective, in_force: Graphs |
 def test_a_goal_within_reach_is_kept_at_less_throughput() -> None:
     al, priced = lengths(0.3, 0.95), prices(token=2e-4)
     free = choose([CHAT, JSON], al, priced)
-    bound = [CHAT._replace(itl_slo_s=0.0095), JSON]
+    bound = [CHAT._replace(tpot_bound_s=0.0095), JSON]
     kept = GoalChooser(bound, al, priced, Objective.THROUGHPUT).best(free)
     assert keeps_slos(bound, step_of(bound, al, priced, kept))
     assert not keeps_slos(bound, step_of(bound, al, priced, free))
@@ -63,7 +63,7 @@ def test_a_goal_within_reach_is_kept_at_less_throughput() -> None:
 
 def test_a_goal_out_of_reach_costs_the_others_nothing() -> None:
     al, priced = lengths(0.05, 0.95), prices()
-    hopeless = [CHAT._replace(itl_slo_s=2e-3), JSON._replace(itl_slo_s=2.6e-3)]
+    hopeless = [CHAT._replace(tpot_bound_s=2e-3), JSON._replace(tpot_bound_s=2.6e-3)]
     found = GoalChooser(hopeless, al, priced, Objective.THROUGHPUT).best([0, 0])
     assert found == choose([CHAT, JSON], al, priced)
     assert keeps_slos(hopeless[1:], step_of(hopeless, al, priced, found)._replace(lengths=al[[1], found[1:]]))
@@ -74,7 +74,7 @@ def test_where_decodes_need_one_k_it_is_the_best_of_these() -> None:
     for _ in range(30):
         groups, al, priced = drawn(draw, replace(graphs(lengths=(1, 2, 3, 5)), need_one_k=True))
         plain_s = priced.plain_s(sum(group.decodes for group in groups))
-        groups = [group._replace(itl_slo_s=draw.choice((0.6, 0.9)) * plain_s) for group in groups]
+        groups = [group._replace(tpot_bound_s=draw.choice((0.6, 0.9)) * plain_s) for group in groups]
         each = [[min(max(k, group.low), group.high) for group in groups] for k in range(K + 1)]
         chooser = GoalChooser(groups, al, priced, Objective.THROUGHPUT)
         best = max(worth_of_step(groups, step_of(groups, al, priced, ks)) for ks in each)

@@ -100,7 +100,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
     batch = [request(HIGH, "chat"), *(request(5) for _ in range(15))]
     for slowdown in (1.0, 1.8):
         law, bound_ms = measured(EngineLaw(K_MAX, STATIC, 32)), 3.5
-        follow(law, {"chat": ClassGuidance(itl_slo_ms=bound_ms)})
+        follow(law, {"chat": ClassGuidance(tpot_bound_ms=bound_ms)})
         law.learn([(StepShape(16, 16, 0), slowdown * step_s(16, 16, 0), 0)] * 200)
         law.refresh()
         law.k_of(batch)
@@ -233,7 +233,7 @@ def test_guidance_states_the_static_k_or_leaves_it_to_the_engine() -> None:
 def test_it_says_whether_the_static_k_breaks_an_slo_only_while_a_class_has_one() -> None:
     law = measured(EngineLaw(K_MAX, 0, 32))
     for slo_ms, expected in ((None, None), (4.0, True), (1000.0, False)):
-        follow(law, {"default": ClassGuidance(itl_slo_ms=slo_ms)})
+        follow(law, {"default": ClassGuidance(tpot_bound_ms=slo_ms)})
         law.k_of([request(HIGH)] * 4)
         law.learn([(StepShape(4, 4, 0), step_s(4, 4, 0), 0)])
         law.refresh()

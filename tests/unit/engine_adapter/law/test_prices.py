@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras, padded
-from specpilot.policy.graphs import Graphs
 
 SIZES = (1, 2, 4, 8, 16, 32)
 VARLEN = Graphs("FULL_AND_PIECEWISE", SIZES, {1: (1, 2, 4)}, varlen=(4, 8, 16))

@@ -2,11 +2,11 @@
 
 import pytest
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.step_plan import StepPlan
-from specpilot.policy.graphs import Graphs
 from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, decodes, outcome, request
 

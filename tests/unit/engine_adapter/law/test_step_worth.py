@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.step_worth import Group, Step, steps_of, worth_of, worth_of_step
-from specpilot.policy.graphs import Graphs
 from tests.simulation.h200_plant import FULL, graphs
 from tests.unit.engine_adapter.law.test_choice import K, choose, drawn, lengths, prices, rate_of
 
@@ -24,7 +24,7 @@ def test_the_worth_of_a_step_is_its_rate_times_what_each_goal_leaves() -> None:
     assert worth_of_step([chat, other], with_prompts._replace(lengths=step.lengths[:2])) == pytest.approx(
         6 / 4e-3 * (0.1 + 0.9 / 3), rel=1e-3
     )
-    unbound = [group._replace(itl_slo_s=0.0) for group in groups]
+    unbound = [group._replace(tpot_bound_s=0.0) for group in groups]
     assert worth_of_step(unbound, with_prompts) == pytest.approx(rate)
 
 

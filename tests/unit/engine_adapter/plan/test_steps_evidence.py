@@ -157,7 +157,7 @@ def test_a_draft_is_a_first_one_if_its_k_was_chosen_before_any_outcome_of_the_re
     for output in (first, second):
         engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
         engine.end(output, a=2)
-    is_first = []
+    is_unprobed = []
     for _ in range(2):
         output = engine.begin(drafted={"a": 3}, a=4)
         engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
@@ -166,8 +166,8 @@ def test_a_draft_is_a_first_one_if_its_k_was_chosen_before_any_outcome_of_the_re
         assert evidence.trials
         assert evidence.first_trials in ({}, evidence.trials)
         assert evidence.first_accepts in ({}, evidence.accepts)
-        is_first.append(bool(evidence.first_trials))
-    assert is_first == [True, False]
+        is_unprobed.append(bool(evidence.first_trials))
+    assert is_unprobed == [True, False]
 
 
 def test_a_request_is_unprobed_until_a_draft_of_it_was_verified() -> None:

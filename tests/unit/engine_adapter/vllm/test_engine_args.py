@@ -13,8 +13,8 @@ from vllm.engine.arg_utils import EngineArgs
 from specpilot.engine_adapter import number_format, plugin, plugin_names
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm import data_parallel, engine_args, start_notes, versions
-from specpilot.policy.graphs import Graphs
 from tests.support import vllm_config
 from tests.support.stack import DEMO_MODEL
 

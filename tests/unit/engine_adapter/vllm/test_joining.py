@@ -10,8 +10,8 @@ with warnings.catch_warnings():
 
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.plan.step_plan import PLAN
-from specpilot.policy.graphs import Graphs
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own

@@ -16,10 +16,10 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from specpilot.engine_adapter.errors import UnsupportedEngineError
+    from specpilot.engine_adapter.law.graphs import Graphs
     from specpilot.engine_adapter.vllm import graph_record
     from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
     from specpilot.engine_adapter.vllm.v1 import drafting, graphs
-    from specpilot.policy.graphs import Graphs
 
 from tests.support.graph_runner import FULL, K_MAX, SIZES, AnyMixBackend, UniformBackend, UntriedBackend, runner
 

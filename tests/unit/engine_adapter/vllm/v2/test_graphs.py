@@ -13,8 +13,8 @@ with warnings.catch_warnings():
     from vllm.config import CompilationConfig, CUDAGraphMode
     from vllm.v1.worker.gpu import cudagraph_utils
 
+    from specpilot.engine_adapter.law.graphs import Graphs
     from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
-    from specpilot.policy.graphs import Graphs
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
