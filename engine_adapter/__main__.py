@@ -199,10 +199,9 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
         config = {"method": MTP, "num_speculative_tokens": MTP_K_MAX if k_max is None else k_max}
     else:
         assert drafter is not None
-        # A head that is no folder on this machine counts as a P-EAGLE head.
-        head = _head_config(drafter) or head_config.HeadConfig(is_parallel=True, k=None)
+        head = _head_config(drafter) or head_config.by_name(drafter)
         k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
-        config = {"method": "eagle3", "model": drafter, "num_speculative_tokens": k_max}
+        config = {"method": head.method, "model": drafter, "num_speculative_tokens": k_max}
         config |= {"parallel_drafting": True} if head.is_parallel else {}
     if text is None and k_max is not None and k_max < 1:
         fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")

@@ -2,7 +2,7 @@
 
 A head in the format of the `speculators` package names its method (`speculators_model_type`) and its K. A P-EAGLE
 head in vLLM's own format has the mask token that parallel drafting needs (`ptd_token_id`, or `pard_token`); an EAGLE-3
-head has none.
+head has none; a DFlash head has a `dflash_config`, and drafts at most a token less than its `block_size`.
 """
 
 from collections.abc import Mapping
@@ -10,30 +10,45 @@ from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 
-_PARALLEL = {"eagle3": False, "peagle": True}
-"""The kinds of `speculators` heads that the adapter steers, and whether they draft in parallel."""
+_EAGLE3, _DFLASH = "eagle3", "dflash"
+_METHODS = {"eagle3": (_EAGLE3, False), "peagle": (_EAGLE3, True), "dflash": (_DFLASH, False)}
+"""The kinds of `speculators` heads that are steered: vLLM's method, and whether it is told to draft in parallel."""
 
 _MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 
 
 class HeadConfig(NamedTuple):
-    """Whether a head drafts in parallel, and how many tokens it proposes; `None`: not stated."""
+    """Whether vLLM is told that a head drafts in parallel, how many tokens it proposes, and vLLM's method.
+
+    `k` is `None` where it is not stated.
+    """
 
     is_parallel: bool
     k: int | None
+    method: str = _EAGLE3
+
+
+def by_name(name: str) -> HeadConfig:
+    """Return method and K of a head that is no folder on this machine: DFlash by vLLM's rule, else P-EAGLE."""
+    is_block = _DFLASH in name.lower()
+    return HeadConfig(not is_block, None, _DFLASH if is_block else _EAGLE3)
 
 
 def read(config: Mapping[str, Any], name: str) -> HeadConfig:
     """Return method and K of the head `name`; raises `InvalidSettingsError` for an unknown kind."""
     kind = config.get("speculators_model_type")
+    block = config.get("block_size")
+    if kind is None and "dflash_config" in config:
+        return HeadConfig(False, block - 1 if isinstance(block, int) and block > 1 else None, _DFLASH)
     if kind is None:
         return HeadConfig(any(config.get(token) is not None for token in _MASK_TOKENS), None)
-    if kind not in _PARALLEL:
+    if kind not in _METHODS:
         raise InvalidSettingsError(
-            [f"--drafter: {name} is a {kind!r} head; the adapter steers {' and '.join(_PARALLEL)} heads"]
+            [f"--drafter: {name} is a {kind!r} head; the adapter steers {', '.join(_METHODS)} heads"]
         )
     try:
         k = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
     except (KeyError, IndexError, TypeError):
         k = None
-    return HeadConfig(_PARALLEL[kind], k if isinstance(k, int) and k > 0 else None)
+    method, is_parallel = _METHODS[kind]
+    return HeadConfig(is_parallel, k if isinstance(k, int) and k > 0 else None, method)

@@ -21,7 +21,7 @@ from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
 DEMO_TARGET, DEMO_HEAD = DEMO_MODEL / "target", DEMO_MODEL / "peagle"
-DEMO_HEADS = {"p-eagle": str(DEMO_HEAD), "eagle3": str(DEMO_MODEL / "eagle3")}
+DEMO_HEADS = {"p-eagle": str(DEMO_HEAD), "eagle3": str(DEMO_MODEL / "eagle3"), "dflash": str(DEMO_MODEL / "dflash")}
 """The demo target's heads by name."""
 MTP, MTP_K_MAX, MTP_DEMO = "mtp", 3, DEMO_MODEL / "mtp"
 """The name of a model's own MTP head as drafter, its K_max by default, and the demo target with one."""
@@ -66,7 +66,7 @@ class UpSettings(ProgramSettings):
     model: str = Field(default=str(DEMO_TARGET), description="target model: a folder or a name")
     drafter: str = Field(
         default=str(DEMO_HEAD),
-        description="draft head: a folder or a name; mtp: the model's own; p-eagle, eagle3: the demo's",
+        description="draft head: a folder or a name; mtp: the model's own; p-eagle, eagle3, dflash: the demo's",
     )
     served_model_name: str = Field(default="demo", description="name that clients ask for")
     k_max: int = Field(default=7, ge=1, le=64, description="largest K")

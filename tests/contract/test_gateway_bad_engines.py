@@ -6,6 +6,7 @@ import pytest
 
 from specpilot.gateway.engines import probe
 from specpilot.gateway.routing.outlier_detection import FAILURES_ALLOWED
+from specpilot.policy.records import EngineRecord
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -188,16 +189,12 @@ async def test_a_dead_engine_is_ejected_before_a_request_finds_out(
 async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
     engine: ScriptedEngine, start_gateway: StartGateway, host: str
 ) -> None:
-    gateway = await start_gateway(engine=(engine.url, f"http://{host}:8000"))
-    [bad] = [one for one in gateway.context.fleet.engines.values() if host in one.url]
-    context = gateway.context
-
-    def serve_from_the_bad_one_alone() -> None:
-        bad.registered_model = "odd"
-        context.fleet.index()
-
-    context._loop.call_soon_threadsafe(serve_from_the_bad_one_alone)
+    gateway = await start_gateway(engine)
+    context, url = gateway.context, f"http://{host}:8000"
+    record = EngineRecord("odd", url, "odd", "default", 7, 3, 8, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
+    context._loop.call_soon_threadsafe(context.fleet.apply, [record])
     await eventually(lambda: "odd" in context.fleet.by_model)
+    [bad] = context.fleet.by_model["odd"]
     answer = await call(gateway.port, request({**STREAM, "model": "odd"}))
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)

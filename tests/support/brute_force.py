@@ -21,7 +21,7 @@ from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
 
 Counts = dict[str, dict[str, float]]
-Shape = tuple[int, int, int, int, int, bool, int]
+Shape = tuple[int, int, int, int, int, bool, int, int]
 """Decodes, verified tokens, slots, prefilled tokens, positions read, whether all decodes are alike, context."""
 
 
@@ -142,7 +142,7 @@ class BruteForce:
             "allowed": allowed,
             "read": 0,
             "slots": 0,
-            "context": sum(self._scheduler.requests[key].num_computed_tokens for key in self._planned),
+            "contexts": {key: self._scheduler.requests[key].num_computed_tokens for key in self._planned},
         }
 
     def _watch_meter(self, meter: Any) -> None:
@@ -275,8 +275,10 @@ class BruteForce:
         lengths = [output.num_scheduled_tokens[key] for key in decodes]
         verified, slots, read = sum(lengths), noted["slots"], noted["read"]
         prefill = sum(output.num_scheduled_tokens.values()) - verified
-        is_uniform = len(set(lengths)) <= 1
-        self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, noted["context"]))
+        is_uniform, contexts = len(set(lengths)) <= 1, noted["contexts"]
+        of_drafts = sum((output.num_scheduled_tokens[key] - 1) * contexts[key] for key in decodes)
+        whole = sum(contexts.values())
+        self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, of_drafts, whole))
         with_prefill = "prefill" if decodes else "prompt"
         kind = with_prefill if prefill else "catch_up" if read else "decode"
         self._add(names.STEPS, kind)

@@ -195,22 +195,37 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("config", "is_parallel", "k"),
+    ("config", "is_parallel", "k", "method"),
     [
-        (SPECULATORS, True, 5),
-        (SPECULATORS | {"speculators_model_type": "eagle3"}, False, 5),
-        ({"speculators_model_type": "eagle3"}, False, None),
-        (json.loads((DEMO_MODEL / "peagle" / "config.json").read_text()), True, None),
-        (json.loads((DEMO_MODEL / "eagle3" / "config.json").read_text()), False, None),
+        (SPECULATORS, True, 5, "eagle3"),
+        (SPECULATORS | {"speculators_model_type": "eagle3"}, False, 5, "eagle3"),
+        (SPECULATORS | {"speculators_model_type": "dflash"}, False, 5, "dflash"),
+        ({"speculators_model_type": "eagle3"}, False, None, "eagle3"),
+        (json.loads((DEMO_MODEL / "peagle" / "config.json").read_text()), True, None, "eagle3"),
+        (json.loads((DEMO_MODEL / "eagle3" / "config.json").read_text()), False, None, "eagle3"),
+        (json.loads((DEMO_MODEL / "dflash" / "config.json").read_text()), False, 7, "dflash"),
+        ({"dflash_config": {}}, False, None, "dflash"),
     ],
 )
-def test_a_heads_own_configuration_states_its_method(config: dict[str, Any], is_parallel: bool, k: int | None) -> None:
-    assert head_config.read(config, "head") == (is_parallel, k)
+def test_a_heads_own_configuration_states_its_method(
+    config: dict[str, Any], is_parallel: bool, k: int | None, method: str
+) -> None:
+    assert head_config.read(config, "head") == (is_parallel, k, method)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("org/Qwen3-8B-P-EAGLE", (True, None, "eagle3")), ("z-lab/Qwen3-8B-DFlash-b16", (False, None, "dflash"))],
+)
+def test_a_head_that_is_no_folder_here_is_known_by_its_name(name: str, expected: tuple[object, ...]) -> None:
+    assert head_config.by_name(name) == expected
 
 
 def test_a_head_of_a_kind_that_is_not_steered_is_refused() -> None:
-    with pytest.raises(InvalidSettingsError, match="is a 'dflash' head; the adapter steers eagle3 and peagle heads"):
-        head_config.read({"speculators_model_type": "dflash"}, "/heads/x")
+    with pytest.raises(
+        InvalidSettingsError, match="is a 'dspark' head; the adapter steers eagle3, peagle, dflash heads"
+    ):
+        head_config.read({"speculators_model_type": "dspark"}, "/heads/x")
 
 
 def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Path) -> None:

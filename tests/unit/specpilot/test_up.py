@@ -193,6 +193,7 @@ def test_a_policy_or_model_that_does_not_fit_is_refused(
         ((), "target", "peagle", 7),
         (("--drafter", "p-eagle"), "target", "peagle", 7),
         (("--drafter", "eagle3", "--k-max", "5"), "target", "eagle3", 5),
+        (("--drafter", "dflash"), "target", "dflash", 7),
         (("--drafter", "mtp"), "mtp", "mtp", 3),
         (("--drafter", "mtp", "--k-max", "1"), "mtp", "mtp", 1),
     ],
