@@ -12,13 +12,13 @@ from specpilot.engine_adapter.errors import InvalidSettingsError
 
 _EAGLE3, _DFLASH = "eagle3", "dflash"
 _METHODS = {"eagle3": (_EAGLE3, False), "peagle": (_EAGLE3, True), "dflash": (_DFLASH, False)}
-"""The kinds of `speculators` heads that are steered: vLLM's method, and whether it is told to draft in parallel."""
+"""The kinds of `speculators` heads that are steered: vLLM's method, and whether `parallel_drafting` is set."""
 
 _MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 
 
 class HeadConfig(NamedTuple):
-    """Whether vLLM is told that a head drafts in parallel, how many tokens it proposes, and vLLM's method.
+    """Whether `parallel_drafting` is set for a head, how many tokens it proposes, and vLLM's method.
 
     `k` is `None` where it is not stated.
     """
