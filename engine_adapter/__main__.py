@@ -50,10 +50,11 @@ def main(arguments: Sequence[str]) -> None:
             fail(
                 PROGRAM, "a word belongs to no flag; quote a value that holds white space, name the model with --model"
             )
-        own_flags = [name.replace("_", "-") for name in vars(options)]
-        serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
         values = _settings_of(options)
         settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
+        if not settings.any_vllm:  # whose flags may resemble known ones
+            own_flags = [name.replace("_", "-") for name in vars(options)]
+            serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
         versions.check_installed(any_version=settings.any_vllm)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)

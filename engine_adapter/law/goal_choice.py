@@ -70,9 +70,10 @@ class GoalChooser:
             changed[each, self._group] = self._k
             values = worth_of(changed)
             best = int(values.argmax())
-            if values[best] <= worth * (1 + _LEAST_GAIN):
+            if values[best] > worth * (1 + _LEAST_GAIN):  # false for NaN, with which the climb would not end
+                worth, ks = float(values[best]), changed[best]
+            else:
                 return worth, ks
-            worth, ks = float(values[best]), changed[best]
             if self._between is not None:
                 self._between()
 

@@ -9,10 +9,12 @@ requests with one bound b and one weight; s: the goal's share of the decodes wit
 share of a goal's decodes that are expected within their bound (`policy.latency_goal.within_ratio`): the latencies of
 single requests lie around l, so half of them do at l = b. Without bounds the worth is R.
 
-So a goal that K can keep is kept, unless that costs several times more throughput. A goal that is missed by far costs a
-constant factor, so it does not hold the others back. Goals that no K keeps together are weighed against each other: the
-exponent s would keep as many requests within their goals as possible, and give up small classes, the exponent 1 would
-count goals, and large classes would miss theirs. The square root lies between (docs/measurements/control.md).
+So a goal is not given up while K can keep it, unless keeping it costs several times the throughput; some percent of
+misses are traded for as many percent of throughput, which the controller's margin corrects. A goal that is missed by
+far costs a constant factor, so it does not hold the others back. Goals that no K keeps together are weighed against
+each other: the exponent s would keep as many requests within their goals as possible, and give up small classes, the
+exponent 1 would count goals, and large classes would miss theirs. The square root lies between
+(docs/measurements/control.md).
 
 With objective `latency` R is 1 / (T sum_g w_g n_g / AL_g): the weighted mean speed of a request.
 

@@ -25,6 +25,12 @@ from tests.unit.engine_adapter.law.test_choice import K, choose, drawn, lengths,
 CHAT, JSON = Group(8, 0, 1.0, 0, K), Group(8, 1, 1.0, 0, K)
 
 
+def test_estimates_that_are_no_numbers_do_not_keep_the_scheduler() -> None:
+    groups = [group._replace(tpot_bound_s=1e-3) for group in (CHAT, JSON)]
+    al = np.full((8, K + 1), np.nan)
+    assert GoalChooser(groups, al, prices(), Objective.THROUGHPUT).best([0, 0]) == [0, 0]
+
+
 @pytest.mark.parametrize("objective", Objective)
 @pytest.mark.parametrize("in_force", [None, graphs(FULL)], ids=["none", "full"])
 def test_it_is_close_to_the_best_of_all(objective: Objective, in_force: Graphs | None) -> None:
