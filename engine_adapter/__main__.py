@@ -28,15 +28,11 @@ from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot engine"
-DEFAULT_K_MAX = 7
-"""K_max if neither a flag nor the head states one."""
 _SECRET_FLAGS = ("--api-key", "--hf-token")
 """vLLM's flags that take a secret, the first one several."""
 _SECRETS = ("--control-token", "--gateway-key", "--redis-url", *_SECRET_FLAGS)
 _CUT_TO = 6
 """Characters from which on a flag counts as the beginning of a longer one."""
-MTP, MTP_K_MAX = "mtp", 3
-"""The name of the model's own MTP head as drafter, and its K_max if no flag states one."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -196,14 +192,9 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
             fail(PROGRAM, f"--speculative-config: not JSON ({error})")
         if not isinstance(config, dict):
             fail(PROGRAM, "--speculative-config: must be a JSON object")
-    elif drafter == MTP:
-        config = {"method": MTP, "num_speculative_tokens": MTP_K_MAX if k_max is None else k_max}
     else:
         assert drafter is not None
-        head = _head_config(drafter) or head_config.by_name(drafter)
-        k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
-        config = {"method": head.method, "model": drafter, "num_speculative_tokens": k_max}
-        config |= {"parallel_drafting": True} if head.is_parallel else {}
+        config = head_config.speculative_config(drafter, _head_config(drafter), k_max)
     if text is None and k_max is not None and k_max < 1:
         fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
     if isinstance(config.get("model"), str):
@@ -238,7 +229,7 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
     if not isinstance(method, str):
         method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
     facts = ConfigFacts(
-        MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
+        head_config.MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
         k_max=k_max,
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
         data_parallel=sizes.data,

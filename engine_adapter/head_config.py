@@ -14,6 +14,11 @@ _EAGLE3, _DFLASH = "eagle3", "dflash"
 _METHODS = {"eagle3": (_EAGLE3, False), "peagle": (_EAGLE3, True), "dflash": (_DFLASH, False)}
 """The kinds of `speculators` heads that are steered: vLLM's method, and whether `parallel_drafting` is set."""
 
+MTP, MTP_K_MAX = "mtp", 3
+"""The name of a model's own MTP head as drafter, and its K_max if nothing states one."""
+DEFAULT_K_MAX = 7
+"""K_max of other heads, if neither a flag nor the head states one."""
+
 _MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 
 
@@ -52,3 +57,13 @@ def read(config: Mapping[str, Any], name: str) -> HeadConfig:
         k = None
     method, is_parallel = _METHODS[kind]
     return HeadConfig(is_parallel, k if isinstance(k, int) and k > 0 else None, method)
+
+
+def speculative_config(drafter: str, head: HeadConfig | None, k_max: int | None) -> dict[str, object]:
+    """Return vLLM's JSON for a drafter: `mtp`, or a head, whose configuration is `head` where it is at hand."""
+    if drafter == MTP:
+        return {"method": MTP, "num_speculative_tokens": MTP_K_MAX if k_max is None else k_max}
+    head = head or by_name(drafter)
+    k_max = k_max if k_max is not None else head.k or DEFAULT_K_MAX
+    config: dict[str, object] = {"method": head.method, "model": drafter, "num_speculative_tokens": k_max}
+    return config | ({"parallel_drafting": True} if head.is_parallel else {})

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from specpilot import embedded_redis, sagemaker
-from specpilot.demo_model import DEMO_MODEL
+from specpilot.demo_model import DEMO_HEAD, DEMO_HEADS, DEMO_MODEL, DEMO_TARGET, MTP_DEMO
 from specpilot.policy.clean_text import stripped
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import InvalidDocumentError
@@ -20,11 +20,8 @@ from specpilot.policy.text_files import read_text
 from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
-DEMO_TARGET, DEMO_HEAD = DEMO_MODEL / "target", DEMO_MODEL / "peagle"
-DEMO_HEADS = {"p-eagle": str(DEMO_HEAD), "eagle3": str(DEMO_MODEL / "eagle3"), "dflash": str(DEMO_MODEL / "dflash")}
-"""The demo target's heads by name."""
-MTP, MTP_K_MAX, MTP_DEMO = "mtp", 3, DEMO_MODEL / "mtp"
-"""The name of a model's own MTP head as drafter, its K_max by default, and the demo target with one."""
+MTP, MTP_K_MAX = "mtp", 3
+"""The name of a model's own MTP head as drafter, and its K_max by default."""
 PORT_LIMIT = 65_535
 SAGEMAKER_READY_WITHIN_S = 3600.0  # the longest that an endpoint waits for a container
 

@@ -16,7 +16,7 @@ little faster or slower than the next for its whole life; the report has the med
 
 With `--law-steps` it measures only what the law adds to a step of vLLM's scheduler (`bench.adapter.law_steps`).
 With `--law-share` it measures only what the law adds to the CPU time of a token (`bench.adapter.law_share`).
-With `--contexts` it measures only long contexts beside short ones (`bench.adapter.contexts`).
+With `--single-k` it measures only K by the law beside each single K (`bench.adapter.single_k`).
 """
 
 import json
@@ -31,13 +31,16 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.bench.adapter import contexts, law_share, law_steps
+from specpilot.bench.adapter import law_share, law_steps
 from specpilot.bench.adapter.engine_worker import LONGEST_REPLY, EngineWorker
 from specpilot.bench.adapter.parts import AT_K_0, AT_K_MAX, EVERYTHING, WIDTH, Cost, Pair, cost
+from specpilot.bench.adapter.single_k import LOADS, measure_single_k
+from specpilot.bench.chosen import chosen
 from specpilot.bench.gpu_engine.engine import prompt_texts
 from specpilot.bench.report.output import say
-from specpilot.demo_model import DEMO_MODEL
-from specpilot.policy.settings import ProgramSettings, load
+from specpilot.demo_model import DEMO_HEAD, DEMO_HEADS, DEMO_MODEL, DEMO_TARGET, MTP_DEMO
+from specpilot.engine_adapter import head_config
+from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench adapter"
 SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
@@ -48,10 +51,13 @@ class AdapterBenchSettings(ProgramSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPECPILOT_BENCH_ADAPTER_")
 
-    model: Path = Field(default=DEMO_MODEL / "target", description="target model")
-    drafter: Path = Field(default=DEMO_MODEL / "peagle", description="P-EAGLE head")
+    model: Path = Field(default=DEMO_TARGET, description="target model")
+    drafter: str = Field(
+        default=str(DEMO_HEAD),
+        description="draft head: a folder; mtp: the model's own; p-eagle, eagle3, dflash: the demo's",
+    )
     prompts: Path = Field(default=DEMO_MODEL / "prompts", description="folder with <class>.jsonl")
-    k_max: int = Field(default=7, ge=1, description="num_speculative_tokens")
+    k_max: int | None = Field(default=None, ge=1, description="num_speculative_tokens (the head's own, 7; mtp: 3)")
     tokens: int = Field(default=128, ge=64, description="tokens a reply")
     launches: int = Field(default=3, ge=1, description="launches of each engine")
     rounds: int = Field(default=8, ge=2, description="replies of each arm in a launch")
@@ -61,9 +67,8 @@ class AdapterBenchSettings(ProgramSettings):
     law_share: int = Field(
         default=0, ge=0, description="measure only the law's share of the CPU time of a token, in so many rounds"
     )
-    contexts: int = Field(
-        default=0, ge=0, description="measure only long contexts beside short ones, in so many rounds"
-    )
+    single_k: int = Field(default=0, ge=0, description="measure only the law beside each single K, in so many rounds")
+    loads: str = Field(default=",".join(LOADS), description="the loads of --single-k, comma separated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,39 +109,35 @@ class Comparison:
 def main(arguments: Sequence[str]) -> None:
     """Run it; the last line is one JSON object."""
     settings = load(AdapterBenchSettings, PROGRAM, arguments)
+    model, speculative = _speculation(settings)
+    k_max = speculative["num_speculative_tokens"]
     if settings.law_steps:
-        law_steps.measure(settings.model, settings.drafter, settings.k_max, settings.law_steps)
+        law_steps.measure(model, speculative, settings.law_steps)
         return
     texts = prompt_texts(settings.prompts, 32)
     cores = sorted(os.sched_getaffinity(0))
     base = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(cores[0])}
-    speculative = {
-        "speculative_config": {
-            "method": "eagle3",
-            "model": str(settings.drafter),
-            "num_speculative_tokens": settings.k_max,
-            "parallel_drafting": True,
-        }
-    }
-    plain: dict[str, Any] = {"model": str(settings.model)}
-    adapter = plain | speculative | {"scheduler_cls": SCHEDULER}
+    plain: dict[str, Any] = {"model": str(model)}
+    stock = plain | {"speculative_config": speculative}
+    adapter = stock | {"scheduler_cls": SCHEDULER}
     if settings.law_share:
         law_share.measure(adapter, base, prompt_texts(settings.prompts, max(law_share.RUNNING)), settings.law_share)
         return
-    if settings.contexts:
+    if settings.single_k:
+        loads = chosen(PROGRAM, "--loads", settings.loads, LOADS)
         worker = EngineWorker("adapter", adapter, base)
         try:
-            contexts.measure(worker, texts, settings.contexts)
+            measure_single_k(worker, settings.prompts, loads, settings.single_k)
         finally:
             worker.close()
         return
     engines = {
         "no speculation": (plain, base),
         "no speculation, synchronous": (plain | {"async_scheduling": False}, base),
-        "stock": (plain | speculative, base),
+        "stock": (stock, base),
         "adapter": (adapter, base),
     }
-    comparisons = _comparisons(settings.k_max)
+    comparisons = _comparisons(k_max)
     figures: dict[str, Any] = {}
     for launch in range(1, settings.launches + 1):
         workers = {name: EngineWorker(name, *options) for name, options in engines.items()}
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
                 _take_turns(settings, workers, texts, comparison)
                 say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
-                figures |= _within_one_engine(settings, workers["adapter"], texts)
+                figures |= _within_one_engine(settings, workers["adapter"], texts, k_max)
         finally:
             for worker in workers.values():
                 worker.close()
@@ -153,6 +154,17 @@ def main(arguments: Sequence[str]) -> None:
         say(_summary(comparison))
         figures[comparison.name] = round(comparison.median, 3)
     say(json.dumps(figures))
+
+
+def _speculation(settings: AdapterBenchSettings) -> tuple[Path, dict[str, Any]]:
+    """Return the target and vLLM's speculative configuration."""
+    drafter = DEMO_HEADS.get(settings.drafter, settings.drafter)
+    config = Path(drafter) / "config.json"
+    if drafter != head_config.MTP and not config.is_file():
+        fail(PROGRAM, f"--drafter: no head in {drafter} (there is no config.json)")
+    head = None if drafter == head_config.MTP else head_config.read(json.loads(config.read_text()), drafter)
+    model = MTP_DEMO if head is None and settings.model == DEMO_TARGET else settings.model
+    return model, head_config.speculative_config(drafter, head, settings.k_max)
 
 
 def _comparisons(k_max: int) -> list[Comparison]:
@@ -191,18 +203,20 @@ def _summary(comparison: Comparison) -> str:
     return f"{comparison} median {comparison.median:.3f}   half {low:.3f} to {high:.3f}   by launch {single}"
 
 
-def _within_one_engine(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str]) -> dict[str, float]:
+def _within_one_engine(
+    settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence[str], k_max: int
+) -> dict[str, float]:
     """Measure one engine alone: shares of a step, and draft width."""
     figures: dict[str, float] = {}
     for running in (1, 8, 32):
         some = texts[:running]
         costs = {part: _cost(settings, adapter, some, part, 0) for part in AT_K_0}
         figures[f"k0_own_share_{running}"] = _share(costs[EVERYTHING])
-        figures[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, settings.k_max))
+        figures[f"constant_k_own_share_{running}"] = _share(_cost(settings, adapter, some, AT_K_MAX, k_max))
     for k in (1, 3):
         width = _cost(settings, adapter, texts[:32], WIDTH, k)
         say(
-            f"32 running, adapter at K={k} / always drafting {settings.k_max}: median {width.ratio.median:.3f} "
+            f"32 running, adapter at K={k} / always drafting {k_max}: median {width.ratio.median:.3f} "
             f"({width.ratio.low:.3f} to {width.ratio.high:.3f})"
         )
         figures[f"width_gain_k{k}_32"] = round(width.ratio.median, 3)

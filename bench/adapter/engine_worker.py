@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from specpilot.bench.adapter import contexts, law_pieces
+from specpilot.bench.adapter import law_pieces, single_k
 from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
 from specpilot.bench.gpu_engine.engine import offer
 from specpilot.engine_adapter import number_format, plugin_names
@@ -143,8 +143,8 @@ def main(options: dict[str, Any]) -> None:
         if job.get("law_share"):
             _say(law_pieces.played(llm, job["prompts"], job["law_share"]))
             continue
-        if job.get("contexts"):
-            _say(contexts.played(llm, job["prompts"], job["contexts"]))
+        if job.get("single_k"):
+            _say(single_k.played(llm, **job["single_k"]))
             continue
         if job.get("in_pieces"):
             _generate_in_pieces(llm, job["prompts"], sampling)

@@ -11,7 +11,7 @@ import os
 import random
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import thread_time_ns
@@ -43,12 +43,12 @@ _PROMPT, _BLOCK, _BLOCKS_OF_A_REQUEST = 4, 16, 40
 _ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)
 
 
-def measure(model: Path, drafter: Path, k_max: int, steps: int) -> None:
+def measure(model: Path, speculative: Mapping[str, Any], steps: int) -> None:
     """Play `steps` steps for each number of running requests on both schedulers; the last line is one JSON object."""
     figures: dict[str, float] = {}
     for is_async in (False, True):
         for running in RUNNING:
-            extra, law = _played(_scheduler(model, drafter, k_max, running, is_async=is_async), running, k_max, steps)
+            extra, law = _played(_scheduler(model, speculative, running, is_async=is_async), running, steps)
             mean, p99 = statistics.fmean(extra) / 1e3, statistics.quantiles(extra, n=100)[98] / 1e3
             name = "asynchronous" if is_async else "synchronous"
             say(
@@ -59,12 +59,13 @@ def measure(model: Path, drafter: Path, k_max: int, steps: int) -> None:
     say(json.dumps(figures))
 
 
-def _played(engine: Any, running: int, k_max: int, steps: int) -> tuple[list[int], EngineLaw]:
+def _played(engine: Any, running: int, steps: int) -> tuple[list[int], EngineLaw]:
     """Return the law's extra nanoseconds in each step, and the law."""
     rng, law = random.Random(0), engine.law  # noqa: S311 - reproducible
     law.follow(GUIDANCE)
     by_law_table = law_table(law, 0.005)
     engine.control.table = lambda _: by_law_table
+    k_max = engine.control.k_max
     table = _table(k_max)
     acceptance: dict[str, float] = {}
     extra: list[int] = []
@@ -106,7 +107,7 @@ def _table(k_max: int) -> KTable:
     return KTable(Source.FIXED, rows, 0.005)
 
 
-def _scheduler(model: Path, drafter: Path, k_max: int, running: int, *, is_async: bool) -> Any:
+def _scheduler(model: Path, speculative: Mapping[str, Any], running: int, *, is_async: bool) -> Any:
     """Return vLLM's scheduler with the adapter, for so many running requests, without threads and without a worker."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
@@ -117,19 +118,13 @@ def _scheduler(model: Path, drafter: Path, k_max: int, running: int, *, is_async
 
         from specpilot.engine_adapter.vllm import scheduler as adapter  # noqa: PLC0415
     kind = adapter.SpecPilotAsyncScheduler if is_async else adapter.SpecPilotScheduler
-    speculative = {
-        "method": "eagle3",
-        "model": str(drafter),
-        "num_speculative_tokens": k_max,
-        "parallel_drafting": True,
-    }
     with ExitStack() as stack:
         stack.enter_context(patch.object(adapter, "start_agent", lambda *_: None))
         stack.enter_context(
             patch.dict(os.environ, {"VLLM_USE_V2_MODEL_RUNNER": "0", plugin_names.VARIABLE: plugin_names.ADAPTER})
         )
         config = EngineArgs(
-            model=str(model), speculative_config=speculative, scheduler_cls=kind, enforce_eager=True,
+            model=str(model), speculative_config=dict(speculative), scheduler_cls=kind, enforce_eager=True,
             max_num_seqs=running, max_model_len=1024, max_num_batched_tokens=8192, enable_prefix_caching=False,
         ).create_engine_config()  # fmt: skip
         config.scheduler_config.async_scheduling = is_async

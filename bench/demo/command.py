@@ -5,6 +5,9 @@ order (adaptive, 0, 1, 3, 7, then 7, 3, 1, 0, adaptive), so that a machine that 
 arms equally; the table has their means. A phase's rate counts from its begin, so it includes the loss while adaptive K
 adapts; in its first play, on a new system, it begins without estimates. The table shows where it wins and where not.
 
+Where the policy of the model has latency goals, every arm is also counted by them: requests per second within their
+goal, and the share of each class.
+
 With `--control-group-ratio` the adaptive plays run the static K for that share of the time, like the control group in
 production, and the report has the control group's gain of adaptive K beside the arms' gain.
 """
@@ -21,6 +24,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from specpilot.bench.demo import goals
 from specpilot.bench.demo.play import play
 from specpilot.bench.demo.shift_picture import picture
 from specpilot.bench.demo.system import System, start_up
@@ -113,6 +117,7 @@ async def _compare(
     before = await asyncio.to_thread(system.policy, model)
     arms = [ADAPTIVE, *(f"K={k}" for k in statics)]
     plays: dict[str, list[list[float]]] = {arm: [] for arm in arms}
+    met: dict[str, dict[str, list[goals.Goals]]] = {}
     acting: dict[str, Any] = {"mode": "act"}
     control_group: dict[str, Any] = {}
     try:
@@ -127,6 +132,8 @@ async def _compare(
             say(f"\n{arm}   ({number} of {2 * len(arms)})")
             played = await play(system, model, trace, prompts, say)
             plays[arm].append(played.rates)
+            for phase, readings in zip(trace.phases, played.phases, strict=True):
+                met.setdefault(phase.name, {}).setdefault(arm, []).append(goals.met(readings))
             if arm == ADAPTIVE:
                 adaptive = played
         if settings.control_group_ratio > 0:
@@ -140,6 +147,10 @@ async def _compare(
         settings.plot.write_text(picture(trace, rates, adaptive.phases), encoding="utf-8")
         say(f"picture: {settings.plot}")
     figures = summary(trace, rates) | {"adaptive_second_vs_first_play": second_vs_first(trace, plays[ADAPTIVE])}
+    phases = {phase: {arm: goals.added(both) for arm, both in arms.items()} for phase, arms in met.items()}
+    if any(phases[phase][ADAPTIVE] for phase in phases):
+        say(goals.table(phases))
+        figures["goals"] = goals.summary(phases, ADAPTIVE)
     if control_group:
         gain = arms_gain(trace, rates, f"K={statics[0]}", settings.control_group_ratio)
         measured = control_group["throughput_gain_ratio"]

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -19,13 +19,15 @@ from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import fail
 
 GENERATED = "vllm:generation_tokens_total"  # vLLM's own count, so that no rate depends on the adapter's counters
+_RESULTS = (names.WITHIN, names.BEYOND)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The engines' counters at one moment, since their starts: generated tokens, K and acceptance by class.
 
-    `verified_tokens` is the sum of the K of `drafts`.
+    `verified_tokens` is the sum of the K of `drafts`. Requests within a latency goal and beyond it are by class and
+    measure.
     """
 
     at: float
@@ -33,19 +35,27 @@ class Reading:
     drafts: Mapping[str, float]
     verified_tokens: Mapping[str, float]
     delivered_tokens: Mapping[str, float]
+    within_goal: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    beyond_goal: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 def reading(pages: Iterable[str], at: float) -> Reading:
     """Return the sums over the engines' `pages` of metrics."""
     sums: dict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    goals: dict[str, defaultdict[tuple[str, str], float]] = {result: defaultdict(float) for result in _RESULTS}
     for page in pages:
         for sample in (item for family in text_string_to_metric_families(page) for item in family.samples):
             traffic_class = sample.labels.get(names.LABEL_CLASS, "")
             sums[sample.name][traffic_class] += sample.value
             if sample.name == names.DRAFTS:
                 sums["verified"][traffic_class] += sample.value * int(sample.labels[names.LABEL_K])
+            if sample.name == names.SLO_REQUESTS:
+                goals[sample.labels[names.LABEL_RESULT]][traffic_class, sample.labels[names.LABEL_MEASURE]] += (
+                    sample.value
+                )
     tokens = sum(sums[GENERATED].values())
-    return Reading(at, tokens, sums[names.DRAFTS], sums["verified"], sums[names.DECODE_TOKENS])
+    by_class = (sums[names.DRAFTS], sums["verified"], sums[names.DECODE_TOKENS])
+    return Reading(at, tokens, *by_class, *(goals[result] for result in _RESULTS))
 
 
 class System:

@@ -14,6 +14,7 @@ import pytest
 
 from specpilot import gpus, up, up_parts, up_settings
 from specpilot.controller.settings import ControllerSettings
+from specpilot.demo_model import DEMO_TARGET
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.model_policy import Policy
@@ -21,7 +22,7 @@ from specpilot.policy.settings import load
 from specpilot.ports import check_port
 from specpilot.supervisor import Part
 from specpilot.up_parts import engine_notes
-from specpilot.up_settings import DEMO_TARGET, UpSettings, check, check_ports, policy_given, read
+from specpilot.up_settings import UpSettings, check, check_ports, policy_given, read
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port
 
