@@ -185,6 +185,7 @@ def _url(options: argparse.Namespace) -> str:
 def _speculative_config(text: str | None, drafter: str | None, k_max: int | None) -> dict[str, object] | None:
     if text is None and drafter is None:
         return None
+    config: dict[str, object]
     if text is not None:
         try:
             config = json.loads(text)
@@ -197,8 +198,8 @@ def _speculative_config(text: str | None, drafter: str | None, k_max: int | None
         config = head_config.speculative_config(drafter, _head_config(drafter), k_max)
     if text is None and k_max is not None and k_max < 1:
         fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
-    if isinstance(config.get("model"), str):
-        _check_model("--drafter" if text is None else "--speculative-config: model", config["model"])
+    if isinstance(model := config.get("model"), str):
+        _check_model("--drafter" if text is None else "--speculative-config: model", model)
     return config
 
 

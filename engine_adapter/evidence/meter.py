@@ -76,6 +76,7 @@ class StepShape(NamedTuple):
 
     `read`: positions that the drafter read without drafting from them (`StepPlan.read`). `is_uniform`: all decodes have
     the same number of tokens in the step. `draft_context`: the sum, over its draft tokens, of their requests' context.
+    `passes`: those that a sequential drafter makes after its first one, the plan's width less one.
     """
 
     decodes: int
@@ -85,6 +86,7 @@ class StepShape(NamedTuple):
     read: int = 0
     is_uniform: bool = True
     draft_context: int = 0
+    passes: int = 0
 
     def cut(self, tokens: int) -> "StepShape":
         """Return the shape without `tokens` of its draft tokens, which were not verified."""

@@ -16,7 +16,8 @@ represent the batch:
 - Each group of probed decodes gets the K that it would get if all decodes were in it. An empty group of probed decodes
   gets no K.
 
-Where all decodes of a step need one K, unprobed decodes count for the band in which they start.
+Where all decodes of a step need one K, or share the passes of a sequential drafter, a group alone tells nothing about
+its cost beside others: unprobed decodes count for the band in which they start.
 
 If one of these K is above 0, the step drafts. In such a step the other unprobed requests may get free first drafts
 (`plan.probes`).
@@ -167,7 +168,8 @@ def chosen(
     `between` is called between two parts of the computation.
     """
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
-    is_new = unprobed > UNPROBED_RATIO * counts.total() and not estimates.prices.need_one_k
+    is_apart = not (estimates.prices.need_one_k or estimates.prices.pass_s)
+    is_new = is_apart and unprobed > UNPROBED_RATIO * counts.total()
     way = _k_of_each_alone if is_new else k_of_batch
     k_of = way(estimates, requirements, counts, last.width if last is not None else None, between)
     choice = Choice(estimates, requirements, counts, k_of, max(k_of.values()))

@@ -164,7 +164,7 @@ class Chooser:
         tokens, drafted, value, *extra = (count[self._group_of] * self._adds)[:, order].cumsum(axis=2)
         drafted += lowest.drafted
         sizes = np.minimum(tokens + lowest.tokens, n * (1 + self._k_max)).astype(int)
-        seconds = prices.steps_s(n, sizes, prices.slots(n, widths[:, None], drafted.astype(int)))
+        seconds = prices.steps_s(n, sizes, prices.slots(n, widths[:, None], drafted.astype(int)), widths[:, None])
         if prices.has_graphs:
             last = np.arange(len(widths)), self._number[chosen] - 1
             is_uniform = sizes[last] == n * (1 + widths)

@@ -70,9 +70,9 @@ _SMOOTHNESS, _RIDGE = 0.05, 1e-4
 """Weights of the two penalties, relative to a measured step. Both are small, so they matter only if the data do not
 decide."""
 _RIDGE_WEIGHT = {
-    "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "prefill": 1.0, "context": 5.0,
-    "verifying_context": 2.0, "draft_context": 3.0, "reads": 1.0, "read": 1.0, "piecewise": 5.0, "graphless": 5.0,
-    "drafter_graphless": 5.0,
+    "base": 0.1, "decode": 5.0, "drafter": 5.0, "drafting_decode": 20.0, "slot": 3.0, "pass": 1.0, "prefill": 1.0,
+    "context": 5.0, "verifying_context": 2.0, "draft_context": 3.0, "reads": 1.0, "read": 1.0, "piecewise": 5.0,
+    "graphless": 5.0, "drafter_graphless": 5.0,
 }  # fmt: skip
 """The weight of each price in the second penalty. Of two explanations the one with the smaller weights wins."""
 _RIDGE_WEIGHTS = np.array([*(_RIDGE_WEIGHT[name] for name in PARTS), *([1.0] * len(KNOTS))])
@@ -133,7 +133,7 @@ class StepCost:
 
     def note(self, shape: StepShape, seconds: float, context: int) -> None:
         """Add one step: its seconds, and its context, the total length of its requests' sequences."""
-        *sizes, of_drafts = shape
+        of_drafts, *sizes = shape.draft_context, *shape[:6], shape.passes
         if sizes != self._sizes:
             self._sizes, self._features = sizes, features_of(shape, 0, self._graphs)
             self._key = _key(shape, self._features)
@@ -208,11 +208,11 @@ class StepCost:
 
 def features_of(shape: StepShape, context: int, graphs: Graphs | None) -> tuple[float, ...]:
     """Return the amount of each of `PARTS` in a step, and the tokens of the target's pass, padding included."""
-    n, m, slots, prefill, read, is_uniform, draft_context = shape
+    n, m, slots, prefill, read, is_uniform, draft_context, passes = shape
     run = padded(graphs, n, m, slots, prefill, is_uniform=is_uniform)
     drafts = float(slots > 0)
     return (
-        1.0, n, drafts, drafts * n, run.slots, prefill, context, context if m > n else 0, draft_context,
+        1.0, n, drafts, drafts * n, run.slots, passes, prefill, context, context if m > n else 0, draft_context,
         float(read > 0), read, run.piecewise, run.graphless, run.drafter_graphless, run.tokens,
     )  # fmt: skip
 
@@ -246,7 +246,7 @@ def _key(shape: StepShape, features: Sequence[float]) -> tuple[float, ...]:
     """Return the cell of a step with these features, contexts apart."""
     n, _, slots, prefill, read = shape[:5]
     tokens, graphs = int(features[-1]), features[_GRAPHS:-1]
-    return (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), *graphs)
+    return (_rounded(n), _rounded(tokens), _octave(slots), _octave(prefill), _octave(read), shape.passes, *graphs)
 
 
 def _octave(count: int) -> int:

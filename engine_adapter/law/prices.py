@@ -1,13 +1,14 @@
 """The time of a step of one engine as a sum of priced parts, for the choice of K and for its estimate.
 
-    T = base + decode n + g(m + P) + [D > 0] (drafter + drafting_decode n) + slot D + prefill P
+    T = base + decode n + g(m + P) + [D > 0] (drafter + drafting_decode n) + slot D + pass S + prefill P
         + context X + [m > n] verifying_context X + draft_context Y
         + [R > 0] reads + read R + piecewise W + graphless G + drafter_graphless H
 
 in seconds, with the prices of `PARTS`. n: running decodes; m: tokens to verify, one for each decode and one for each
-draft token; P: prefilled tokens; D: slots of the drafter; X: tokens of context; Y: the sum, over the draft tokens to
-verify, of their requests' context; R: positions that the drafter reads without drafting from them (`StepPlan.read`); g:
-piecewise linear and not decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the
+draft token; P: prefilled tokens; D: slots of the drafter; S: passes of a sequential drafter after its first one, which
+all requests of the step share; X: tokens of context; Y: the sum, over the draft tokens to verify, of their requests'
+context; R: positions that the drafter reads without drafting from them (`StepPlan.read`); g: piecewise linear and not
+decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the
 target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the pass of a parallel drafter is larger
 than its largest graph; otherwise they are 0.
 
@@ -43,8 +44,8 @@ KNOTS = np.array([0.0, *(width * 2.0**octave for octave in range(2, 12) for widt
 EDGES = np.append(KNOTS, 1e7)
 LEAST_TOKEN_S = 1e-9
 PARTS = (
-    "base", "decode", "drafter", "drafting_decode", "slot", "prefill", "context", "verifying_context", "draft_context",
-    "reads", "read", "piecewise", "graphless", "drafter_graphless",
+    "base", "decode", "drafter", "drafting_decode", "slot", "pass", "prefill", "context", "verifying_context",
+    "draft_context", "reads", "read", "piecewise", "graphless", "drafter_graphless",
 )  # fmt: skip
 """The names of the parts, in the order of `Coefficients.parts`."""
 
@@ -130,6 +131,7 @@ class Prices:
         self._heights = np.concatenate([[0.0], np.cumsum(np.array(coefficients.slopes) * np.diff(EDGES))])
         self.left_out_s = left_out_s
         self.slot_s, self.read_s, self.reads_s = self._c["slot"], self._c["read"], self._c["reads"]
+        self.pass_s = self._c["pass"]
         self.draft_context_s, self.context_tokens = self._c["draft_context"], extras.context_tokens
         self._own_context_s = self.draft_context_s * extras.context_tokens  # of a draft token of the mean request
         self.least_width, self.narrowest = least_width, narrowest
@@ -145,14 +147,14 @@ class Prices:
         self._token_s: dict[int, Vector] = {}
         self._uniform_extra: dict[int, Vector] = {}
 
-    def step_s(self, n: int, m: int, slots: int, *, is_uniform: bool = False) -> float:
+    def step_s(self, n: int, m: int, slots: int, width: int = 0, *, is_uniform: bool = False) -> float:
         """Return the seconds of a step of `n` decodes, without prefill and without catching up."""
         c = self._c
         seconds = self._fixed_s(n) + (self.uniform_s(n, m // n) if is_uniform else float(self.mixed[m]))
         if m > n:
             seconds += self._verifying_s(n)
         if slots:
-            seconds += c["drafter"] + c["drafting_decode"] * n + c["slot"] * slots
+            seconds += c["drafter"] + c["drafting_decode"] * n + c["slot"] * slots + self.passes_s(width)
             seconds += float(self._drafter[min(m - n + slots, 2 * self._most)]) if self._drafter is not None else 0.0
         return seconds
 
@@ -172,15 +174,19 @@ class Prices:
             return np.maximum(width, self.narrowest) * drafted
         return np.maximum(width, self.least_width) * n
 
-    def steps_s(self, n: int, m: Ints, slots: Ints) -> Vector:
-        """Return the seconds of mixed steps of `n` decodes by tokens to verify and slots.
+    def passes_s(self, width: Any) -> Any:
+        """Return the seconds of a drafter's passes after its first one at this width, a number or an array."""
+        return self.pass_s * np.maximum(width - 1, 0)
+
+    def steps_s(self, n: int, m: Ints, slots: Ints, width: Ints) -> Vector:
+        """Return the seconds of mixed steps of `n` decodes by tokens to verify, slots and width.
 
         The drafter's pass and a verification are in it, also where the slots are 0.
         """
         c = self._c
         fixed_s = self._fixed_s(n) + self._verifying_s(n) + c["drafter"] + c["drafting_decode"] * n
         seconds: Vector = self.mixed[m] + fixed_s
-        seconds += c["slot"] * slots
+        seconds += c["slot"] * slots + self.passes_s(width)
         if self._drafter is not None:
             seconds += self._drafter[np.minimum(m - n + slots, 2 * self._most)]
         return seconds

@@ -66,12 +66,13 @@ class ProbePrices(NamedTuple):
             if prices.need_one_k:  # all decodes are probed in one step
                 verifies = max(0.0, prices.step_s(n, n * (1 + depth), least, is_uniform=True) - plain)
                 token = 0.0
-            drafting = (max(0.0, prices.step_s(n, n, slots) - prices.step_s(n, n, least)) + verifies) / plain
+            drafting = (max(0.0, prices.step_s(n, n, slots, depth) - prices.step_s(n, n, least)) + verifies) / plain
             contexts = prices.draft_context_s / plain, prices.context_tokens
             return cls(drafting, verifies / plain, _LEAST_POSITION, token / plain, drafting, 1.0 / plain, *contexts)
         verifies += prices.reads_s
         slot = max(prices.slot_s, prices.read_s)
-        drafts = max(0.0, prices.step_s(n, n, 1) - prices.step_s(n, n, 0) - slot)
+        depth = min(k_max, SEQUENTIAL_PROBE)  # only a sequential drafter has further passes
+        drafts = max(0.0, prices.step_s(n, n, 1, depth) - prices.step_s(n, n, 0) - slot)
         return cls(
             drafting=(drafts + prices.reads_s + verifies) / plain,
             verifying=verifies / plain,

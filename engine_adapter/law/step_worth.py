@@ -84,7 +84,7 @@ def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints)
     decodes = np.array([group.decodes for group in groups])
     n, k_max = int(decodes.sum()), lengths.shape[1] - 1
     tokens, drafted, width = n + ks @ decodes, (ks > 0) @ decodes, (ks * (decodes > 0)).max(axis=1)
-    seconds = prices.steps_s(n, tokens, prices.slots(n, width, drafted))
+    seconds = prices.steps_s(n, tokens, prices.slots(n, width, drafted), width)
     if prices.has_graphs:
         seconds += np.where(tokens == n * (1 + width), prices.uniform_extra_s(n, k_max)[width], 0.0)
     seconds += ks @ (decodes * np.array([group.extra_token_s for group in groups]))

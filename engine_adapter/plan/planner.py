@@ -187,6 +187,10 @@ class Planner:
                 state.k = min(width, probe_depth(state, table))
         return width
 
+    def further_passes(self, width: int) -> int:
+        """Return the passes that the drafter makes after its first one to draft `width` tokens."""
+        return max(0, width - 1) if self._room.is_sequential else 0
+
     @property
     def has_planned_with_present_prices(self) -> bool:
         """Whether the last plan was made with the prices of probes that are in force now."""

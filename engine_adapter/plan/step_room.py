@@ -37,6 +37,11 @@ class StepRoom:
     block: int = 0
     slots: int = 0
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the drafter makes one pass for each token of a draft."""
+        return not (self.is_parallel or self.block)
+
     def largest_k(self, running: int) -> int:
         """Return the largest K at which `running` requests fit into the next step.
 

@@ -35,9 +35,15 @@ class StepView:
     context: int = 0
     draft_context: int = 0
 
-    def shape(self, plan: StepPlan) -> StepShape:
-        """Return the work of the step, whose drafter follows `plan`."""
-        decodes = len(self.plain) + len(self.drafts)
+    def shape(self, plan: StepPlan, passes: int) -> StepShape:
+        """Return the work of the step, whose drafter follows `plan` with so many passes after its first one."""
         return StepShape(
-            decodes, self.verified, plan.slots, self.prefill, plan.read, len(self.lengths) <= 1, self.draft_context
+            decodes=len(self.plain) + len(self.drafts),
+            verified=self.verified,
+            slots=plan.slots,
+            prefill=self.prefill,
+            read=plan.read,
+            is_uniform=len(self.lengths) <= 1,
+            draft_context=self.draft_context,
+            passes=passes,
         )

@@ -136,7 +136,13 @@ class Steps:
 
     def _note(self, output: Any, now: float, view: StepView, plan: StepPlan) -> None:
         """Add a planned step to those under way, and determine how many steps may repeat it."""
-        step = ScheduledStep(output.num_scheduled_tokens, view.shape(plan), view.plain, view.drafts, view.refused)
+        step = ScheduledStep(
+            output.num_scheduled_tokens,
+            view.shape(plan, self._planner.further_passes(plan.width)),
+            view.plain,
+            view.drafts,
+            view.refused,
+        )
         self._context = view.context
         self._under_way.append(UnderWay(output, now, view.context, step))
         self.decoding = view.decoding

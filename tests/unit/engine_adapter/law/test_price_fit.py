@@ -18,7 +18,8 @@ from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
 from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, Prices, StepExtras
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
-from tests.simulation.plant import Work
+from tests.simulation.plant import Sequential, Work
+from tests.simulation.step_times import cpu_catch_up_s, cpu_step_s
 
 RECORDED = json.loads((Path(__file__).parent / "asynchronous_steps.json").read_text())["steps"]
 UPDATES, DEVICE = 6, 7
@@ -112,6 +113,25 @@ def test_steps_of_the_h200_that_were_not_seen_are_predicted(mode: str) -> None:
             found.append(abs(prices.step_s(n, n * (1 + k), n * k, is_uniform=True) / took(shape) - 1))
     assert np.median(found) <= 0.08
     assert max(found) <= 0.3
+
+
+def test_a_pass_of_a_sequential_drafter_costs_the_same_for_few_requests_as_for_all() -> None:
+    """Known from steps in which all decodes have one K, as after a calibration."""
+    cost, plant = StepCost(), Sequential(cpu_step_s, cpu_catch_up_s, pass_s=1.3e-3, row_s=2e-5)
+
+    def took(n: int, drafted: int, k: int) -> float:
+        return plant.device_s(Work(n, n + drafted * k, drafted * k, is_uniform=drafted == n, width=k))
+
+    for n in (1, 2, 4, 8, 16, 32):
+        for k in (0, 1, 2, 3):
+            for _ in range(25):
+                cost.note(StepShape(n, n * (1 + k), n * k, passes=max(0, k - 1)), took(n, n, k), 0)
+    coefficients = cost.fit()
+    assert coefficients is not None
+    prices = Prices(coefficients, 128)
+    for n, drafted, k in ((8, 6, 3), (8, 2, 3), (16, 4, 2), (32, 3, 3)):
+        predicted = prices.step_s(n, n + drafted * k, prices.slots(n, k, drafted), k)
+        assert predicted == pytest.approx(took(n, drafted, k), rel=0.07)
 
 
 @given(st.integers(0, 100_000))
@@ -290,5 +310,5 @@ def test_a_choice_sees_the_seconds_that_the_fit_found_for_contexts() -> None:
             whole_s = step_s(coefficients, features_of(shape, 4000, graph))
             assert prices.step_s(4, 4 * (1 + k), 0, is_uniform=True) == pytest.approx(whole_s)
             if k:
-                mixed_s = prices.steps_s(4, np.array([4 * (1 + k)]), np.array([0]))[0]
+                mixed_s = prices.steps_s(4, np.array([4 * (1 + k)]), np.array([0]), np.array([k]))[0]
                 assert mixed_s + prices.uniform_extra_s(4, 3)[k] == pytest.approx(whole_s)

@@ -18,26 +18,26 @@ SIZES = (1, 2, 4, *range(8, 513, 8))
 GRAPHS = Graphs("FULL_AND_PIECEWISE", SIZES, {1: SIZES})
 
 
-def prices_of(graphs: Graphs | None = None, narrowest: int = 1) -> Prices:
-    parts = tuple(MS.get(name, 0.0) * 1e-3 for name in PARTS)
+def prices_of(graphs: Graphs | None = None, narrowest: int = 1, pass_ms: float = 0.0) -> Prices:
+    parts = tuple((MS | {"pass": pass_ms}).get(name, 0.0) * 1e-3 for name in PARTS)
     return Prices(Coefficients(parts, (1e-4,) * len(KNOTS)), 256, graphs, narrowest=narrowest)
 
 
 def seconds(prices: Prices, n: int, verified: int, plan: StepPlan) -> float:
     """Return the seconds of a step that verifies so many tokens, with the drafter's work after it."""
     reads_s = prices.reads_s + prices.read_s * plan.read if plan.read else 0.0
-    return prices.step_s(n, verified, plan.slots, is_uniform=verified == n) + reads_s
+    return prices.step_s(n, verified, plan.slots, plan.width, is_uniform=verified == n) + reads_s
 
 
 @pytest.mark.parametrize(
     ("n", "graphs", "at_most"), [(4, None, 1.03), (1, None, 1.1), (1, GRAPHS, 1.3), (4, GRAPHS, 1.3), (8, GRAPHS, 1.3)]
 )
 @pytest.mark.parametrize("accepted", [0, 4])
-@pytest.mark.parametrize("narrowest", [1, K_MAX])
+@pytest.mark.parametrize(("narrowest", "pass_ms"), [(1, 0.0), (K_MAX, 0.0), (1, 1.4)])
 def test_a_probe_alone_is_charged_what_it_adds_to_two_steps(
-    n: int, graphs: Graphs | None, at_most: float, accepted: int, narrowest: int
+    n: int, graphs: Graphs | None, at_most: float, accepted: int, narrowest: int, pass_ms: float
 ) -> None:
-    prices = prices_of(graphs, narrowest)
+    prices = prices_of(graphs, narrowest, pass_ms)
     priced = ProbePrices.of(prices, n, K_MAX)
     planner, states = Planner(K_MAX, ROWS, narrowest=narrowest, prices=priced), decodes(*["chat"] * n)
     accept(states, *[0.0] * n)
@@ -69,7 +69,7 @@ def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_m
     graphs = Graphs("FULL_AND_PIECEWISE", SIZES, dict.fromkeys((1, 2, 3), SIZES), need_one_k=True) if one_k else None
     prices = Prices(
         Coefficients(
-            tuple((MS | {"drafting_decode": drafting_decode_ms}).get(name, 0.0) * 1e-3 for name in PARTS),
+            tuple((MS | {"drafting_decode": drafting_decode_ms, "pass": 0.7}).get(name, 0.0) * 1e-3 for name in PARTS),
             (1e-4,) * len(KNOTS),
         ),
         1024,
@@ -84,7 +84,7 @@ def test_with_a_drafter_that_must_run_in_every_step_probes_take_their_share_at_m
     for _ in range(steps):
         is_uniform = len({state.positions for state in states}) == 1
         plan = planner.plan(states, table(ratio, default=UP))
-        added_s += prices.step_s(n, verified, plan.slots, is_uniform=is_uniform) - usual_s
+        added_s += prices.step_s(n, verified, plan.slots, plan.width, is_uniform=is_uniform) - usual_s
         verified = n
         for state in states:
             state.positions = 1 + state.k

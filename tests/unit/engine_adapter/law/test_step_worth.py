@@ -42,7 +42,7 @@ def test_the_seconds_of_many_steps_are_those_of_each(in_force: Graphs | None, le
             counts = [(group.decodes, k) for group, k in zip(groups, row, strict=True) if group.decodes]
             width, drafted = max(k for _, k in counts), sum(count for count, k in counts if k)
             m = n + sum(count * k for count, k in counts)
-            alone = priced.step_s(n, m, priced.slots(n, width, drafted), is_uniform=m == n * (1 + width))
+            alone = priced.step_s(n, m, priced.slots(n, width, drafted), width, is_uniform=m == n * (1 + width))
             assert seconds[at] == pytest.approx(alone + (n - drafted) * drafted * priced.catch_up_s(n) / n**2)
             assert by_group[at].tolist() == [al[group.band, k] for group, k in zip(groups, row, strict=True)]
 

@@ -35,8 +35,8 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     evidence = engine.meter.take_evidence()
     assert engine.meter.take_steps() == [
         (StepShape(0, 0, 0, prefill=5), 0.0, 5),
-        (StepShape(0, 0, 3, prefill=5, read=5), 0.0, 10),
-        (StepShape(1, 4, 3, draft_context=3 * 14), 0.0, 14),
+        (StepShape(0, 0, 3, prefill=5, read=5, passes=2), 0.0, 10),
+        (StepShape(1, 4, 3, draft_context=3 * 14, passes=2), 0.0, 14),
     ]
     assert steps_by_kind(evidence) == {StepKind.PROMPT: 2, StepKind.DECODE: 1}
     assert drafts(evidence) == {("default", 3): 1}
