@@ -170,9 +170,8 @@ class Prices:
 
         `width` and `drafted` are numbers or arrays, and so is the result.
         """
-        if self.least_width is None:
-            return np.maximum(width, self.narrowest) * drafted
-        return np.maximum(width, self.least_width) * n
+        laid_out = np.where(width, np.maximum(width, self.narrowest), 0)
+        return laid_out * drafted if self.least_width is None else np.maximum(laid_out, self.least_width) * n
 
     def passes_s(self, width: Any) -> Any:
         """Return the seconds of a drafter's passes after its first one at this width, a number or an array."""

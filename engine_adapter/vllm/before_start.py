@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_facts, serve_flags
+from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_facts, model_lengths, serve_flags
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
@@ -93,7 +93,7 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
         raise InvalidSettingsError(["--config: the file is not read: give its flags on the command line"])
     target, speculative = read(name), _speculative(flags)
     if isinstance(target.get("speculators_config"), Mapping):  # `vllm serve HEAD`: the head names its target
-        speculative = _by_its_head(target) | speculative | {"model": name}
+        speculative = _with_its_head(target, name, speculative, flags)
         target = read(target["speculators_config"]["verifier"]["name_or_path"])
     if not speculative:
         return BeforeStart(None)
@@ -104,7 +104,7 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     head_name, method = _head_and_method(speculative, name, flags)
     # Overrides are of the target alone, also if the head is in its files.
     head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
-    if head_name is not None and method not in _TAKEN:
+    if serve_flags.is_method(method) and head_name is not None and method not in _TAKEN:
         method = _by_head(method, head_name, head)
     mtp = model_facts.mtp_head(head) if method == MTP else None
     drafter = _Drafter(method, speculative, head, mtp)
@@ -112,6 +112,8 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     faults = [
         *_own_faults(facts, drafter, flags),
         *head_faults.of_head(facts.method, head, target, is_parallel=facts.is_parallel),
+        *head_faults.of_fields(facts, speculative, tensor_parallel=serve_flags.whole(flags, "tensor-parallel-size", 1)),
+        *head_faults.of_length(facts, speculative, head, allows_long=machine.allows_long),
         *([] if machine.allows_long else _length_faults(facts, target)),
     ]
     return BeforeStart(facts, tuple(faults), _assumed(facts, target, flags, machine))
@@ -143,7 +145,17 @@ def _speculative(flags: Flags) -> dict[str, Any]:
     return stated | by_json
 
 
-def _by_its_head(head: Config) -> dict[str, Any]:
+def _with_its_head(head: Config, name: str, speculative: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
+    """Return the speculative configuration of `vllm serve HEAD`: what the user states replaces all but the method."""
+    short = [f"--{flag}" for flag in _SHORT.values() if flag in flags]
+    if short:
+        fault = f"{' and '.join(short)}: vLLM takes it from the head {name}: state it in --{_FLAG}"
+        raise InvalidSettingsError([fault])
+    of_head = by_its_head(head)
+    return {**of_head, **speculative, "method": of_head["method"], "model": name}
+
+
+def by_its_head(head: Config) -> dict[str, Any]:
     """Return the speculative configuration that vLLM makes of a head in the format of `speculators`."""
     try:
         k_max = head["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
@@ -202,11 +214,9 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
     is_async = bool(flags.get("async-scheduling", may_be_async))
     mode = serve_flags.config(flags, "compilation-config").get("cudagraph_mode")
     length = serve_flags.whole(flags, "max-model-len", -1) if flags.get("max-model-len") != "auto" else -1
-    longest = length if length > 0 else model_facts.length(target)
-    head_length = serve_flags.whole(speculative, "max_model_len", 0, f"--{_FLAG}: max_model_len") or model_facts.length(
-        head
-    )
-    lengths = [length for length in (head_length, longest) if length]
+    longest = length if length > 0 else model_lengths.usual_length(target)
+    stated = serve_flags.whole(speculative, "max_model_len", 0, f"--{_FLAG}: max_model_len")
+    lengths = [length for length in (stated or model_lengths.usual_length(head), longest) if length]
     uses_mla = model_facts.uses_mla(target)
     return ConfigFacts(
         method,
@@ -248,7 +258,9 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
 
 def _k_max(drafter: _Drafter, flags: Flags) -> int:
     method, speculative, head, mtp = drafter
-    default = (mtp.tokens or None) if mtp else head.get("block_size") if method in _IN_PARALLEL else None
+    default = None
+    if speculative.get("model") is not None:  # vLLM reads a head's own number only if the head is named
+        default = (mtp.tokens or None) if mtp else head.get("block_size") if method == "dspark" else None
     default = _SUFFIX_K if method == "suffix" else default
     if default is None and speculative.get(_K) is None:
         raise InvalidSettingsError([f"{_named(flags, _K)} is missing: add it, for instance 3"])
@@ -277,10 +289,9 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
         faults.append(f"this model's config.json says that it has no MTP layer (0 or null): {remedy}")
     elif mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
         faults.append(f"vLLM takes a multiple of {mtp.tokens} for this head: set {_named(flags, _K)} to {mtp.tokens}")
-    if facts.is_adaptive and not facts.is_v2:
-        faults.append(
-            "vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: remove "
-            f"enable_adaptive_verification from --{_FLAG}"
+    if facts.is_adaptive:
+        faults += head_faults.of_adaptive(
+            facts, has_lora=bool(flags.get("enable-lora")), is_eager=bool(flags.get("enforce-eager"))
         )
     external = [flag for flag in _BALANCED_OUTSIDE if flag in flags]
     if external and facts.data_parallel > 1 and not facts.is_moe:
@@ -296,7 +307,7 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
 
 def _length_faults(facts: ConfigFacts, target: Config) -> list[str]:
     """Return a fault if the flag states a longer sequence than the model reads (`_get_and_verify_max_len`)."""
-    stated = model_facts.length(target)
+    stated = model_lengths.length(target)
     longest = max(stated or 0, target.get("model_max_length") or 0)
     if stated is None or facts.length is None or facts.length <= longest:
         return []

@@ -17,8 +17,9 @@ from typing import Any
 
 from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
-from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat, data_parallel, engine_facts, versions
+from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
+from specpilot.engine_adapter.model_files import model_config
+from specpilot.engine_adapter.vllm import before_start, compat, data_parallel, engine_facts, versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
@@ -112,9 +113,22 @@ def _mla_backend(vllm_config: Any) -> Any:
 
 
 def _speculation(args: Any) -> dict[str, Any]:
-    """Return what the arguments state of speculation: as JSON, or by vLLM's short flags (`--spec-model` and so on)."""
+    """Return what the arguments state of speculation: as JSON, or by vLLM's short flags (`--spec-model` and so on).
+
+    A model that is a head in the format of `speculators` (`vllm serve HEAD`) states it in its own configuration.
+    """
     short = {name: getattr(args, f"spec_{flag}", None) for flag, name in _SHORT_FLAGS.items()}
-    return {name: value for name, value in short.items() if value is not None} | dict(args.speculative_config or {})
+    stated = {name: value for name, value in short.items() if value is not None} | dict(args.speculative_config or {})
+    return stated if "model" in stated else _of_head(args.model) | stated
+
+
+def _of_head(model: str) -> dict[str, Any]:
+    """Return what a head states of speculation; empty for another model, and for one that cannot be read."""
+    try:
+        config = model_config(model)
+        return before_start.by_its_head(config) if config.get("speculators_config") else {}
+    except InvalidSettingsError:
+        return {}  # vLLM says what is wrong with it
 
 
 def _share_metrics() -> None:

@@ -118,7 +118,8 @@ def row_size(vllm_config: Any) -> int:
     """Return how many numbers of the target's hidden states the drafter reads at a position.
 
     vLLM's rule: for EAGLE-3 and DFlash the layers that the head's configuration names, else three; for EAGLE and MTP
-    the last layer. (An MTP head with a wider state is in no list of heads that catch up.)
+    the last layer. (An MTP head with a wider state is in no list of heads that catch up.) Model runner V2 finds their
+    names in two more fields (`get_eagle3_aux_layers_from_config`).
     """
     speculative = vllm_config.speculative_config
     head = speculative.draft_model_config.hf_config
@@ -127,6 +128,8 @@ def row_size(vllm_config: Any) -> int:
     if speculative.method in _READ_SEVERAL and fields.get("use_aux_hidden_state", True):
         named = getattr(head, "eagle_aux_hidden_state_layer_ids", None)
         named = named or fields.get("eagle_aux_hidden_state_layer_ids") or fields.get("target_layer_ids")
+        if vllm_config.use_v2_model_runner:
+            named = named or getattr(head, "target_layer_ids", None) or fields.get("layer_ids")
         states = len(named or ()) or _STATES
     return states * int(vllm_config.model_config.get_hidden_size())
 

@@ -1,6 +1,10 @@
 """Why vLLM itself would not start, or not serve, with a draft head: from both models' `config.json`. Pure."""
 
-from specpilot.engine_adapter.vllm import model_facts
+from collections.abc import Mapping
+from typing import Any
+
+from specpilot.engine_adapter.vllm import model_facts, model_lengths, serve_flags
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config
 
 _EAGLE = ("eagle", "eagle3")
@@ -18,9 +22,11 @@ def of_head(method: str, head: Config, target: Config, *, is_parallel: bool) -> 
             "vLLM drafts in parallel with a head whose config.json names a mask token (ptd_token_id or pard_token), "
             "and this one names none: remove parallel_drafting from --speculative-config, or name a P-EAGLE head"
         )
-    if method not in _EAGLE:
+    if method == "draft_model":
+        return faults + _vocabulary_faults(head, target)
+    if method not in (*_EAGLE, "dflash"):
         return faults
-    mtp = model_facts.mtp_head(head)
+    mtp = model_facts.mtp_head(head) if method in _EAGLE else None
     if mtp is not None and mtp.kind not in _EAGLE_OF_MTP[method]:
         faults.append(
             f"vLLM takes this head ({model_facts.architecture(head)}) for an MTP head, not for one of method "
@@ -34,3 +40,65 @@ def of_head(method: str, head: Config, target: Config, *, is_parallel: bool) -> 
             "target"
         )
     return faults
+
+
+def of_fields(facts: ConfigFacts, speculative: Mapping[str, Any], *, tensor_parallel: int) -> list[str]:
+    """Return the faults of fields that vLLM takes only beside others (`SpeculativeConfig._verify_args`, V1's drafters).
+
+    V1 drafts in parallel with padded batches alone.
+    """
+    faults, drafts_on = [], speculative.get("draft_tensor_parallel_size")
+    if speculative.get("tensor_parallel_size") is not None:
+        faults.append("vLLM has no tensor_parallel_size in --speculative-config: name it draft_tensor_parallel_size")
+    if drafts_on not in (None, 1, tensor_parallel):
+        faults.append(
+            f"draft_tensor_parallel_size is {drafts_on}, and vLLM takes 1 or that of the target, {tensor_parallel}: "
+            "remove it from --speculative-config"
+        )
+    has_slots = facts.is_parallel and (facts.k_max > 1 or facts.method == "dflash")
+    if speculative.get("disable_padded_drafter_batch") and has_slots and not facts.is_v2:
+        faults.append(
+            "on model runner V1 vLLM drafts in parallel with padded batches alone: remove disable_padded_drafter_batch "
+            "from --speculative-config"
+        )
+    if speculative.get("use_heterogeneous_vocab") and facts.method != "draft_model":
+        faults.append("vLLM takes use_heterogeneous_vocab for draft models alone: remove it from --speculative-config")
+    return faults
+
+
+def of_length(facts: ConfigFacts, speculative: Mapping[str, Any], head: Config, *, allows_long: bool) -> list[str]:
+    """Return a fault if the head is stated to read more than it, or its target, can.
+
+    `_maybe_override_draft_max_model_len` compares with the target's own, and it has no variable that allows more.
+    """
+    stated = serve_flags.whole(speculative, "max_model_len", 0)
+    reads = None if allows_long else model_lengths.length(head)
+    least = min((length for length in (reads, facts.length) if length is not None), default=stated)
+    if stated <= least:
+        return []
+    return [f"max_model_len in --speculative-config is {stated}, and head or target read {least} tokens: state no more"]
+
+
+def of_adaptive(facts: ConfigFacts, *, has_lora: bool, is_eager: bool) -> list[str]:
+    """Return why vLLM would not verify adaptively (`_validate_adaptive_verification`)."""
+    remedy = "remove enable_adaptive_verification from --speculative-config"
+    faults = []
+    if not facts.is_v2:
+        faults.append(f"vLLM verifies adaptively on model runner V2 alone, and this engine runs V1: {remedy}")
+    if has_lora:
+        faults.append(f"vLLM does not verify adaptively beside LoRA: {remedy}, or --enable-lora")
+    if is_eager or facts.graph_mode in ("NONE", "PIECEWISE"):
+        faults.append(f"vLLM verifies adaptively with FULL CUDA graphs alone: {remedy}, or the flag that excludes them")
+    return faults
+
+
+def _vocabulary_faults(head: Config, target: Config) -> list[str]:
+    """Return a fault if a draft model has another vocabulary; one with `use_heterogeneous_vocab` is not steered."""
+    sizes = [model_facts.text_of(config).get("vocab_size") for config in (head, target)]
+    if None in sizes or sizes[0] == sizes[1]:
+        return []
+    fault = (
+        f"the draft model has {sizes[0]} tokens and the target {sizes[1]}: name a draft model with the target's "
+        "vocabulary"
+    )
+    return [fault]

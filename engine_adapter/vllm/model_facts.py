@@ -157,12 +157,6 @@ _OF_TEXT = frozenset(
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "vision_config", "audio_config")
 """Parts of a model's configuration that are configurations of their own."""
 
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
-_LENGTH_SCALED_ALREADY = frozenset(
-    (None, "default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-)
-"""Kinds of RoPE scaling that `max_position_embeddings` includes (`_get_and_verify_max_len` in `config/model.py`)."""
-
 
 class MtpHead(NamedTuple):
     """`kind`: vLLM's `model_type` of it. `modules` as `use_multi_module_mtp` counts.
@@ -238,15 +232,6 @@ def has_window(dflash: Config, layer_types: Sequence[str] | None) -> bool:
     return bool(dflash.get("use_swa")) or "sliding_attention" in (layer_types or ())
 
 
-def length(config: Config) -> int | None:
-    """Return the longest sequence that a model reads, in tokens; `None`: its configuration does not say."""
-    text = text_of(config)
-    stated = [text[name] for name in _LENGTHS if isinstance(text.get(name), int)]
-    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    is_scaled = scaling.get("rope_type", scaling.get("type")) not in _LENGTH_SCALED_ALREADY
-    return int(min(stated) * ((scaling.get("factor") or 1) if is_scaled else 1)) if stated else None
-
-
 def overridden(config: Config, overrides: Config) -> dict[str, Any]:
     """Return a configuration with vLLM's `hf_overrides` (`ModelConfig._apply_dict_overrides`).
 
@@ -308,16 +293,20 @@ def as_vllm_reads(config: Config) -> Config:
     """Return a file's configuration as vLLM reads it, if it is in the format of `speculators` or of Mistral."""
     layer = config.get("transformer_layer_config")
     if isinstance(layer, Mapping):
-        return dict(layer) | _of_speculators(str(config.get("speculators_model_type")), config.get("mask_token_id"))
+        return dict(layer) | _of_speculators(config)
     return _of_mistral(config) if "dim" in config and "architectures" not in config else config
 
 
-def _of_speculators(kind: str, mask_token: int | None) -> dict[str, Any]:
+def _of_speculators(config: Config) -> dict[str, Any]:
     """Return what vLLM adds to the configuration of such a head (`transformers_utils/configs/speculators/algos.py`)."""
+    kind, mask_token, width = map(config.get, ("speculators_model_type", "mask_token_id", "target_hidden_size"))
+    added: dict[str, Any] = {} if width is None else {"target_hidden_size": width}
     if kind == "peagle":
-        return {"pard_token": mask_token}
+        return added | {"pard_token": mask_token}
     named = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
-    return {"architectures": [named[kind]], "dflash_config": {"mask_token_id": mask_token}} if kind in named else {}
+    if kind in named:
+        added |= {"architectures": [named[kind]], "dflash_config": {"mask_token_id": mask_token}}
+    return added
 
 
 def _of_mistral(params: Config) -> Config:

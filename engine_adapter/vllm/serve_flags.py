@@ -11,7 +11,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm.serve_names import KNOWN, LISTS, OPPOSITES, SPECULATIVE_FIELDS, SWITCHES
+from specpilot.engine_adapter.vllm.serve_names import (
+    KNOWN,
+    LISTS,
+    OPPOSITES,
+    SPECULATIVE_FIELDS,
+    SPECULATIVE_METHODS,
+    SWITCHES,
+)
 
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
@@ -113,6 +120,19 @@ def check_fields(speculative: Iterable[str]) -> None:
             faults.append(f"--speculative-config: {field}: vLLM has no such field; {remedy}")
     if faults:
         raise InvalidSettingsError(faults)
+
+
+def is_method(name: str) -> bool:
+    """Whether tested versions of vLLM have this speculative method.
+
+    Raises `InvalidSettingsError` for one that is misspelt: a newer vLLM's resembles none.
+    """
+    if name in SPECULATIVE_METHODS or name.endswith("_mtp"):
+        return True
+    close = get_close_matches(name.lower(), SPECULATIVE_METHODS, 1)
+    if close:
+        raise InvalidSettingsError([f"speculative method {name!r}: vLLM has none; did you mean {close[0]}?"])
+    return False
 
 
 def read(arguments: Sequence[str]) -> Flags:

@@ -93,6 +93,11 @@ WITH_VALUE = frozenset(_WITH_VALUE.split())
 """Flags that take one value."""
 SPECULATIVE_FIELDS = frozenset(_SPECULATIVE_FIELDS.split())
 """The fields of `--speculative-config`."""
+SPECULATIVE_METHODS = (
+    "ngram", "ngram_gpu", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class", "eagle", "eagle3",
+    "extract_hidden_states", "dflash", "dspark", "mtp",
+)  # fmt: skip
+"""The names of its methods, beside the former ones of MTP, which end in `_mtp`."""
 _OPPOSITE = {"enable": "disable", "disable": "enable"}
 OPPOSITES = {
     f"{_OPPOSITE[verb]}-{rest}": name

@@ -27,10 +27,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-8b": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
+        "vocab_size": 151936,
         "sliding_window": None,
         "use_sliding_window": False,
         "max_position_embeddings": 40960,
     },
+    "qwen3-8b-of-100-tokens": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 100},
     "qwen3-8b-peagle": {
         "speculators_model_type": "peagle",
         "speculators_config": {

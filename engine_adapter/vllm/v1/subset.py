@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from specpilot.engine_adapter.vllm.embeddings import of_positions
 from specpilot.engine_adapter.vllm.rows import handed_over
 
 
@@ -57,7 +58,8 @@ def chosen(
         reduced["sampling_metadata"] = replace(sampling, temperature=sampling.temperature.index_select(0, requests))
     if reduced.get("mm_embed_inputs") is not None:
         embeddings, is_embedding_cpu = reduced["mm_embed_inputs"]
-        reduced["mm_embed_inputs"] = _embeddings_of(torch.from_numpy(rows).long(), embeddings, is_embedding_cpu, device)
+        there_cpu = torch.from_numpy(rows).long()
+        reduced["mm_embed_inputs"] = of_positions(there_cpu, embeddings, is_embedding_cpu, device)
     if reduced.get("slot_mappings") is not None:  # of the whole batch; EAGLE drafters make their own from the metadata
         reduced["slot_mappings"] = None
     reduced["common_attn_metadata"] = CommonAttentionMetadata(
@@ -74,20 +76,6 @@ def chosen(
         causal=True,
     )
     return reduced, requests
-
-
-def _embeddings_of(
-    tokens_cpu: torch.Tensor, embeddings: Sequence[torch.Tensor], is_embedding_cpu: torch.Tensor, device: torch.device
-) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-    """Return the image embeddings at these positions of the step, and which of the positions have one.
-
-    The last position of a prompt may belong to an image, also of a request that is left out.
-    """
-    chosen_cpu = is_embedding_cpu[tokens_cpu]
-    if int(chosen_cpu.sum()) < int(is_embedding_cpu.sum()):
-        rows_cpu = (is_embedding_cpu.cumsum(0) - 1)[tokens_cpu][chosen_cpu]
-        embeddings = [torch.cat(list(embeddings))[handed_over(rows_cpu, device)]]
-    return embeddings, chosen_cpu
 
 
 def spread(values: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
 from specpilot.engine_adapter.plan.missing_rows import MissingRows, missing_rows, passes, within
+from specpilot.engine_adapter.vllm.embeddings import of_positions
 from specpilot.engine_adapter.vllm.engine_facts import backlog_rows, drafter_length, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
 from specpilot.engine_adapter.vllm.v2.attention import Pass
@@ -109,7 +110,8 @@ class Backlog:
             on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
             rows = handed_over(on_host, self._speculator.device)
             states = torch.cat([layer[rows] for layer in step.states], dim=-1)
-            self._forward(step, part, part_ends, step.batch.input_ids[rows + 1], states)
+            images = None if step.images is None else of_positions(on_host, *step.images, rows.device)
+            self._forward(step, part, part_ends, step.batch.input_ids[rows + 1], states, images=images)
 
     def _take_in_cut(self, step: Step) -> None:
         """Run the head over all positions except the last of each request whose drafts were `cut` (`Step.cut`)."""
@@ -142,12 +144,13 @@ class Backlog:
         tokens: torch.Tensor,
         states: torch.Tensor,
         known: tuple[torch.Tensor, int] | None = None,
+        images: tuple[Sequence[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """Run the head over the rows of `part`, whose ends on the host are `part_ends`.
 
         `tokens` [rows] are the tokens that follow the rows, `states` [rows, row_size] the target's states. `known`, if
         the lengths in `part` are not exact: the first row of each request, [requests + 1], and the largest number of
-        rows of a request.
+        rows of a request. `images` as in `Step`, of the rows.
         """
         speculator, device, count = self._speculator, self._speculator.device, len(tokens)
         lengths = [len(rows) for rows in part.rows]
@@ -175,4 +178,4 @@ class Backlog:
         tables_of = [table.gpu[of_requests] for table in tables.block_tables]
         rows = Pass(starts, starts_cpu, seq_lens, ends_cpu, tables_of, slots, positions, longest)
         by_layer = build_slot_mappings_by_layer(slots, speculator.kv_cache_config)
-        speculator._run_model(count, rows.metadata(speculator), by_layer, None)
+        speculator._run_model(count, rows.metadata(speculator), by_layer, None, mm_inputs=images)

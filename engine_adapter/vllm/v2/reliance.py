@@ -96,7 +96,11 @@ RELIANCE_V2: tuple[Item, ...] = (
     # step.py, backlog.py: the state after a step, the head's pass over rows
     Method(
         _SEQUENTIAL, "TargetDependentARSpeculator", "_run_model",
-        ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp", "cudagraph_runtime_mode"), Use.CALL,
+        (
+            "num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp", "cudagraph_runtime_mode",
+            "mm_inputs",
+        ),
+        Use.CALL,
     ),
     Attributes(
         _SEQUENTIAL, "TargetDependentARSpeculator",

@@ -18,13 +18,15 @@ class Step:
 
     `batch` is vLLM's `InputBatch`. `states` are the target's hidden states that the head reads, [tokens, hidden size]
     for each layer. `rejected` [requests] are the numbers of rejected draft tokens, `following` [requests] the tokens
-    after the last position that stays: the one sampled now, or the prompt's next.
+    after the last position that stays: the one sampled now, or the prompt's next. `images` are the embeddings of images
+    and sound, and which positions have one (`vllm.embeddings`); `None`: the head reads none.
     """
 
     batch: Any
     states: Sequence[torch.Tensor]
     rejected: torch.Tensor
     following: torch.Tensor
+    images: tuple[Sequence[torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> "Step":
@@ -37,7 +39,7 @@ class Step:
             arguments["next_prefill_tokens"][0, slots],
         )
         states = arguments["aux_hidden_states"] or (arguments["last_hidden_states"],)
-        return cls(batch, states, arguments["num_rejected"], following)
+        return cls(batch, states, arguments["num_rejected"], following, arguments.get("mm_inputs"))
 
     @property
     def requests(self) -> list[str]:

@@ -21,6 +21,7 @@ import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.utils import get_uniform_decode_token_count
 
+from specpilot.engine_adapter.vllm.embeddings import of_positions
 from specpilot.engine_adapter.vllm.rows import handed_over, indices
 from specpilot.engine_adapter.vllm.v2.graphs import note_longest
 
@@ -55,9 +56,13 @@ def chosen(speculator: Any, arguments: dict[str, Any], places: Sequence[int], cu
         metadata = speculator.model_state.prepare_attn(
             part, graph.cg_mode, block_tables, slots, speculator.target_attn_groups, speculator.kv_cache_config
         )
-    states = arguments["aux_hidden_states"]
+    states, images = arguments["aux_hidden_states"], arguments.get("mm_inputs")
+    if images is not None:
+        embeddings, is_embedding_cpu = images
+        images = of_positions(tokens_cpu[:count], embeddings, is_embedding_cpu, device)
     return arguments | {
         "input_batch": part,
+        "mm_inputs": images,
         "attn_metadata": metadata,
         "slot_mappings": slots_by_layer,
         "last_hidden_states": arguments["last_hidden_states"][tokens],

@@ -33,6 +33,7 @@ KIMI = drafted("eagle3", "kimi-k2.5-eagle3-mla", 3)
 LLAMA_HEAD = drafted("eagle3", "llama-3.1-8b-eagle3", 3)
 DFLASH = {"model": "laguna-dflash", "num_speculative_tokens": 15}
 EVERY_STEP = "runs in every step"
+ADAPTIVE = {"enable_adaptive_verification": True}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,8 @@ EVERY_STEP = "runs in every step"
         ("gpt-oss-120b", drafted("eagle3", "gpt-oss-20b-p-eagle", 7, parallel_drafting=True), (), RUNS, ""),
         ("gpt-oss-120b", drafted("eagle3", "gpt-oss-20b-p-eagle", 7), (), REFUSED, '"parallel_drafting": true'),
         ("qwen3-8b-peagle", None, (), RUNS, ""),
+        ("qwen3-8b-peagle", {"method": "mtp", "num_speculative_tokens": 5}, (), RUNS, ""),  # the head states the method
+        ("glm-4.5", {"method": "mtp", "model": "glm-4.5"}, (), RUNS, ""),  # K is the head's own
         ("glm-4.5", mtp(1), ("--no-enable-prefix-caching", *FP8), RUNS, ""),
         ("mimo-7b", mtp(1), ("--no-async-scheduling",), RUNS, ""),
         ("ernie-4.5", drafted("ernie_mtp", "ernie-4.5", 1), (), RUNS, ""),
@@ -91,7 +94,7 @@ EVERY_STEP = "runs in every step"
         ("gemma-4-31b", {"model": "gemma-4-31b-assistant", "num_speculative_tokens": 4}, (), REFUSED, "Gemma 4"),
         ("qwen3-8b", DFLASH, (), RUNS_WITH_LESS, EVERY_STEP),
         ("qwen3-8b", DFLASH, NIXL, RUNS_WITH_LESS, "a KV connector stores blocks"),
-        ("qwen3-8b", DFLASH | {"enable_adaptive_verification": True}, (), REFUSED, "remove enable_adaptive"),
+        ("qwen3-8b", DFLASH | ADAPTIVE, (), REFUSED, "remove enable_adaptive"),
         ("qwen3.5", DFLASH, (), RUNS_WITH_LESS, "get one K"),
         ("qwen3-8b", DFLASH | {"model": "qwen3-8b-dflash-2"}, (), REFUSED, "with candidates"),
         ("qwen3-8b", DFLASH | {"model": "qwen3-8b-speculators-dflash-2"}, (), REFUSED, "with candidates"),
@@ -140,6 +143,10 @@ EVERY_STEP = "runs in every step"
             REFUSED,
             "remove enable_adaptive_verification",
         ),
+        ("llama-3.1-8b", LLAMA_HEAD | ADAPTIVE, (), RUNS, ""),
+        ("llama-3.1-8b", LLAMA_HEAD | ADAPTIVE, ("--enable-lora",), REFUSED, "beside LoRA"),
+        ("llama-3.1-8b", LLAMA_HEAD | ADAPTIVE, ("--enforce-eager",), REFUSED, "with FULL CUDA graphs alone"),
+        ("llama-3.1-8b", LLAMA_HEAD | ADAPTIVE, ("-cc.cudagraph_mode=PIECEWISE",), REFUSED, "with FULL CUDA graphs"),
         ("glm-4.5-without-mtp", mtp(1), (), REFUSED, "no MTP layer"),
         ("qwen3.5-without-mtp", mtp(1), (), REFUSED, "no MTP layer"),
         ("kimi-k2.5", KIMI, ("--hf-overrides.text_config.max_position_embeddings=65536",), RUNS_WITH_LESS, "MLA"),
@@ -171,6 +178,15 @@ EVERY_STEP = "runs in every step"
             "names none",
         ),
         ("qwen3-8b", {"model": "qwen3-8b", "parallel_drafting": True} | K3, (), REFUSED, "names none"),
+        ("qwen3-8b", {"model": "qwen3-8b-of-100-tokens"} | K3, (), REFUSED, "has 100 tokens and the target 151936"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"draft_tensor_parallel_size": 2}, ("-tp", "4"), REFUSED, "takes 1 or that of"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"draft_tensor_parallel_size": 4}, ("-tp", "4"), RUNS, ""),
+        ("llama-3.1-8b", LLAMA_HEAD | {"tensor_parallel_size": 1}, (), REFUSED, "name it draft_tensor_parallel_size"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"use_heterogeneous_vocab": True}, (), REFUSED, "for draft models alone"),
+        ("qwen3-8b-peagle", {"disable_padded_drafter_batch": True}, (), REFUSED, "with padded batches alone"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"max_model_len": 131073}, (), REFUSED, "read 131072 tokens"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"max_model_len": 4096}, ("--max-model-len", "2k"), REFUSED, "read 2000 tokens"),
+        ("qwen3-8b", {"method": "xpress", "model": "laguna-dflash"} | K3, (), REFUSED, "not method 'xpress'"),
         ("llama-3.1-8b", drafted("eagle3", "mimo-7b", 3), (), REFUSED, "(MiMoForCausalLM) for an MTP head"),
         (
             "llama-3.1-8b",
@@ -243,7 +259,7 @@ def test_what_vllm_decides_later_is_said_to_be_assumed() -> None:
         "asynchronous scheduling, vLLM's default on GPUs",
         f"attention backend {backends}; on others vLLM takes one that the start may refuse",
     )
-    on_cpu = check.answer_to("glm-4.5", ["--spec-method", "mtp"], version="0.32.0", device="cpu")
+    on_cpu = check.answer_to("glm-4.5", ["--spec-method", "mtp", "--spec-tokens", "1"], version="0.32.0", device="cpu")
     assert on_cpu.assumed == ("model runner V1 (VLLM_USE_V2_MODEL_RUNNER is not set)",)
 
 
@@ -279,15 +295,48 @@ def test_a_longer_sequence_may_be_allowed_as_in_vllm(monkeypatch: pytest.MonkeyP
     assert asked("glm-4.5", mtp(1), "--max-model-len", "999999").verdict == RUNS
 
 
+def written(name: str, config: dict[str, Any]) -> str:
+    Path(name).mkdir()
+    (Path(name) / "config.json").write_text(json.dumps(config))
+    return name
+
+
 @pytest.mark.usefixtures("models")
 def test_a_head_of_a_target_of_another_width_is_refused() -> None:
     for name, width in (("wide", 256), ("narrow", 64)):
-        Path(name).mkdir()
-        config = CONFIGS["llama-3.1-8b-eagle3-of-2048"] | {"hidden_size": width}
-        (Path(name) / "config.json").write_text(json.dumps(config))
+        written(name, CONFIGS["llama-3.1-8b-eagle3-of-2048"] | {"hidden_size": width})
     fault = "the head reads hidden states of 256 numbers, and the target's have 64: name a head of this target"
     assert asked("narrow", drafted("eagle3", "wide", 3)).refused == (fault,)
     assert asked("narrow", drafted("eagle3", "narrow", 3)).verdict == RUNS
+    assert fault in asked("narrow", drafted("dflash", "wide", 3)).refused
+
+
+@pytest.mark.usefixtures("models")
+def test_a_narrow_head_in_the_format_of_speculators_states_the_width_of_its_target() -> None:
+    """As that of Llama 3.3 70B: its own layers have 6,144 numbers, and it reads states of 8,192."""
+    head = CONFIGS["llama-3.1-8b-eagle3"]
+    head = head | {"transformer_layer_config": head["transformer_layer_config"] | {"hidden_size": 6144}}
+    target = written("target", CONFIGS["llama-3.1-8b"] | {"hidden_size": 8192})
+    assert asked(target, drafted("eagle3", written("head", head | {"target_hidden_size": 8192}), 3)).verdict == RUNS
+    assert asked(target, drafted("eagle3", written("other", head), 3)).verdict == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("model", "speculative", "flags", "words"),
+    [
+        ("glm-4.5", {"method": "mtp"}, (), "num_speculative_tokens is missing"),
+        ("qwen3-8b", {"method": "dflash", "model": "laguna-dflash"}, (), "num_speculative_tokens is missing"),
+        ("qwen3-8b-peagle", None, ("--spec-tokens", "5"), "--spec-tokens: vLLM takes it from the head"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"method": "EAGLE3"}, (), "'EAGLE3': vLLM has none; did you mean eagle3"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"method": "eagle4"}, (), "'eagle4': vLLM has none"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_what_vllm_would_not_take_is_named(
+    model: str, speculative: dict[str, Any] | None, flags: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(InvalidSettingsError, match=words):
+        asked(model, speculative, *flags)
 
 
 @pytest.mark.usefixtures("models")

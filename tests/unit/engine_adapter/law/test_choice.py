@@ -126,7 +126,7 @@ def test_a_choice_of_some_widths_at_a_time_is_the_same(positions: int, monkeypat
 @pytest.mark.parametrize(
     "in_force", [None, graphs(lengths=(1, 2, 3, 5)), graphs(FULL)], ids=["none", "piecewise", "full"]
 )
-@pytest.mark.parametrize(("least_width", "narrowest"), [(None, 1), (0, 1), (1, 1), (None, K), (K, K)])
+@pytest.mark.parametrize(("least_width", "narrowest"), [(None, 1), (0, 1), (1, 1), (None, K), (0, K), (K, K)])
 def test_it_is_within_two_percent_of_the_best_of_all(
     in_force: Graphs | None, least_width: int | None, narrowest: int
 ) -> None:
@@ -145,7 +145,7 @@ def test_it_is_within_two_percent_of_the_best_of_all(
 
 
 @pytest.mark.parametrize(
-    ("rows", "least_width", "narrowest"), [(0, 0, 1), (0, 1, 1), (4096, 0, 1), (4096, 0, K), (0, K, K)]
+    ("rows", "least_width", "narrowest"), [(0, 0, 1), (0, 1, 1), (4096, 0, 1), (4096, 0, K), (0, 0, K), (0, K, K)]
 )
 def test_a_step_is_priced_with_the_slots_that_the_planner_lays_out(rows: int, least_width: int, narrowest: int) -> None:
     """A drafter that runs in every step has slots for all decodes, also for those with K = 0; a block has K_max."""

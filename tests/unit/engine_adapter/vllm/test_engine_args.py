@@ -1,5 +1,6 @@
 """One switch: with the adapter in `VLLM_PLUGINS`, an engine that speculates needs no further flag."""
 
+import json
 import os
 import tempfile
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm import data_parallel, engine_args, start_notes, versions
 from tests.support import vllm_config
+from tests.support.published_configs import CONFIGS
 from tests.support.stack import DEMO_MODEL
 
 SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_speculative_tokens": 7}
@@ -136,6 +138,17 @@ def test_vllms_short_flags_are_speculation_too(monkeypatch: pytest.MonkeyPatch) 
     )
     engine_args.complete(args)
     assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 800)
+
+
+def test_a_head_that_is_served_states_its_speculation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`vllm serve HEAD`: vLLM takes target, method and K from its configuration."""
+    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
+    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b-eagle3"]))
+    args = EngineArgs(model=str(tmp_path), max_num_seqs=100)
+    engine_args.complete(args)
+    assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 608)
+    assert os.environ[engine_args.RUNNER] == "0"
 
 
 def test_without_a_folder_that_can_be_written_the_start_names_the_remedy(

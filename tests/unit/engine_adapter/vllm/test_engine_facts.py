@@ -96,6 +96,24 @@ def test_rows_take_the_memory_that_the_operator_gives(
     assert engine_facts.backlog_rows(found) == 6 * 128 // states
 
 
+@pytest.mark.parametrize(
+    ("head", "on_v1", "on_v2"),
+    [
+        ({"target_layer_ids": [1, 3, 5, 7]}, 3, 4),
+        ({"eagle_config": {"layer_ids": [1, 3, 5, 7, 9]}}, 3, 5),
+        (LAYERS | {"target_layer_ids": [1]}, 2, 2),
+    ],
+)
+def test_model_runner_v2_finds_the_layers_of_a_head_in_more_fields(
+    head: dict[str, object], on_v1: int, on_v2: int
+) -> None:
+    for runner, states in enumerate((on_v1, on_v2)):
+        found = config("eagle3", runner_v2=runner)
+        found.speculative_config.draft_model_config = ModelConfig(head=head)
+        found.model_config = ModelConfig()
+        assert engine_facts.row_size(found) == states * 4096
+
+
 def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
     found = config()
     found.num_speculative_tokens = 7

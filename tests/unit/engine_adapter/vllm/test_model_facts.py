@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     import vllm.model_executor.models as vllm_models
     from vllm.config import SpeculativeConfig
+    from vllm.config.model import _get_and_verify_max_len
     from vllm.config.speculative import MTPModelTypes
     from vllm.engine.arg_utils import EngineArgs
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
@@ -26,7 +27,7 @@ with warnings.catch_warnings():
 
 from specpilot.engine_adapter import check
 from specpilot.engine_adapter.errors import UnsupportedEngineError
-from specpilot.engine_adapter.vllm import compat, config_facts, model_facts, start_notes
+from specpilot.engine_adapter.vllm import compat, config_facts, model_facts, model_lengths, start_notes
 from tests.support.published_configs import CONFIGS
 from tests.support.stack import DEMO_MODEL
 
@@ -141,6 +142,38 @@ def test_the_inexact_attention_backends_are_those_of_vllm() -> None:
     assert {"FLASHMLA", "FLASHMLA_SPARSE", "TRITON_MLA"} <= inexact
     on_cpus = {"CPU_MLA", "AMX_MLA"}  # vLLM schedules synchronously there
     assert inexact - on_cpus == compat._INEXACT_ATTENTION & read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_position_embeddings": 4096},
+        {"max_position_embeddings": 4096, "seq_len": 2048},
+        {"max_position_embeddings": 8192, "model_max_length": 131072},  # Command R
+        {"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+        {"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "yarn", "factor": 8.0}},
+        {
+            "model_type": "gemma3_text",
+            "max_position_embeddings": 131072,
+            "rope_parameters": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        },  # Phi 4
+    ],
+)
+def test_the_longest_sequence_is_the_one_that_vllm_derives(fields: dict[str, Any]) -> None:
+    config = SimpleNamespace(**{"model_type": "some", "rope_parameters": None} | fields)
+    derived = ModelArchConfigConvertorBase.derive_max_model_len_and_key(SimpleNamespace(hf_text_config=config))
+    arch = SimpleNamespace(derived_max_model_len_and_key=derived)
+    longest = model_lengths.length(fields)
+    assert longest is not None
+    assert model_lengths.usual_length(fields) == _get_and_verify_max_len(config, arch, None, None, False, None)
+    assert _get_and_verify_max_len(config, arch, None, longest, False, None) == longest
+    with pytest.raises(ValueError, match="greater than the derived max_model_len"):
+        _get_and_verify_max_len(config, arch, None, longest + 1, False, None)
 
 
 EAGLE3 = {"method": "eagle3", "model": str(DEMO_MODEL / "eagle3")}

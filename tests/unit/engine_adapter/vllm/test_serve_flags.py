@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config.speculative import SpeculativeConfig
+    from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -95,8 +96,11 @@ def test_every_flag_of_vllm_is_known_with_the_number_of_its_values() -> None:
         assert serve_flags.unknown(name.lstrip("-").removeprefix("no-") for name in action.option_strings) == []
 
 
-def test_every_field_of_vllms_speculative_configuration_is_known() -> None:
+def test_every_field_and_method_of_vllms_speculative_configuration_is_known() -> None:
     serve_flags.check_fields(field.name for field in dataclasses.fields(SpeculativeConfig))
+    methods = set(re.findall(r"'(\w+)'", str(SpeculativeMethod)))
+    assert {"eagle3", "mtp", "dflash", "draft_model", "ngram_gpu"} < methods
+    assert all(map(serve_flags.is_method, methods))
 
 
 @pytest.mark.parametrize(

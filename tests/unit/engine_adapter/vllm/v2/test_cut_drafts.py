@@ -1,10 +1,10 @@
 """Steps whose drafts adaptive verification cut: the host knows the sum of positions, the accelerator each request's.
 
-Each is held beside the same step as the adapter sees it where the host knows it exactly.
+Each is held beside the same step as the adapter sees it where the host knows it exactly. Also steps with images.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +112,7 @@ class Speculator:
     """A head that notes the rows it runs over: token, position, state, slot of the request."""
 
     seen: list[tuple[int, int, float]] = field(default_factory=list)
+    images: Any = None
     device = torch.device("cpu")
     dtype = torch.float32
     method = "eagle"
@@ -127,7 +128,8 @@ class Speculator:
             compute_slot_mappings=lambda requests, starts, positions, count, out: out[:, :count],
         )
 
-    def _run_model(self, count: int, *_: Any) -> None:
+    def _run_model(self, count: int, *_: Any, mm_inputs: Any = None) -> None:
+        self.images = mm_inputs
         columns = (self.input_buffers.input_ids, self.input_buffers.positions, self.hidden_states[:, 0])
         rows = zip(*(column[:count].tolist() for column in columns), strict=True)
         self.seen += [(int(token), int(position), state) for token, position, state in rows]
@@ -163,25 +165,29 @@ def test_the_head_runs_over_no_position_beyond_its_length() -> None:
     assert max(position for _, position, _ in own._speculator.seen) < 30
 
 
+def part_of(whole: Batch, places: list[int], **more: Any) -> dict[str, Any]:
+    """The arguments of `propose` for the requests at these places of a step."""
+    buffers = SimpleNamespace(query_start_loc=whole.query_start_loc, seq_lens=torch.zeros(5, dtype=torch.int64))
+    speculator = SimpleNamespace(
+        device=torch.device("cpu"),
+        lays_out_itself=True,
+        target_input_buffers=buffers,
+        block_tables=SimpleNamespace(gather_block_tables=lambda *_, **__: None),
+    )
+    given = {
+        "input_batch": whole,
+        "last_hidden_states": torch.arange(whole.num_tokens)[:, None],
+        "aux_hidden_states": None,
+        "num_sampled": torch.arange(5),
+        "num_rejected": torch.arange(5),
+    }
+    return subset.chosen(speculator, given | more, places, step(whole).cut)
+
+
 def test_a_part_of_such_a_step_is_laid_out_as_the_accelerator_has_it() -> None:
-    places, parts = [0, 1, 2, 4], []
+    parts = []
     for is_exact in (True, False):
-        whole = batch(is_exact=is_exact)
-        buffers = SimpleNamespace(query_start_loc=whole.query_start_loc, seq_lens=torch.zeros(5, dtype=torch.int64))
-        speculator = SimpleNamespace(
-            device=torch.device("cpu"),
-            lays_out_itself=True,
-            target_input_buffers=buffers,
-            block_tables=SimpleNamespace(gather_block_tables=lambda *_, **__: None),
-        )
-        given = {
-            "input_batch": whole,
-            "last_hidden_states": torch.arange(whole.num_tokens)[:, None],
-            "aux_hidden_states": None,
-            "num_sampled": torch.arange(5),
-            "num_rejected": torch.arange(5),
-        }
-        part = subset.chosen(speculator, given, places, step(whole).cut)
+        part = part_of(batch(is_exact=is_exact), [0, 1, 2, 4])
         batch_of = part["input_batch"]
         parts.append(
             (
@@ -191,3 +197,29 @@ def test_a_part_of_such_a_step_is_laid_out_as_the_accelerator_has_it() -> None:
         )  # fmt: skip
     assert parts[0][0] == [0, 4, 5, 7, 11]
     assert parts[1] == parts[0]
+
+
+def image_at(*positions: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The embeddings 0, 1, ... of an image whose tokens follow these positions of the step."""
+    where = torch.zeros(sum(lengths()), dtype=torch.bool)
+    where[list(positions)] = True
+    return [torch.arange(len(positions))[:, None]], where
+
+
+def test_the_embeddings_of_an_image_stay_at_its_tokens_where_the_drafter_leaves_requests_out() -> None:
+    """vLLM puts decodes first, so a request that is left out stands before a prompt with an image."""
+    images = image_at(9, 10)  # the second and the third position of the prompt; "plain" is left out
+    (embeddings, where), whole = part_of(batch(is_exact=True), [0, 1, 2, 4], mm_inputs=images)["mm_inputs"], lengths()
+    assert where.nonzero().flatten().tolist() == [8, 9]
+    assert (len(where), torch.cat(list(embeddings)).tolist()) == (sum(whole) - 1, [[0], [1]])
+    assert part_of(batch(is_exact=True), [0, 1, 2, 4])["mm_inputs"] is None
+
+
+@pytest.mark.usefixtures("_without_attention")
+def test_the_head_reads_the_images_of_a_prompt_also_in_a_step_that_drafts_nothing() -> None:
+    own = Backlog.__new__(Backlog)
+    own._speculator, own._length, own._slots = Speculator(), 1000, None
+    own._take_in(replace(step(batch(is_exact=True)), images=image_at(9, 11)), ())
+    embeddings, where = own._speculator.images  # over 3 rows of "a", 1 of "c", and 3 of the prompt's 4
+    assert where.tolist() == [False] * 5 + [True, False]
+    assert torch.cat(list(embeddings)).tolist() == [[0]]
