@@ -7,6 +7,7 @@ parts of a computation. The estimates are shared with the law, but not the choos
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -100,8 +101,38 @@ def slowest_s(choice: Choice) -> dict[int, float]:
         return {}
     slowest = _slowest_s(choice, choice.step())
     fastest = _slowest_s(choice, choice.step(choice.fastest)) if choice.fastest else slowest
-    bounds_s = {index: (item.tpot_bound_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
-    return {index: min(seconds, max(fastest[index], bounds_s[index])) for index, seconds in slowest.items()}
+    return {index: min(seconds, max(fastest[index], _bound_s(choice, index))) for index, seconds in slowest.items()}
+
+
+def out_of_reach(choice: Choice, slowest: Mapping[int, float], between: Pause) -> set[int]:
+    """Return the requirements with a bound that fewer requests at once would keep, and no K keeps for all of them.
+
+    `slowest` is `slowest_s` of the choice. Of a bound that no K keeps even for a request alone, fewer would keep
+    nothing: such a requirement is not returned.
+    """
+    return {
+        index
+        for index, seconds in slowest.items()
+        if seconds > _bound_s(choice, index) and _is_kept_alone(choice, index, between)
+    }
+
+
+def _is_kept_alone(choice: Choice, index: int, between: Pause) -> bool:
+    """Whether some K keeps the bound of a requirement for one of its decodes alone, without prompts beside it."""
+    assert choice.estimates is not None
+    prices = copy(choice.estimates.prices)
+    prices.prompts_s = 0.0
+    alone = replace(choice.estimates, prices=prices, choosers={})
+    codes = [code for code, count in choice.counts.items() if count and code >> REQUIREMENT_AT == index]
+    return any(
+        slowest_s(chosen(alone, choice.requirements, Counter({code: 1}), None, between))[index]
+        <= _bound_s(choice, index)
+        for code in codes
+    )
+
+
+def _bound_s(choice: Choice, index: int) -> float:
+    return (choice.requirements.distinct[index].tpot_bound_ms or 0.0) / _MS
 
 
 def mean_s(choice: Choice) -> dict[int, float]:
@@ -153,7 +184,7 @@ def k_by_load(
         slowest = slowest_s(choice)
         for name, index in requirements.index_of.items():
             if index in slowest:
-                is_kept = slowest[index] * _MS <= (requirements.distinct[index].tpot_bound_ms or 0.0)
+                is_kept = slowest[index] <= _bound_s(choice, index)
                 keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
+from specpilot.engine_adapter.law import forecast
 from specpilot.engine_adapter.law.batch_choice import Choice, Estimates, Requirements, chosen
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.forecast import (
@@ -15,6 +16,7 @@ from specpilot.engine_adapter.law.forecast import (
     fixed_k,
     k_by_load,
     loads,
+    out_of_reach,
     predicted,
     ranges,
     slowest_s,
@@ -112,6 +114,24 @@ def test_a_bound_is_kept_up_to_a_load() -> None:
     for slo_ms, most in ((10.85, 8), (9.0, 0), (99.0, 32)):
         asked = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms))
         assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32], lambda: None)[1] == {"code": most}
+
+
+def test_a_bound_that_is_kept_to_the_last_digit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where K could keep a bound that the choice exceeds, the prediction is the bound itself, in seconds."""
+    slo_ms = next(ms for ms in np.arange(10.0, 20.0, 0.001).tolist() if ms / 1000 * 1000 > ms)
+    monkeypatch.setattr(forecast, "slowest_s", lambda _: {1: slo_ms / 1000})
+    asked, batch = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({Decodes("code", LOW, 0): 1})
+    assert k_by_load(estimates(), asked, batch, [1, 4], lambda: None)[1] == {"code": 4}
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "is_out_of_reach"),
+    [(12.0, False), (10.5, True), (10.0, False)],  # K keeps it; fewer requests would; a request alone misses it
+)
+def test_a_bound_is_out_of_reach_if_only_fewer_requests_would_keep_it(slo_ms: float, is_out_of_reach: bool) -> None:
+    asked, counts = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({1 << REQUIREMENT_AT | LOW: 16})
+    choice = chosen(estimates(), asked, counts)
+    assert (out_of_reach(choice, slowest_s(choice), lambda: None) == {1}) is is_out_of_reach
 
 
 def test_the_slowest_group_of_a_bound_is_predicted() -> None:
