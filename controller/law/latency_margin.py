@@ -66,7 +66,7 @@ SLACK = 1.25
 far below."""
 
 BROKEN = 1.02
-"""The bound is broken if the slowest group is predicted beyond this multiple of it."""
+"""The bound is broken if the goal's statistic is predicted beyond this multiple of it, as fast as any K can make it."""
 
 LEAST_FORESEEN = 0.1
 """Smallest share of misses that counts as foreseen. Below, the form of the distribution's tail is not known."""
@@ -131,7 +131,8 @@ class Margin:
         """Add requests that ended, and return the margin from now on.
 
         `predicted_s`: of each engine with such requests the predicted latency of its slowest group; where that exceeds
-        the bound, as fast as any K can make it. `mean_predicted_s`: of each such engine that of the whole class.
+        the bound, the bound, or the goal's statistic as fast as any K can make it. `mean_predicted_s`: of each such
+        engine that of the whole class.
         """
         self.count += ended.requests
         self.missed += ended.missed

@@ -23,6 +23,7 @@ from specpilot.engine_adapter.law.forecast import (
 )
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.questions import ALL_CLASSES
 from specpilot.policy.schedule import ClassGuidance, Guidance, KRange
 
@@ -147,6 +148,23 @@ def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     fast = faster._replace(requirements=requirements(code=ClassGuidance(tpot_bound_ms=20.0)))
     assert slowest_s(fast._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 2 * (0.010 + 5e-4)})
     assert slowest_s(Choice(estimates(), FREE, counts, k_of)) == {}
+
+
+@pytest.mark.parametrize(
+    ("statistic", "slow", "is_kept"),
+    [("p50", 4, True), ("p90", 1, True), ("p90", 4, False), ("p99", 1, False), ("mean", 1, True), ("mean", 8, False)],
+)
+def test_a_few_requests_that_no_k_makes_fast_enough_do_not_break_a_percentile(
+    statistic: str,
+    slow: int,
+    is_kept: bool,
+) -> None:
+    """Those of a low band take 12 ms or more for a token at any K, those of a high one half as long."""
+    asked = requirements(
+        code=ClassGuidance(tpot_bound_ms=8.0, slo=Slo(tpot_ms={Statistic(statistic): 8.0})),
+    )
+    counts = Counter({1 << REQUIREMENT_AT | HIGH: 10 - slow, 1 << REQUIREMENT_AT | LOW: slow})
+    assert (slowest_s(chosen(estimates(), asked, counts))[1] == pytest.approx(0.008)) is is_kept
 
 
 def test_a_batch_is_scaled_to_each_number_as_whole_requests() -> None:
