@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from specpilot.policy.latency_goal import Slo, Statistic
+from specpilot.policy.latency_goal import LEAST_MS, MOST_MS, Slo, Statistic
 from specpilot.policy.names import (
     CLASS_LIMIT,
     DEFAULT_CLASS,
@@ -78,7 +78,10 @@ class ClassPolicy:
         faults += self._former_faults(itl_slo_ms)
         raise_faults(faults)
         if itl_slo_ms is not None:
-            object.__setattr__(self, "slo", Slo(tpot_ms={Statistic.MEAN: itl_slo_ms}))
+            ms = min(
+                max(itl_slo_ms, LEAST_MS), MOST_MS
+            )  # it had no such bounds, and stored policies must stay readable
+            object.__setattr__(self, "slo", Slo(tpot_ms={Statistic.MEAN: ms}))
 
     def _former_faults(self, itl_slo_ms: float | None) -> list[str]:
         if itl_slo_ms is None:

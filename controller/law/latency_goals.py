@@ -105,7 +105,10 @@ class _Record:
         if self.margin is not None:
             forecast = self.forecasts.total(at)
             error = forecast.measured_s / forecast.predicted_s - 1 if forecast.predicted_s else None
-            facts |= {"margin": margin, "is_unreachable": self.margin.is_unreachable, "forecast_error_ratio": error}
+            is_unreachable = (
+                self.margin.is_unreachable and recent.requests > 0
+            )  # at the load that is gone it is no fact
+            facts |= {"margin": margin, "is_unreachable": is_unreachable, "forecast_error_ratio": error}
         return facts
 
 
@@ -166,9 +169,10 @@ class LatencyGoals:
             if record.margin is None:
                 continue
             busy = {key: item for key, item in engines.items() if item.running.get(name)}
-            # An idle engine shows its last prediction.
-            predicted = [item.slo_predicted[name] for item in busy.values() if name in item.slo_predicted]
-            mean = [item.slo_mean_predicted[name] for item in busy.values() if name in item.slo_mean_predicted]
+            # An idle engine shows its last prediction: that of requests which ended in a burst, but of no later ones.
+            served = [*busy.values()] or [item for item in engines.values() if _ended(item, name, TPOT).requests]
+            predicted = [item.slo_predicted[name] for item in served if name in item.slo_predicted]
+            mean = [item.slo_mean_predicted[name] for item in served if name in item.slo_mean_predicted]
             changed[name] = record.margin.step(margins[name], record.unseen, predicted, mean)
             record.unseen = Ended()
             if changed[name] != margins[name]:

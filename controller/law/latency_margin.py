@@ -66,7 +66,7 @@ SLACK = 1.25
 far below."""
 
 BROKEN = 1.02
-"""The bound is broken if the slowest group is predicted beyond this multiple of it."""
+"""The bound is broken if the goal's statistic is predicted beyond this multiple of it, as fast as any K can make it."""
 
 LEAST_FORESEEN = 0.1
 """Smallest share of misses that counts as foreseen. Below, the form of the distribution's tail is not known."""
@@ -82,13 +82,17 @@ def bound_ms(slo: Slo | None, margin: float) -> float | None:
 
 
 def margins_of(guidance: Guidance | None, slos: Mapping[str, Slo]) -> dict[str, float]:
-    """Return the margins in force by class, of the classes with one of `slos`; 1 if the goal has changed."""
+    """Return the margins in force by class, of the classes with one of `slos`; 1 if the goal has changed.
+
+    Guidance with a goal and no bound is of a controller that had another name for it.
+    """
     margins = {}
     for name, slo in slos.items():
         if slo.tpot is not None:
             item = guidance.classes.get(name) if guidance is not None else None
             is_same = item is not None and item.slo is not None and item.slo.tpot == slo.tpot
-            margins[name] = round((item.tpot_bound_ms or 0.0) / slo.tpot.ms, _DIGITS) if is_same and item else 1.0
+            bound = item.tpot_bound_ms if is_same and item is not None else None
+            margins[name] = 1.0 if bound is None else round(bound / slo.tpot.ms, _DIGITS)
     return margins
 
 
@@ -102,10 +106,13 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class Margin:
-    """The evidence for one class since its last step. `is_unreachable`: K cannot keep its goal."""
+    """The evidence for one class since its last step.
+
+    `broken_at`: the margin at which no choice kept the bound although requests missed the goal; 0: none.
+    """
 
     goal: Goal
-    is_unreachable: bool = False
+    broken_at: float = 0.0
     count: float = 0.0
     missed: float = 0.0
     tpot_s: float = 0.0
@@ -113,13 +120,19 @@ class Margin:
     share: float = 1.0  # of a step
     is_easing: bool = False  # the last step
 
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether K cannot keep the goal: until requests meet it, or a choice keeps the bound that none kept."""
+        return self.broken_at > 0
+
     def step(
         self, margin: float, ended: Ended, predicted_s: Sequence[float], mean_predicted_s: Sequence[float]
     ) -> float:
         """Add requests that ended, and return the margin from now on.
 
         `predicted_s`: of each engine with such requests the predicted latency of its slowest group; where that exceeds
-        the bound, as fast as any K can make it. `mean_predicted_s`: of each such engine that of the whole class.
+        the bound, the bound, or the goal's statistic as fast as any K can make it. `mean_predicted_s`: of each such
+        engine that of the whole class.
         """
         self.count += ended.requests
         self.missed += ended.missed
@@ -132,7 +145,10 @@ class Margin:
         is_foreseen = self.goal.statistic.ratio is not None and self.foreseen > 0 and self.missed <= most
         change = self._change()
         is_broken = bool(predicted_s) and min(predicted_s) > BROKEN * bound_s
-        self.is_unreachable = is_broken and (change < 0 or self.is_unreachable)
+        if is_broken and change < 0:
+            self.broken_at = margin
+        elif change > 0 or (predicted_s and not is_broken and (margin <= self.broken_at or self._is_met())):
+            self.broken_at = 0.0
         if not change:
             return margin
         self.count = self.missed = self.tpot_s = self.foreseen = 0.0
@@ -158,6 +174,15 @@ class Margin:
             return _limited(GAIN * (1 - self.missed / allowed))
         self._forget(MEMORY / (1 - ratio))
         return 0.0
+
+    def _is_met(self) -> bool:
+        """Whether as many requests as are remembered meet the goal."""
+        ratio = self.goal.statistic.ratio
+        if ratio is None:
+            return (
+                self.count >= LEAST_OF_A_MEAN / 2 and self.tpot_s * _MS <= (1 + MEAN_BAND) * self.goal.ms * self.count
+            )
+        return self.missed <= (1 - ratio) * self.count >= MEMORY / 2
 
     def _forget(self, most: float) -> None:
         """Keep half of the evidence if it is of more than `most` requests."""

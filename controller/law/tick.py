@@ -97,7 +97,8 @@ class Tick:
         adaptive = context.guidance()
         usual = context.static_guidance(Cause.FALLEN_BACK) if has_fallen_back else adaptive
         if window is not None:
-            return _Ways(usual, replace(context, policy=window.canary).guidance())
+            # With margins as after a promotion: those of other goals begin at 1.
+            return _Ways(usual, replace(context, policy=window.canary).with_margins().guidance())
         return _Ways(usual, adaptive if has_fallen_back else context.static_guidance(Cause.CONTROL_GROUP))
 
     def _canary_draw(self) -> Draw:

@@ -7,9 +7,8 @@
 """
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -112,13 +111,13 @@ class Agent:
         slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
         latencies, running = scheduler.latencies.take(), scheduler.running_decodes
         self._exporter.add_latencies(latencies, dict.fromkeys(table.k_of) | slos)
-        self._limit_running(guidance, latencies, running.total())
         between()
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.k_of), 0)
         verified = dict.fromkeys(decodes, 0)
         for (name, _, k), count in running.items():
             decodes[name] = decodes.get(name, 0) + count
             verified[name] = verified.get(name, 0) + count * k
+        self._limit_running(guidance, latencies, decodes, now, is_chosen=table.law is not None)
         between()
         self._exporter.show(
             running=decodes,
@@ -140,17 +139,23 @@ class Agent:
         between()
         self._exporter.write()
 
-    def _limit_running(self, guidance: Guidance | None, latencies: Sequence[Latency], running: int) -> None:
-        limit, predicted_s = self._running_limit, self._scheduler.law.predicted_s
+    def _limit_running(
+        self,
+        guidance: Guidance | None,
+        latencies: Sequence[Latency],
+        running: Mapping[str, int],
+        now: float,
+        *,
+        is_chosen: bool,
+    ) -> None:
+        """Move the limit on running requests; `is_chosen`: the law chooses K, so its predictions are of this batch."""
+        limit, law = self._running_limit, self._scheduler.law
         if guidance is None or not guidance.limit_running:
             limit.drop()
         else:
-            classes = guidance.classes
-            slos = {name: item.slo for name, item in classes.items()}
-            bounds_s = {name: (item.tpot_bound_ms or math.inf) / 1000 for name, item in classes.items()}
+            slos = {name: item.slo for name, item in guidance.classes.items()}
             limit.add(latencies, slos)
-            out_of_reach = [name for name, bound_s in bounds_s.items() if predicted_s.get(name, 0.0) > bound_s]
-            limit.update(running, slos, out_of_reach)
+            limit.update(running, slos, law.out_of_reach if is_chosen else (), now)
         self._exporter.show_limit(limit.limit)
 
 

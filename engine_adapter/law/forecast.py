@@ -7,6 +7,7 @@ parts of a computation. The estimates are shared with the law, but not the choos
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -93,15 +94,49 @@ def breaks_slo(choice: Choice, static_k: int) -> bool | None:
 def slowest_s(choice: Choice) -> dict[int, float]:
     """Return the predicted mean inter-token latency of the slowest group of each requirement with a bound, in seconds.
 
-    Where the choice exceeds the bound, and the fastest one would not, it is the bound: K could keep it. Where both do,
-    it is that of the fastest one. Keys are the indices of the requirements; one without decodes has no entry.
+    Where the choice exceeds the bound, and the fastest one would keep the goal, it is the bound: K could keep it. Else
+    it is the goal's statistic by the fastest one. Some requests may miss a percentile, so a few that no K makes fast
+    enough do not break its bound. Keys are the indices of the requirements; one without decodes has no entry.
     """
     if choice.estimates is None or not choice.requirements.has_bounds:
         return {}
-    slowest = _slowest_s(choice, choice.step())
-    fastest = _slowest_s(choice, choice.step(choice.fastest)) if choice.fastest else slowest
-    bounds_s = {index: (item.tpot_bound_ms or 0.0) / _MS for index, item in enumerate(choice.requirements.distinct)}
-    return {index: min(seconds, max(fastest[index], bounds_s[index])) for index, seconds in slowest.items()}
+    slowest = {index: max(item)[0] for index, item in _latencies(choice, choice.step()).items()}
+    fastest = _latencies(choice, choice.step(choice.fastest or None))
+    return {
+        index: min(seconds, max(_of_goal(choice, index, fastest[index]), _bound_s(choice, index)))
+        for index, seconds in slowest.items()
+    }
+
+
+def out_of_reach(choice: Choice, slowest: Mapping[int, float], between: Pause) -> set[int]:
+    """Return the requirements with a bound that fewer requests at once would keep, and no K keeps for all of them.
+
+    `slowest` is `slowest_s` of the choice. Of a bound that no K keeps even for a request alone, fewer would keep
+    nothing: such a requirement is not returned.
+    """
+    return {
+        index
+        for index, seconds in slowest.items()
+        if seconds > _bound_s(choice, index) and _is_kept_alone(choice, index, between)
+    }
+
+
+def _is_kept_alone(choice: Choice, index: int, between: Pause) -> bool:
+    """Whether some K keeps the bound of a requirement for one of its decodes alone, without prompts beside it."""
+    assert choice.estimates is not None
+    prices = copy(choice.estimates.prices)
+    prices.prompts_s = 0.0
+    alone = replace(choice.estimates, prices=prices, choosers={})
+    codes = [code for code, count in choice.counts.items() if count and code >> REQUIREMENT_AT == index]
+    return any(
+        slowest_s(chosen(alone, choice.requirements, Counter({code: 1}), None, between))[index]
+        <= _bound_s(choice, index)
+        for code in codes
+    )
+
+
+def _bound_s(choice: Choice, index: int) -> float:
+    return (choice.requirements.distinct[index].tpot_bound_ms or 0.0) / _MS
 
 
 def mean_s(choice: Choice) -> dict[int, float]:
@@ -118,15 +153,32 @@ def mean_s(choice: Choice) -> dict[int, float]:
     return {index: step_s * count / tokens[index] for index, count in decodes.items()}
 
 
-def _slowest_s(choice: Choice, step: Step) -> dict[int, float]:
+def _latencies(choice: Choice, step: Step) -> dict[int, list[tuple[float, float]]]:
+    """Return by requirement with a bound the latency of each group with decodes, and its share of the ended requests.
+
+    Slow requests run longer, so fewer of them end than run: as many as their tokens in a step, if replies are alike.
+    """
     assert choice.estimates is not None
-    slowest: dict[int, float] = {}
-    for code, group, latency_s in zip(choice.counts, choice.groups, step.latencies, strict=True):
-        index = code >> REQUIREMENT_AT
+    of_groups: dict[int, list[tuple[float, float]]] = {}
+    for code, group, latency_s, length in zip(choice.counts, choice.groups, step.latencies, step.lengths, strict=True):
         if group.decodes and group.tpot_bound_s:
-            seconds = float(latency_s) * choice.estimates.slowdown
-            slowest[index] = max(slowest.get(index, 0.0), seconds)
-    return slowest
+            item = float(latency_s) * choice.estimates.slowdown, group.decodes * float(length)
+            of_groups.setdefault(code >> REQUIREMENT_AT, []).append(item)
+    return of_groups
+
+
+def _of_goal(choice: Choice, index: int, latencies: Sequence[tuple[float, float]]) -> float:
+    """Return the statistic of a requirement's goal; the largest latency for a bound without one."""
+    slo, whole = choice.requirements.distinct[index].slo, sum(share for _, share in latencies)
+    goal = slo.tpot if slo is not None else None
+    if goal is not None and goal.statistic.ratio is None:
+        return sum(seconds * share for seconds, share in latencies) / whole
+    slower, most = 0.0, 0.0 if goal is None else (1 - (goal.statistic.ratio or 0.0)) * whole
+    for seconds, share in sorted(latencies, reverse=True):
+        slower += share
+        if slower > most:
+            return seconds
+    return 0.0
 
 
 def k_by_load(
@@ -153,7 +205,7 @@ def k_by_load(
         slowest = slowest_s(choice)
         for name, index in requirements.index_of.items():
             if index in slowest:
-                is_kept = slowest[index] * _MS <= (requirements.distinct[index].tpot_bound_ms or 0.0)
+                is_kept = slowest[index] <= _bound_s(choice, index)
                 keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
         sums: dict[str, list[float]] = {}
         for (name, band), share in shares.items():

@@ -43,7 +43,7 @@ Questions about K and about another guidance are answered from the same estimate
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,7 @@ from specpilot.engine_adapter.law.batch_choice import (
 )
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.explained import explained
-from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, slowest_s
+from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, out_of_reach, slowest_s
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
 from specpilot.engine_adapter.law.price_fit import LONG_CONTEXT, StepCost, features_of, step_s
@@ -112,6 +112,7 @@ class EngineLaw:
         self.breaks_slo: bool | None = None  # whether the static K breaks an SLO that the choice keeps; None: unknown
         self.predicted_s: Mapping[str, float] = {}  # by class with an SLO (`forecast.slowest_s`)
         self.mean_predicted_s: Mapping[str, float] = {}  # the same of `forecast.mean_s`
+        self.out_of_reach: Collection[str] = ()  # classes whose bound only fewer requests at once would keep
         self.estimates: Estimates | None = None
         self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
@@ -137,7 +138,7 @@ class EngineLaw:
         self.requirements = Requirements.of(guidance, self.k_max)
         self._latest = self._held = None
         if not self.requirements.has_bounds:  # otherwise until the next refresh
-            self.breaks_slo, self.predicted_s, self.mean_predicted_s = None, {}, {}
+            self.breaks_slo, self.predicted_s, self.mean_predicted_s, self.out_of_reach = None, {}, {}, ()
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
@@ -270,6 +271,8 @@ class EngineLaw:
                 slowest, mean, of_class = slowest_s(choice), mean_s(choice), latest.requirements.index_of.items()
                 self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
                 self.mean_predicted_s = {name: mean[index] for name, index in of_class if index in mean}
+                beyond = out_of_reach(choice, slowest, between)
+                self.out_of_reach = [name for name, index in of_class if index in beyond]
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:

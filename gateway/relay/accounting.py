@@ -61,7 +61,8 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
     if prepared is not None and outcome.is_event_stream:
         slo = context.slo(prepared.model, prepared.traffic_class)
         if slo is not None:
-            prepared.cell.judge(slo, outcome.ttft_s, outcome.tpot_s)
+            # Of several choices the usage states the tokens together, and no choice has its own time.
+            prepared.cell.judge(slo, outcome.ttft_s, outcome.tpot_s if prepared.has_one_choice else None)
     if is_charged and key is not None and prepared is not None:
         used = _used_by(trip, outcome.path, prepared, outcome.status)
         context.rates.settle(key.key_id, prepared.charged_tokens, used, outcome.ended_at)

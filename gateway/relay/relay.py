@@ -113,7 +113,7 @@ class Relay:
             outcome.usage = None if self._path in STORED else delivery.usage
             outcome.events = delivery.events
             outcome.is_event_stream = delivery.is_stream
-            outcome.first_byte_at = delivery.first_at
+            outcome.first_byte_at = None if delivery.has_failed_first else delivery.first_at  # an error is no content
 
     def start_attempt(self, engine: Engine) -> None:
         """Try `engine` first."""

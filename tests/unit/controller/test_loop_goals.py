@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+from specpilot.controller.estimation.switchback import Plan
+from specpilot.controller.law.context import CanaryWindow, PoolContext
+from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.latency_margin import margins_of
 from specpilot.controller.recording.explanation import explain, text
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
+from specpilot.policy.schedule import Schedule
 from tests.simulation.engine import MODEL, POOL
 from tests.simulation.traffic import Source
 from tests.support.loop_rig import Rig
@@ -63,6 +67,20 @@ async def test_while_k_is_fixed_the_margin_stays_and_a_new_goal_begins_at_1(rig:
     await rig.tick(1)
     guidance = rig.store.published[MODEL, POOL].guidance
     assert guidance.classes["chat"].tpot_bound_ms == 22.0
+
+
+def test_a_canary_runs_by_the_margins_that_a_promotion_would_have() -> None:
+    """That of the same goal goes on, that of another begins at 1."""
+    other = Slo(tpot_ms={Statistic.P90: 40.0})
+    canary = replace(POLICY, classes={**POLICY.classes, "json": ClassPolicy(slo=other)})
+    present = replace(canary, classes={**canary.classes, "json": ClassPolicy(slo=SLO)})
+    learned = PoolContext(MODEL, POOL, present, 7, 3, None, margins={"chat": 0.5, "json": 0.5}).guidance()
+    window = CanaryWindow(Plan("canary", 2, 60.0), canary, is_drawn=True)
+    in_force = Schedule(MODEL, POOL, 1, 0.0, learned)
+    context = PoolContext(MODEL, POOL, present, 7, 3, in_force, window, engines=("one",))
+    drawn = ControlLaw().decide(context, 1.0, 1.0).drawn_guidance
+    assert drawn is not None
+    assert {name: drawn.classes[name].tpot_bound_ms for name in ("chat", "json")} == {"chat": 10.0, "json": 40.0}
 
 
 async def test_the_control_group_goes_on_while_a_margin_moves(rig: Rig) -> None:

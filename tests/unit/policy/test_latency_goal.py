@@ -49,6 +49,13 @@ def test_the_former_name_is_read_and_the_new_one_is_written() -> None:
         from_plain(ClassPolicy, {"itl_slo_ms": 20, "slo": {"ttft_ms": {"p95": 3}}})
 
 
+@pytest.mark.parametrize(("former", "ms"), [(0.001, 0.01), (1e9, 1e7)])
+def test_a_stored_policy_with_any_former_value_stays_readable(former: float, ms: float) -> None:
+    """The former field had no bounds, and what cannot be read leaves the model without a policy."""
+    policy = decode(Policy, f'{{"model": "m", "classes": {{"chat": {{"itl_slo_ms": {former}}}}}}}'.encode())
+    assert policy.classes["chat"].slo == Slo(tpot_ms={Statistic.MEAN: ms})
+
+
 def test_a_class_without_goals_has_the_models() -> None:
     of_model, own = Slo(tpot_ms={Statistic.P99: 40.0}), Slo(ttft_ms={Statistic.P50: 100.0})
     policy = Policy("m", slo=of_model, classes={"chat": ClassPolicy(), "code": ClassPolicy(slo=own)})

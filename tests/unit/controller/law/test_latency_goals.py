@@ -141,6 +141,19 @@ def test_what_an_idle_engine_predicted_last_moves_no_margin() -> None:
         margins = goals.margins(margins, busy | idle)
     assert margins == {"chat": 1.0}
     assert goals.described(100.0, margins)["chat"]["tpot"]["is_unreachable"]
+    assert not goals.described(500.0, margins)["chat"]["tpot"]["is_unreachable"], (
+        "no request has ended for five minutes"
+    )
+
+
+def test_the_misses_of_bursts_tighten_although_nothing_runs_when_they_have_ended() -> None:
+    goals, margins = kept(), {"chat": 1.0}
+    idle = {**BUSY, "running": {"chat": 0.0}}
+    for second in range(20):
+        burst = ended(2, 2, **idle)
+        add(goals, burst, float(second))
+        margins = goals.margins(margins, {"one": burst})
+    assert margins["chat"] < 0.95
 
 
 def test_where_every_k_is_pinned_nothing_is_predicted_and_misses_tighten_nothing() -> None:

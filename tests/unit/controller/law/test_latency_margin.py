@@ -83,6 +83,28 @@ def test_where_no_choice_keeps_a_goal_it_is_unreachable_and_its_margin_returns_t
     assert not plant.margin.is_unreachable
 
 
+@pytest.mark.parametrize("fastest", [0.8, 0.9, 0.95, 1.0, 1.2])
+def test_a_goal_whose_mean_alone_can_be_kept_stays_unreachable(fastest: float) -> None:
+    """Its margin moves up and down where the bound breaks; an alert needs five minutes without a gap."""
+    plant = Plant("p95", error=1.2, spread=0.15)
+    plant.fastest_s = fastest * GOAL_S
+    plant.run(200)
+    for _ in range(600):
+        plant.run(1)
+        assert plant.margin.is_unreachable
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p95", "mean"])
+def test_a_goal_that_is_met_again_is_not_unreachable(statistic: str) -> None:
+    plant = Plant(statistic, error=1.2, spread=0.15)
+    plant.fastest_s = 1.2 * GOAL_S
+    plant.run(200)
+    assert plant.margin.is_unreachable
+    plant.fastest_s, plant.slowest_s = 0.0, 0.6 * GOAL_S
+    plant.run(40)
+    assert not plant.margin.is_unreachable
+
+
 def test_misses_that_the_engines_foresaw_tighten_nothing() -> None:
     """The choice has given the class up for other goals."""
     plant = Plant("p95", error=1.0, spread=0.1)
@@ -100,6 +122,7 @@ def test_the_margin_in_force_is_in_the_schedule() -> None:
     assert margins_of(guidance, {"default": slo}) == {"default": 0.913}
     assert margins_of(guidance, {"default": other, "chat": slo}) == {"default": 1.0, "chat": 1.0}
     assert margins_of(None, {"default": slo}) == {"default": 1.0}
+    assert margins_of(Guidance(classes={"default": ClassGuidance(slo=slo)}), {"default": slo}) == {"default": 1.0}
     assert margins_of(guidance, {"default": Slo(ttft_ms={Statistic.P95: 1.0})}) == {}
     assert bound_ms(None, 0.5) is None
 

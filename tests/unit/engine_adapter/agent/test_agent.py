@@ -18,20 +18,24 @@ SLOW = [Latency("chat", "tpot", 0.030)] * LEAST
 
 
 @pytest.mark.parametrize(
-    ("guidance", "predicted_ms", "expected"),
+    ("guidance", "out_of_reach", "is_chosen", "expected"),
     [
-        (Guidance(classes=CLASSES, limit_running=True), 19.0, 34),
-        (Guidance(classes=CLASSES, limit_running=True), 17.0, None),  # K can keep the bound
-        (Guidance(classes=CLASSES), 19.0, None),
-        (None, 19.0, None),
+        (Guidance(classes=CLASSES, limit_running=True), ["chat"], True, 34),
+        (Guidance(classes=CLASSES, limit_running=True), [], True, None),  # K can keep the bound
+        (Guidance(classes=CLASSES, limit_running=True), ["chat"], False, None),  # predicted of an earlier batch
+        (Guidance(classes=CLASSES), ["chat"], True, None),
+        (None, ["chat"], True, None),
     ],
 )
 def test_the_requests_that_run_are_limited_where_the_policy_allows_it_and_k_cannot_help(
-    guidance: Guidance | None, predicted_ms: float, expected: int | None
+    guidance: Guidance | None,
+    out_of_reach: list[str],
+    is_chosen: bool,
+    expected: int | None,
 ) -> None:
-    scheduler: Any = SimpleNamespace(law=SimpleNamespace(predicted_s={"chat": predicted_ms / 1000}))
+    scheduler: Any = SimpleNamespace(law=SimpleNamespace(out_of_reach=out_of_reach))
     exporter, limit, unused = MetricsExporter("m"), RunningLimit(64), SimpleNamespace()
     agent = Agent(scheduler, exporter, None, None, unused, unused, lambda: None, limit)  # type: ignore[arg-type]
-    agent._limit_running(guidance, SLOW, 40)
+    agent._limit_running(guidance, SLOW, {"default": 0, "chat": 40}, 0.0, is_chosen=is_chosen)
     assert limit.limit == expected
     assert (f'running_limit{{model_name="m",engine="0"}} {expected}' in exporter.text()) is (expected is not None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
+from specpilot.engine_adapter.law import forecast
 from specpilot.engine_adapter.law.batch_choice import Choice, Estimates, Requirements, chosen
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.forecast import (
@@ -15,12 +16,14 @@ from specpilot.engine_adapter.law.forecast import (
     fixed_k,
     k_by_load,
     loads,
+    out_of_reach,
     predicted,
     ranges,
     slowest_s,
 )
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices
+from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.questions import ALL_CLASSES
 from specpilot.policy.schedule import ClassGuidance, Guidance, KRange
 
@@ -114,6 +117,24 @@ def test_a_bound_is_kept_up_to_a_load() -> None:
         assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32], lambda: None)[1] == {"code": most}
 
 
+def test_a_bound_that_is_kept_to_the_last_digit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where K could keep a bound that the choice exceeds, the prediction is the bound itself, in seconds."""
+    slo_ms = next(ms for ms in np.arange(10.0, 20.0, 0.001).tolist() if ms / 1000 * 1000 > ms)
+    monkeypatch.setattr(forecast, "slowest_s", lambda _: {1: slo_ms / 1000})
+    asked, batch = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({Decodes("code", LOW, 0): 1})
+    assert k_by_load(estimates(), asked, batch, [1, 4], lambda: None)[1] == {"code": 4}
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "is_out_of_reach"),
+    [(12.0, False), (10.5, True), (10.0, False)],  # K keeps it; fewer requests would; a request alone misses it
+)
+def test_a_bound_is_out_of_reach_if_only_fewer_requests_would_keep_it(slo_ms: float, is_out_of_reach: bool) -> None:
+    asked, counts = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({1 << REQUIREMENT_AT | LOW: 16})
+    choice = chosen(estimates(), asked, counts)
+    assert (out_of_reach(choice, slowest_s(choice), lambda: None) == {1}) is is_out_of_reach
+
+
 def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     asked, counts = (
         requirements(code=ClassGuidance(tpot_bound_ms=50.0)),
@@ -127,6 +148,23 @@ def test_the_slowest_group_of_a_bound_is_predicted() -> None:
     fast = faster._replace(requirements=requirements(code=ClassGuidance(tpot_bound_ms=20.0)))
     assert slowest_s(fast._replace(fastest=dict.fromkeys(k_of, 0))) == pytest.approx({1: 2 * (0.010 + 5e-4)})
     assert slowest_s(Choice(estimates(), FREE, counts, k_of)) == {}
+
+
+@pytest.mark.parametrize(
+    ("statistic", "slow", "is_kept"),
+    [("p50", 4, True), ("p90", 1, True), ("p90", 4, False), ("p99", 1, False), ("mean", 1, True), ("mean", 8, False)],
+)
+def test_a_few_requests_that_no_k_makes_fast_enough_do_not_break_a_percentile(
+    statistic: str,
+    slow: int,
+    is_kept: bool,
+) -> None:
+    """Those of a low band take 12 ms or more for a token at any K, those of a high one half as long."""
+    asked = requirements(
+        code=ClassGuidance(tpot_bound_ms=8.0, slo=Slo(tpot_ms={Statistic(statistic): 8.0})),
+    )
+    counts = Counter({1 << REQUIREMENT_AT | HIGH: 10 - slow, 1 << REQUIREMENT_AT | LOW: slow})
+    assert (slowest_s(chosen(estimates(), asked, counts))[1] == pytest.approx(0.008)) is is_kept
 
 
 def test_a_batch_is_scaled_to_each_number_as_whole_requests() -> None:
