@@ -83,7 +83,11 @@ class ControllerMetrics:
             ),
             "is_unreachable": gauge("slo_unreachable", "1 while no K keeps the goal", of_goal),
         }
-        self._attained = gauge("slo_attained_ratio", "Share of requests within the goal", (*of_goal, "window"))
+        self._slo_by_window = {
+            "attained_ratio": gauge("slo_attained_ratio", "Share of requests within the goal", (*of_goal, "window")),
+            "mean_ms_by_window": gauge("slo_mean_milliseconds", "Measured mean of the requests", (*of_goal, "window")),
+            "requests_by_window": gauge("slo_requests", "Requests that ended", (*of_goal, "window")),
+        }
         self._publishing = gauge(
             "publishing", "1 while schedules are published, 0 without an engine to speculate", _POOL
         )
@@ -184,8 +188,9 @@ class ControllerMetrics:
             for measure, facts in measures.items():
                 for key, metric in self._slo.items():
                     self._show(metric, facts.get(key), model, pool, name, measure)
-                for window, value in facts["attained_ratio"].items():
-                    self._show(self._attained, value, model, pool, name, measure, window)
+                for key, metric in self._slo_by_window.items():
+                    for window, value in facts[key].items():
+                        self._show(metric, value, model, pool, name, measure, window)
 
     def _show_control_group(self, model: str, pool: str, evidence: Mapping[str, Any]) -> None:
         if evidence.get("is_paused"):

@@ -92,7 +92,8 @@ class _Record:
         """Return the goal and what was measured, ready for JSON; unknown shares are `None`."""
         totals = {name: window.total(at) for name, window in self.windows.items()}
         attained = {name: 1 - item.missed / item.requests if item.requests else None for name, item in totals.items()}
-        longest, recent = attained["1d"], totals["5m"]
+        means_ms = {name: item.tpot_s / item.requests * _MS if item.requests else None for name, item in totals.items()}
+        longest = attained["1d"]
         ratio = self.goal.statistic.ratio
         facts: dict[str, Any] = {
             "statistic": self.goal.statistic.value,
@@ -100,14 +101,15 @@ class _Record:
             "target_ratio": ratio,
             "attained_ratio": attained,
             "budget_left_ratio": None if longest is None or ratio is None else 1 - (1 - longest) / (1 - ratio),
-            "mean_ms": recent.tpot_s / recent.requests * _MS if recent.requests else None,
+            "mean_ms": means_ms["5m"],
+            "mean_ms_by_window": means_ms,
+            "requests_by_window": {name: item.requests for name, item in totals.items()},
         }
         if self.margin is not None:
             forecast = self.forecasts.total(at)
             error = forecast.measured_s / forecast.predicted_s - 1 if forecast.predicted_s else None
-            is_unreachable = (
-                self.margin.is_unreachable and recent.requests > 0
-            )  # at the load that is gone it is no fact
+            # Without requests it is no fact: the load at which it was one is gone.
+            is_unreachable = self.margin.is_unreachable and totals["5m"].requests > 0
             facts |= {"margin": margin, "is_unreachable": is_unreachable, "forecast_error_ratio": error}
         return facts
 

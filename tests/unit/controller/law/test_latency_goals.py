@@ -52,6 +52,8 @@ def test_attainment_is_by_window_and_the_budget_is_of_a_day() -> None:
     assert tpot["attained_ratio"] == {"5m": 0.96, "1h": pytest.approx(1030 / 1100), "1d": pytest.approx(1030 / 1100)}
     assert tpot["budget_left_ratio"] == pytest.approx(1 - 70 / 1100 / 0.05)
     assert (tpot["margin"], tpot["is_unreachable"], tpot["mean_ms"]) == (0.9, False, pytest.approx(20.0))
+    assert tpot["requests_by_window"] == {"5m": 1000.0, "1h": 1100.0, "1d": 1100.0}
+    assert tpot["mean_ms_by_window"] == dict.fromkeys(("5m", "1h", "1d"), pytest.approx(20.0))
     ttft = goals.described(3100.0, {"chat": 0.9})["chat"]["ttft"]
     assert ttft["attained_ratio"]["5m"] == 0.75
     assert ttft["budget_left_ratio"] is None
