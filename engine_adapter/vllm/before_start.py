@@ -168,6 +168,7 @@ def _head_and_method(speculative: Mapping[str, Any], target: str, flags: Flags) 
     if method is None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     method = MTP if method.endswith("_mtp") else method.strip("[]")
+    serve_flags.check_method(method, _named(flags, "method"))
     if method in _WITHOUT_HEAD:
         return None, method
     if model is None and method in _WITH_OWN_FILES:

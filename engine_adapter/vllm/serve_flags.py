@@ -11,7 +11,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
-from specpilot.engine_adapter.vllm.serve_names import KNOWN, LISTS, OPPOSITES, SPECULATIVE_FIELDS, SWITCHES
+from specpilot.engine_adapter.vllm.serve_names import (
+    KNOWN,
+    LISTS,
+    OPPOSITES,
+    SPECULATIVE_FIELDS,
+    SPECULATIVE_METHODS,
+    SWITCHES,
+)
 
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
@@ -113,6 +120,22 @@ def check_fields(speculative: Iterable[str]) -> None:
             faults.append(f"--speculative-config: {field}: vLLM has no such field; {remedy}")
     if faults:
         raise InvalidSettingsError(faults)
+
+
+def check_method(method: str, name: str) -> None:
+    """Raise `InvalidSettingsError` for a misspelt method, which the flag or field `name` states.
+
+    A newer vLLM's method resembles none.
+    """
+    if method in SPECULATIVE_METHODS:
+        return
+    if method.replace("-", "").replace("_", "").lower() == "peagle":
+        remedy = '"method": "eagle3" and "parallel_drafting": true stand for P-EAGLE'
+    elif close := get_close_matches(method, SPECULATIVE_METHODS, 1):
+        remedy = f"did you mean {close[0]}?"
+    else:
+        return
+    raise InvalidSettingsError([f"{name}: {method}: vLLM has no such method; {remedy}"])
 
 
 def read(arguments: Sequence[str]) -> Flags:

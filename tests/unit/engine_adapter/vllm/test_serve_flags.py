@@ -4,13 +4,13 @@ import argparse
 import dataclasses
 import json
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config.speculative import SpeculativeConfig
+    from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -97,6 +97,11 @@ def test_every_flag_of_vllm_is_known_with_the_number_of_its_values() -> None:
 
 def test_every_field_of_vllms_speculative_configuration_is_known() -> None:
     serve_flags.check_fields(field.name for field in dataclasses.fields(SpeculativeConfig))
+
+
+def test_every_method_of_vllm_is_known() -> None:
+    methods = {method for method in get_args(SpeculativeMethod) if not method.endswith("_mtp")}
+    assert methods <= serve_names.SPECULATIVE_METHODS
 
 
 @pytest.mark.parametrize(
