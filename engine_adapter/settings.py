@@ -8,7 +8,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.policy.clean_text import is_address
 from specpilot.policy.codec import faults_of
-from specpilot.policy.names import K_LIMIT
+from specpilot.policy.names import DEFAULT_CLASS, K_LIMIT
+from specpilot.policy.schedule import ClassGuidance, Guidance
 from specpilot.policy.settings import cleaned, unknown_variables
 
 PREFIX = "SPECPILOT_ENGINE_"
@@ -97,3 +98,8 @@ class AdapterSettings(BaseSettings):
     def engine_id(self) -> str:
         """The engine's name: the setting `id`, else the URL without its scheme."""
         return self.id or self.url.split("://", maxsplit=1)[-1].rstrip("/").replace("/", "_")
+
+    @property
+    def own_guidance(self) -> Guidance:
+        """The guidance of an engine that adapts alone."""
+        return Guidance(classes={DEFAULT_CLASS: ClassGuidance(k_min=self.least_k)}, probe_ratio=self.probe_ratio)

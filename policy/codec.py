@@ -118,7 +118,7 @@ def faults_of(error: ValidationError) -> tuple[Fault, ...]:
     """Return pydantic's findings as faults: dotted path and plain words."""
     return tuple(
         Fault(
-            field=".".join(str(part) for part in item["loc"]),
+            field=".".join(str(part) for part in item["loc"] if part != "[key]"),  # pydantic's mark of a name at fault
             problem=_PLAIN.get(item["type"]) or plain_words(item["msg"]),
         )
         for item in error.errors(include_url=False, include_context=False, include_input=False)

@@ -150,10 +150,10 @@ class Supervisor:
         self._running: list[_Running] = []
         self._end = end or threading.Event()
 
-    def start(self, parts: Sequence[Part], ready_within_s: float) -> None:
+    def start(self, parts: Sequence[Part], ready_within_s: float, setting: str | None = None) -> None:
         """Start `parts` together and return when all are ready, or when `end` is set.
 
-        Raises `PartFailedError` when one ends first, or is not ready in time.
+        Raises `PartFailedError` when one ends first, or is not ready in time, which `setting` sets.
         """
         batch = []
         for part in parts:
@@ -164,20 +164,21 @@ class Supervisor:
             self._running.append(running)
             batch.append(running)
         deadline = time.monotonic() + ready_within_s
+        limit = f"within {ready_within_s:g} s" + (f" ({setting} sets how long it may take)" if setting else "")
         waiting = batch
         while waiting and not self._end.is_set():
             time.sleep(0.1)
             for running in list(waiting):
-                self._await_ready(running, deadline)
+                self._await_ready(running, deadline, limit)
             waiting = [running for running in waiting if running.ready_at is None]
 
-    def _await_ready(self, running: _Running, deadline: float) -> None:
+    def _await_ready(self, running: _Running, deadline: float, limit: str) -> None:
         name = running.part.name
         assert running.process is not None
         if (status := running.process.poll()) is not None:
             raise PartFailedError(f"{name} ended with status {status} before it was ready:\n{running.log_tail()}")
         if not self._is_ready(running) and time.monotonic() > deadline:
-            raise PartFailedError(f"{name} is not ready in time; its log is {running.log_path}:\n{running.log_tail()}")
+            raise PartFailedError(f"{name} is not ready {limit}; its log is {running.log_path}:\n{running.log_tail()}")
 
     def _is_ready(self, running: _Running) -> bool:
         """Whether a part was ready since its start; the first time it is reported."""

@@ -138,7 +138,7 @@ def _start(
     say("loading the model")
     for parts in [models, others] if settings.unattended else [models + others]:
         if not stop.is_set():
-            supervisor.start(parts, settings.ready_within_s)
+            supervisor.start(parts, settings.ready_within_s, "--ready-within-s")
     if stop.is_set():
         return None
     for note in engine_notes(settings):

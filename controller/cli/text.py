@@ -70,8 +70,10 @@ def dry_run(answer: Mapping[str, Any]) -> str:
 def unless_it_runs(model: str, engines: Sequence[Mapping[str, Any]]) -> str:
     """Return a warning if none of `engines` serves `model`, else nothing."""
     running = sorted({engine["model"] for engine in engines})
-    known = f"those of {', '.join(printable(running))} do" if running else "none does"
-    return "" if model in running else f"no engine of {printable(model)} runs, {known}: check the name\n"
+    if model in running:
+        return ""
+    known = f"those of {', '.join(printable(running))} do: check the name" if running else "nor of another model"
+    return f"no engine of {printable(model)} runs, {known}\n"
 
 
 def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:

@@ -199,7 +199,7 @@ def start_agent(scheduler: Any, settings: AdapterSettings, clock: Clock, vllm_ve
     rank = None if scheduler.rank is None else parallel.data_parallel_rank_local
     calibration = Calibration(scheduler, settings.url, settings.calibrate_s, rank)
     between = ShortHolds()
-    learning = Learning(scheduler, probe_ratio=settings.probe_ratio, least_k=settings.least_k, between=between)
+    learning = Learning(scheduler, between)
     agent = Agent(scheduler, exporter, link, calibration, clock, learning, between, running_limit)
     agent.start()
     return agent

@@ -76,7 +76,8 @@ def _bands(scheduler: Any) -> dict[str, Any]:
 def apply(core: Any, text: str) -> str:
     """Apply the schedule in the JSON `text`.
 
-    Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now.
+    Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now; in `guidance` those
+    of the engine that adapts alone.
     Returns the new state, or `{"error": {"status", "code", "message"}}`.
     """
     control = getattr(core.scheduler, "control", None)
@@ -93,6 +94,8 @@ def apply(core: Any, text: str) -> str:
             "issued_at": time.time(),
             **document,
         }
+        if isinstance(guidance := document.get("guidance"), dict):
+            filled["guidance"] = to_plain(control.own_guidance) | guidance
         control.offer(from_plain(Schedule, filled), time.monotonic())
     except json.JSONDecodeError as error:
         return _error(400, "invalid_json", f"the body is not JSON: {error}")

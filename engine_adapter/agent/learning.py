@@ -15,8 +15,7 @@ from typing import Any
 
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.engine_adapter.plan.speculation_control import law_table
-from specpilot.policy.names import DEFAULT_CLASS
-from specpilot.policy.schedule import ClassGuidance, FleetAcceptance, Guidance
+from specpilot.policy.schedule import FleetAcceptance, Guidance
 
 REFRESH_S = 1.0
 """Seconds between two fits. Prices change slowly. A smaller value follows a new load sooner and takes more processor
@@ -26,21 +25,13 @@ time."""
 class Learning:
     """Passes evidence and requirements to the law of the engine of `scheduler`.
 
-    Before the first schedule the law chooses at least `least_k`, with `probe_ratio` as the share of time for probes.
     `between` is called between two parts of a computation.
     """
 
-    def __init__(
-        self,
-        scheduler: Any,
-        *,
-        probe_ratio: float,
-        least_k: int = 0,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, scheduler: Any, between: Callable[[], None] = lambda: None) -> None:
         self._scheduler = scheduler
         self._between = between
-        self._guidance = Guidance(classes={DEFAULT_CLASS: ClassGuidance(k_min=least_k)}, probe_ratio=probe_ratio)
+        self._guidance: Guidance = scheduler.control.own_guidance
         self._fleet: FleetAcceptance | None = None
         self._refreshed_at = float("-inf")
         self._refreshed_with: tuple[int, FleetAcceptance | None] = -1, None  # steps and fleet of the latest refresh

@@ -114,7 +114,8 @@ class SpeculationControl:
 
     `k_max` is the engine's `num_speculative_tokens` (0: it cannot speculate), `static_k` the operator's static K,
     `max_running` vLLM's `max_num_seqs`. `adapts`: without guidance the law chooses. `engine_id`: the engine's name, by
-    which a schedule draws it. `calibrating` and `by_law` are the tables of these sources, `None` if there is none.
+    which a schedule draws it. `own_guidance`: what the law follows before the first schedule, and the defaults of a
+    `PUT`. `calibrating` and `by_law` are the tables of these sources, `None` if there is none.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of an engine
@@ -127,6 +128,7 @@ class SpeculationControl:
         *,
         adapts: bool = False,
         engine_id: str = "",
+        own_guidance: Guidance | None = None,
     ) -> None:
         if not 0 <= static_k <= k_max:
             raise ScheduleRefusedError("static_k", f"is {static_k}; this engine's K_max is {k_max}")
@@ -136,6 +138,7 @@ class SpeculationControl:
         self.static_k = static_k
         self.max_running = max_running
         self.engine_id = engine_id
+        self.own_guidance = own_guidance or Guidance()
         self.calibrating: KTable | None = None
         self.by_law: KTable | None = None
         self._adapts = adapts and k_max > 0

@@ -13,6 +13,7 @@ from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_f
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
+from specpilot.engine_adapter.vllm.serve_names import SPECULATIVE_METHODS
 
 MTP = "mtp"
 _FLAG = "speculative-config"
@@ -104,7 +105,7 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     head_name, method = _head_and_method(speculative, name, flags)
     # Overrides are of the target alone, also if the head is in its files.
     head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
-    if serve_flags.is_method(method) and head_name is not None and method not in _TAKEN:
+    if method in SPECULATIVE_METHODS and head_name is not None and method not in _TAKEN:
         method = _by_head(method, head_name, head)
     mtp = model_facts.mtp_head(head) if method == MTP else None
     drafter = _Drafter(method, speculative, head, mtp)
@@ -180,6 +181,7 @@ def _head_and_method(speculative: Mapping[str, Any], target: str, flags: Flags) 
     if method is None:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     method = MTP if method.endswith("_mtp") else method.strip("[]")
+    serve_flags.check_method(method, _named(flags, "method"))
     if method in _WITHOUT_HEAD:
         return None, method
     if model is None and method in _WITH_OWN_FILES:

@@ -197,11 +197,11 @@ def head_fault(facts: ConfigFacts) -> str | None:
 
 
 def mtp_fault(facts: ConfigFacts) -> str | None:
-    """Return why the adapter cannot steer an MTP head; `None` if it can, or if the drafter is of another method.
+    """Return why the adapter cannot steer an MTP head; `None` if it can, or if vLLM has no MTP head here.
 
     It steers heads of one module that drafts one token after the other, as an EAGLE head does.
     """
-    if facts.method != "mtp":
+    if facts.method != "mtp" or facts.head_kind is None:
         return None
     kind, modules = facts.head_kind, facts.head_modules
     if kind == "gemma4_mtp":

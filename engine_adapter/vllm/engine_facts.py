@@ -90,7 +90,7 @@ def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
     reasons = (
         (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
         (has_connector, "a KV connector stores blocks as soon as they are full"),
-        (has_block(method) and is_v2, "on model runner V2 vLLM's block drafter runs in every step"),
+        (has_block(method) and is_v2, "vLLM's block drafter does on model runner V2"),
         (has_mla, "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"),
         (has_window, "the drafter's attention has a sliding window, outside of which blocks are given away"),
         (

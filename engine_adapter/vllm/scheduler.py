@@ -82,6 +82,7 @@ class _SpecPilotScheduler:
             max_running=vllm_config.scheduler_config.max_num_seqs,
             adapts=settings.static_k is None,
             engine_id=settings.engine_id if self.rank is None else rank_id(settings.engine_id, self.rank),
+            own_guidance=settings.own_guidance,
         )
         self.meter = Meter()
         self.latencies = Latencies()

@@ -122,17 +122,20 @@ def check_fields(speculative: Iterable[str]) -> None:
         raise InvalidSettingsError(faults)
 
 
-def is_method(name: str) -> bool:
-    """Whether tested versions of vLLM have this speculative method.
+def check_method(method: str, name: str) -> None:
+    """Raise `InvalidSettingsError` for a misspelt method, which the flag or field `name` states.
 
-    Raises `InvalidSettingsError` for one that is misspelt: a newer vLLM's resembles none.
+    A newer vLLM's method resembles none.
     """
-    if name in SPECULATIVE_METHODS or name.endswith("_mtp"):
-        return True
-    close = get_close_matches(name.lower(), SPECULATIVE_METHODS, 1)
-    if close:
-        raise InvalidSettingsError([f"speculative method {name!r}: vLLM has none; did you mean {close[0]}?"])
-    return False
+    if method in SPECULATIVE_METHODS:
+        return
+    if method.replace("-", "").replace("_", "").lower() == "peagle":
+        remedy = '"method": "eagle3" and "parallel_drafting": true stand for P-EAGLE'
+    elif close := get_close_matches(method.lower(), SPECULATIVE_METHODS, 1):
+        remedy = f"did you mean {close[0]}?"
+    else:
+        return
+    raise InvalidSettingsError([f"{name}: {method}: vLLM has no such method; {remedy}"])
 
 
 def read(arguments: Sequence[str]) -> Flags:

@@ -84,6 +84,10 @@ suffix_decoding_max_tree_depth suffix_decoding_min_token_prob synthetic_acceptan
 synthetic_acceptance_rates target_model_config target_parallel_config tensor_parallel_size
 use_heterogeneous_vocab use_local_argmax_reduction xpress_topc
 """
+_SPECULATIVE_METHODS = """
+custom_class dflash draft_model dspark eagle eagle3 extract_hidden_states medusa mlp_speculator mtp ngram ngram_gpu
+suffix
+"""
 
 SWITCHES = frozenset(_SWITCHES.split())
 """Flags without a value; most have a `--no-NAME` too."""
@@ -93,11 +97,8 @@ WITH_VALUE = frozenset(_WITH_VALUE.split())
 """Flags that take one value."""
 SPECULATIVE_FIELDS = frozenset(_SPECULATIVE_FIELDS.split())
 """The fields of `--speculative-config`."""
-SPECULATIVE_METHODS = (
-    "ngram", "ngram_gpu", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class", "eagle", "eagle3",
-    "extract_hidden_states", "dflash", "dspark", "mtp",
-)  # fmt: skip
-"""The names of its methods, beside the former ones of MTP, which end in `_mtp`."""
+SPECULATIVE_METHODS = frozenset(_SPECULATIVE_METHODS.split())
+"""Its methods, besides those that end with `_mtp`, which vLLM takes for `mtp`."""
 _OPPOSITE = {"enable": "disable", "disable": "enable"}
 OPPOSITES = {
     f"{_OPPOSITE[verb]}-{rest}": name

@@ -81,8 +81,8 @@ def limits_of(facts: ConfigFacts) -> list[str]:
     )
     if reason is not None:
         limits.append(
-            f"{reason}, so the drafter cannot fall behind and runs in every step, also at K = 0: K = 0 saves less than "
-            "with a drafter that can be left out"
+            f"the drafter runs in every step, also at K = 0, because {reason}: K = 0 saves less than with a drafter "
+            "that can be left out"
         )
     if facts.head_length is not None and facts.length is not None and facts.head_length < facts.length:
         limits.append(

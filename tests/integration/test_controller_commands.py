@@ -27,7 +27,7 @@ def test_a_policy_is_tried_written_compared_and_rolled_back(controller: Controll
         "dry run, nothing was written. It would write version 1 of cli; changes:\n  k_max: none -> 5\n" in tried.stdout
     )
     assert "no engine of this model runs" in tried.stdout
-    assert "check the name" in tried.stderr
+    assert tried.stderr == "no engine of cli runs, nor of another model\n"
     missing = controller.command("policy", "get", "cli")
     assert (missing.returncode, "has no policy" in missing.stderr) == (1, True)
     assert controller.command("policy", "put", str(tmp_path / "nothing")).returncode == 2

@@ -74,6 +74,7 @@ class Drafter:
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(method="eagle3", draft_model_config=head),
             kv_transfer_config=None,
+            use_v2_model_runner=False,
             model_config=model_config,
             scheduler_config=SimpleNamespace(max_num_seqs=8),
             compilation_config=SimpleNamespace(max_cudagraph_capture_size=LARGEST_GRAPH),

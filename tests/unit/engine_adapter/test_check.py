@@ -327,8 +327,8 @@ def test_a_narrow_head_in_the_format_of_speculators_states_the_width_of_its_targ
         ("glm-4.5", {"method": "mtp"}, (), "num_speculative_tokens is missing"),
         ("qwen3-8b", {"method": "dflash", "model": "laguna-dflash"}, (), "num_speculative_tokens is missing"),
         ("qwen3-8b-peagle", None, ("--spec-tokens", "5"), "--spec-tokens: vLLM takes it from the head"),
-        ("llama-3.1-8b", LLAMA_HEAD | {"method": "EAGLE3"}, (), "'EAGLE3': vLLM has none; did you mean eagle3"),
-        ("llama-3.1-8b", LLAMA_HEAD | {"method": "eagle4"}, (), "'eagle4': vLLM has none"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"method": "EAGLE3"}, (), "EAGLE3: vLLM has no such method; did you mean eagle3"),
+        ("llama-3.1-8b", LLAMA_HEAD | {"method": "eagle4"}, (), "eagle4: vLLM has no such method"),
     ],
 )
 @pytest.mark.usefixtures("models")

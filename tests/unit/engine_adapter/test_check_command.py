@@ -29,6 +29,12 @@ DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
         (("--enable-lora", "-tp", "2"), "MODEL: is missing"),
         (("qwen3-8b", "-sc", '{"model": 3}'), "model is 3; it must be text"),
         (("qwen3-8b", "-sc", '{"method": "eagle3"}'), "model is missing"),
+        (("qwen3-8b", "-sc", '{"method": "mpt"}'), "method: mpt: vLLM has no such method; did you mean mtp?"),
+        (
+            ("qwen3-8b", "--spec-method", "eagle-3"),
+            "--spec-method: eagle-3: vLLM has no such method; did you mean eagle3?",
+        ),
+        (("qwen3-8b", "-sc", '{"method": "p-eagle"}'), '"method": "eagle3" and "parallel_drafting": true'),
         (("qwen3-8b", "--spec-model", "llama-3.1-8b"), "check: --spec-tokens is missing"),
         (("qwen3-8b", "-sc", '{"method": "ngram"}'), "check: --speculative-config: num_speculative_tokens is missing"),
         (("qwen3-8b", "--spec-method", "ngram", "--spec-tokens", "some"), "check: --spec-tokens: is some"),

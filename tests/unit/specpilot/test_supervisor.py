@@ -62,8 +62,13 @@ def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_log(supervi
 
 
 def test_a_part_that_is_never_ready_is_named(supervisor: Supervisor) -> None:
-    with pytest.raises(PartFailedError, match="slow is not ready in time"):
+    with pytest.raises(PartFailedError, match=r"slow is not ready within 0\.5 s; its log is"):
         supervisor.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=0.5)
+
+
+def test_the_setting_that_allows_a_part_more_time_is_named(supervisor: Supervisor) -> None:
+    with pytest.raises(PartFailedError, match=r"slow is not ready within 0\.5 s \(--ready-within-s sets how long"):
+        supervisor.start([Part("slow", python(SLEEPER), lambda: False)], 0.5, "--ready-within-s")
 
 
 def test_a_start_does_not_wait_when_the_end_is_wanted(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, moment, printable
+from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, moment, printable, unless_it_runs
 from specpilot.policy.history import shown
 
 
@@ -17,6 +17,18 @@ def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float | None) 
 def test_a_value_is_json_without_what_says_nothing() -> None:
     assert [shown(value) for value in (None, "act", True, 2, 0.5)] == ["none", "act", "true", "2", "0.5"]
     assert shown([{"traffic_class": "code", "path": None}]) == '[{"traffic_class": "code"}]'
+
+
+@pytest.mark.parametrize(
+    ("running", "warning"),
+    [
+        (["demo", "big"], ""),
+        (["small", "big"], "no engine of demo runs, those of big, small do: check the name\n"),
+        ([], "no engine of demo runs, nor of another model\n"),
+    ],
+)
+def test_a_model_that_no_engine_serves_is_named(running: list[str], warning: str) -> None:
+    assert unless_it_runs("demo", [{"model": name} for name in running]) == warning
 
 
 def test_a_time_is_in_utc() -> None:

@@ -14,9 +14,9 @@ from specpilot.engine_adapter.plan.speculation_control import Source, Speculatio
 from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Guidance, Objective, Override, Schedule
 
 
-def scheduler(k_max: int = 7) -> Any:
+def scheduler(k_max: int = 7, own: Guidance = Guidance(probe_ratio=0.01)) -> Any:  # noqa: B008 - never changed
     return SimpleNamespace(
-        control=SpeculationControl("m", "p", k_max, 0, 8, adapts=True),
+        control=SpeculationControl("m", "p", k_max, 0, 8, adapts=True, own_guidance=own),
         law=EngineLaw(k_max, 0, 8),
         meter=Meter(),
         planner=Planner(k_max, 64),
@@ -35,9 +35,9 @@ def run(engine: Any, learning: Learning, seconds: float, began_at: float = 0.0) 
 
 
 def test_before_a_schedule_the_law_chooses_by_the_engines_flags() -> None:
-    engine = scheduler()
+    engine = scheduler(own=Guidance(classes={"default": ClassGuidance(k_min=1)}, probe_ratio=0.01))
     assert engine.planner.prices is None
-    run(engine, Learning(engine, probe_ratio=0.01, least_k=1), 3.0)
+    run(engine, Learning(engine), 3.0)
     assert engine.planner.prices is engine.law.probe_prices is not None
     table = engine.control.table(10.0)
     assert (table.source, table.probe_ratio) == (Source.LAW, 0.01)
@@ -46,7 +46,7 @@ def test_before_a_schedule_the_law_chooses_by_the_engines_flags() -> None:
 
 def test_each_refresh_brings_a_new_table_so_that_repeated_steps_are_planned_anew() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.0)
+    learning = Learning(engine)
     run(engine, learning, 2.0)
     before = engine.control.table(0.0)
     learning.learn(engine.meter.take_evidence(), 2.0 * REFRESH_S - 0.5)
@@ -57,7 +57,7 @@ def test_each_refresh_brings_a_new_table_so_that_repeated_steps_are_planned_anew
 
 def test_an_engine_that_cannot_speculate_adapts_nothing() -> None:
     engine = scheduler(k_max=0)
-    run(engine, Learning(engine, probe_ratio=0.01), 3.0)
+    run(engine, Learning(engine), 3.0)
     assert engine.control.table(0.0).source is Source.FIXED
 
 
@@ -73,7 +73,7 @@ def overridden(version: int, override: Override | None) -> Schedule:
 
 def test_guidance_is_followed_and_changes_with_the_next_export() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     engine.control.offer(guided(1, 2.0), 0.0)
     run(engine, learning, 3.0)
     table = engine.control.table(3.0)
@@ -90,7 +90,7 @@ def test_guidance_is_followed_and_changes_with_the_next_export() -> None:
 
 def test_a_drawn_engine_follows_the_canarys_guidance_with_the_next_export() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     canary = guided(1, 5.0).guidance
     assert canary is not None
     canary = replace(canary, probe_ratio=0.04)
@@ -104,7 +104,7 @@ def test_a_drawn_engine_follows_the_canarys_guidance_with_the_next_export() -> N
 
 def test_a_renewed_schedule_and_an_override_keep_what_was_chosen() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     engine.control.offer(guided(1, 2.0), 0.0)
     run(engine, learning, 3.0)
     at = 2.0 + REFRESH_S / 2  # before the next refresh
@@ -123,7 +123,7 @@ def test_a_renewed_schedule_and_an_override_keep_what_was_chosen() -> None:
 def test_a_hold_reaches_the_law_with_the_next_export_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, held = scheduler(), list[bool]()
     monkeypatch.setattr(engine.law, "hold", lambda *, is_held, between: held.append(is_held))
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     for at, schedule in enumerate(
         (guided(1, 2.0), overridden(2, Override(None, Cause.FROZEN)), overridden(3, None), overridden(4, Override(2)))
     ):
@@ -134,7 +134,7 @@ def test_a_hold_reaches_the_law_with_the_next_export_and_ends_with_it(monkeypatc
 
 def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     trials, accepts = ((200.0, 190.0),) * 8, ((190.0, 180.0),) * 8
     engine.control.offer(replace(guided(1, 2.0), fleet=FleetAcceptance(trials, accepts)), 0.0)
     for at in (0.0, REFRESH_S):
@@ -149,7 +149,7 @@ def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -
 def test_new_guidance_and_its_probes_come_into_force_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refresh takes some milliseconds, in which steps are planned."""
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     engine.control.offer(guided(1, 2.0), 0.0)
     run(engine, learning, 3.0)
     found: list[tuple[Any, Any]] = []
@@ -169,7 +169,7 @@ def test_new_guidance_and_its_probes_come_into_force_together(monkeypatch: pytes
 
 def test_without_a_step_or_new_counts_of_the_fleet_nothing_is_computed_anew() -> None:
     engine = scheduler()
-    learning = Learning(engine, probe_ratio=0.01)
+    learning = Learning(engine)
     run(engine, learning, 3.0)
     priced = engine.law.price_list
     learning.learn(engine.meter.take_evidence(), 10.0)

@@ -16,11 +16,12 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
     from specpilot.engine_adapter.plan.step_plan import StepPlan
+    from specpilot.engine_adapter.vllm.embeddings import of_positions
     from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
     from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
     from specpilot.engine_adapter.vllm.v1.backlog import Backlog
     from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.subset import _embeddings_of, chosen, spread
+    from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
 
 from tests.support.device_apart import HIDDEN, K_MAX, META, NAMES, PASS, Apart, Drafter, Step
 
@@ -111,7 +112,7 @@ def test_image_embeddings_are_cut_with_the_batch(drafter: Drafter) -> None:
     assert [len(part) for part in kept] == [3]
     assert places.nonzero().flatten().tolist() == [1, 2, 9]
     positions = torch.tensor([*range(1, 9), *range(10, 13)])
-    kept, _ = _embeddings_of(positions, [torch.arange(4.0)[:, None]], is_embedding, torch.device("cpu"))
+    kept, _ = of_positions(positions, [torch.arange(4.0)[:, None]], is_embedding, torch.device("cpu"))
     assert torch.cat(list(kept)).flatten().tolist() == [1.0, 2.0, 3.0]
 
 
