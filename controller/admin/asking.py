@@ -5,6 +5,7 @@ pool are sums or means over the engines that answered.
 """
 
 import asyncio
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -34,14 +35,23 @@ _LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class MissedGoal:
+    """A statistic of TPOT that is predicted above its limit: a goal's, or the bound on the mean."""
+
+    statistic: Statistic
+    predicted_ms: float
+    limit_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """The answers to one question to a pool. `silent`: by engine, why there is no answer of it.
 
     `in_force`, `chosen` and `static` are means over the answers that predict, `gain_ratio` is the throughput of
     `chosen` over that in force, minus 1, and `k_by_load` has the mean K. `tpot_ms` is the measured TPOT by class and
     statistic, `predicted_tpot_ms` the same for the K in force and the choice: the predicted mean, times the measured
-    statistic over the measured mean. `keeps_up_to` is that of the engine with the least. `missed_itl_ms` of a forecast
-    is by class the bound on the mean inter-token latency that `chosen` exceeds. `unknown`: why nothing is predicted.
+    statistic over the measured mean. `keeps_up_to` is that of the engine with the least. `missed_goals` of a
+    forecast are by class the goals on TPOT that `chosen` misses. `unknown`: why nothing is predicted.
     """
 
     model: str
@@ -57,7 +67,7 @@ class Asked:
     tpot_ms: ByStatistic = field(default_factory=dict)
     predicted_tpot_ms: Mapping[str, ByStatistic] = field(default_factory=dict)
     keeps_up_to: Mapping[str, int] = field(default_factory=dict)
-    missed_itl_ms: Mapping[str, float] = field(default_factory=dict)
+    missed_goals: Mapping[str, MissedGoal] = field(default_factory=dict)
     unknown: str = ""
 
 
@@ -133,17 +143,19 @@ def combined(
         model, pool, engines, readable, silent, in_force, chosen, static,
         gain_ratio=chosen.throughput / in_force.throughput - 1 if chosen and in_force else None,
         tpot_ms=(measured := _mean_statistics([item.tpot_ms for item in readable])),
-        predicted_tpot_ms={
-            way: _predicted(prediction, measured)
-            for way, prediction in (("in_force", in_force), ("chosen", chosen))
-            if prediction is not None
-        },
+        predicted_tpot_ms=(
+            predicted := {
+                way: _predicted(prediction, measured)
+                for way, prediction in (("in_force", in_force), ("chosen", chosen))
+                if prediction is not None
+            }
+        ),
         keeps_up_to={
             name: min(item.keeps_up_to[name] for item in readable if name in item.keeps_up_to)
             for name in _names([item.keeps_up_to for item in readable])
         },
         k_by_load={name: _mean_row([item[name] for item in rows if name in item]) for name in _names(rows)},
-        missed_itl_ms=_missed(chosen, question.guidance),
+        missed_goals=_missed(chosen, question.guidance, predicted.get("chosen", {})),
         unknown=unknown,
     )  # fmt: skip
 
@@ -152,13 +164,21 @@ def _guidance(context: PoolContext) -> Guidance:
     return context.guidance() if context.freeze is None else context.frozen_guidance(context.freeze)
 
 
-def _missed(chosen: Prediction | None, guidance: Guidance | None) -> dict[str, float]:
-    if chosen is None or guidance is None:
-        return {}
-    bounds = {
-        name: (guidance.classes.get(name) or guidance.classes[DEFAULT_CLASS]).tpot_bound_ms for name in chosen.itl_ms
-    }
-    return {name: ms for name, ms in bounds.items() if ms is not None and chosen.itl_ms[name] > BROKEN * ms}
+def _missed(chosen: Prediction | None, guidance: Guidance | None, predicted: ByStatistic) -> dict[str, MissedGoal]:
+    """Return the goals on TPOT that the choice misses: by their statistic; by their bound while none was measured."""
+    missed = {}
+    for name, mean_ms in chosen.itl_ms.items() if chosen is not None and guidance is not None else ():
+        assert guidance is not None
+        item = guidance.classes.get(name) or guidance.classes[DEFAULT_CLASS]
+        goal = item.slo.tpot if item.slo is not None else None
+        of_goal = predicted.get(name, {}).get(goal.statistic) if goal is not None else None
+        if goal is not None and of_goal is not None:
+            found = MissedGoal(goal.statistic, of_goal, goal.ms)
+        else:
+            found = MissedGoal(Statistic.MEAN, mean_ms, item.tpot_bound_ms or math.inf)
+        if found.predicted_ms > BROKEN * found.limit_ms:
+            missed[name] = found
+    return missed
 
 
 def _names(rows: Iterable[Mapping[str, object]]) -> list[str]:

@@ -126,9 +126,10 @@ def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
             lines.append(f"{name}: mean K {k}, inter-token latency {itl}")
         lines += _tpot_lines(pool)
         lines += [
-            f"{name}: its latency goal is missed at this load: {_number(then['itl_ms'][name], ' ms')} predicted, its"
-            f" bound on the mean is {_number(bound, ' ms')}; lower the load, allow other K or raise the goal"
-            for name, bound in sorted(pool.get("missed_itl_ms", {}).items())
+            f"{name}: its latency goal is missed at this load: {item['statistic']} of TPOT"
+            f" {_number(item['predicted_ms'], ' ms')} predicted, at most {_number(item['limit_ms'], ' ms')} wanted;"
+            " lower the load, allow other K or raise the goal"
+            for name, item in sorted(pool.get("missed_goals", {}).items())
         ]
         lines.append(
             f"weighted throughput: {_number(now['throughput'])} -> {_number(then['throughput'])} tokens/s"

@@ -16,7 +16,7 @@ export function diff(changes) {
 const arrow = (before, after) => before === after ? before : `${before} → ${after}`;
 
 // What engines of a pool say: the means over those that answered. `then` names the choice beside that in force.
-export function asked({ pool, engines, answers, silent, in_force: now, chosen, static: fixed, gain_ratio: gain, unknown, tpot_ms: measured, predicted_tpot_ms: predicted, missed_itl_ms: missed = {} }, then = "then") {
+export function asked({ pool, engines, answers, silent, in_force: now, chosen, static: fixed, gain_ratio: gain, unknown, tpot_ms: measured, predicted_tpot_ms: predicted, missed_goals: missed = {} }, then = "then") {
   const missing = Object.entries(silent).map(([name, why]) => h("p", { class: "bad" }, `${name}: ${why}`));
   if (!now || !chosen) return [empty(unknown || "nothing is known"), missing];
   const names = Object.keys({ ...now.k, ...chosen.k }).sort();
@@ -24,7 +24,8 @@ export function asked({ pool, engines, answers, silent, in_force: now, chosen, s
     table(`What engines of ${pool} say`, [["class"], ["mean K", true], ["inter-token ms", true], ["p95 of TPOT, predicted", true], ["measured", true]], names.map((name) => [name,
       arrow(number(now.k[name], 1), number(chosen.k[name], 1)), arrow(number(now.itl_ms[name], 2), number(chosen.itl_ms[name], 2)),
       arrow(number(predicted.in_force?.[name]?.p95, 2), number(predicted.chosen?.[name]?.p95, 2)), number(measured[name]?.p95, 2)])),
-    Object.entries(missed).map(([name, bound]) => h("p", { class: "bad" }, `${name}: its latency goal is missed at this load: ${number(chosen.itl_ms[name], 2)} ms predicted, its bound on the mean is ${number(bound, 2)} ms.`)),
+    Object.entries(missed).map(([name, { statistic, predicted_ms: ms, limit_ms: limit }]) => h("p", { class: "bad" },
+      `${name}: its latency goal is missed at this load: ${statistic} of TPOT ${number(ms, 2)} ms predicted, at most ${number(limit, 2)} ms wanted.`)),
     h("p", {}, `Throughput ${arrow(number(now.throughput), number(chosen.throughput))} tokens/s and engine`,
       isKnown(gain) && h("b", { class: gain < -0.001 ? "bad" : "good" }, ` ${percent(gain)}`), `; with the static K ${number(fixed?.throughput)}.`),
     h("p", { class: "empty" }, `K in force → ${then}, predicted by ${answers.length} of ${engines} engines.`), missing];

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.controller.admin.asking import SAMPLE, WAIT_S, Asked, Asker, sample
+from specpilot.controller.admin.asking import SAMPLE, WAIT_S, Asked, Asker, MissedGoal, sample
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.latency_goal import Slo, Statistic
@@ -168,21 +168,31 @@ async def test_a_forecast_is_by_the_margins_in_force() -> None:
     [
         (10.0, {}),
         (9.9, {}),  # a bound has a price, so a choice may exceed it a little
-        (9.0, {"code": 9.0}),
+        (9.0, {"code": MissedGoal(Statistic.MEAN, 10.0, 9.0)}),
     ],
 )
-async def test_a_forecast_says_which_goals_its_choice_misses(bound_ms: float, missed: dict[str, float]) -> None:
+async def test_a_forecast_says_which_goals_its_choice_misses(bound_ms: float, missed: dict[str, MissedGoal]) -> None:
     policy = Policy(MODEL, classes={"code": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: bound_ms}))})
     [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
-    assert found.missed_itl_ms == missed
+    assert found.missed_goals == missed
+
+
+@pytest.mark.parametrize(("goal_ms", "is_missed"), [(15.0, False), (14.0, True)])
+async def test_a_percentile_is_missed_by_itself_though_the_mean_is_below_it(goal_ms: float, *, is_missed: bool) -> None:
+    def says(question: Question, name: str) -> Answer:
+        return replace(explains(question, name), tpot_ms={"code": {Statistic.MEAN: 8.0, Statistic.P95: 12.0}})
+
+    policy = Policy(MODEL, classes={"code": ClassPolicy(slo=Slo(tpot_ms={Statistic.P95: goal_ms}))})
+    [found] = await Fleet(1, says).asker.forecast(MODEL, policy, Mode.ACT)
+    assert found.missed_goals == ({"code": MissedGoal(Statistic.P95, 15.0, goal_ms)} if is_missed else {})
 
 
 async def test_a_class_without_a_goal_of_its_own_has_that_of_the_default() -> None:
     policy = Policy(MODEL, slo=Slo(tpot_ms={Statistic.MEAN: 5.0}))
     [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
-    assert found.missed_itl_ms == {"code": 5.0}
+    assert found.missed_goals == {"code": MissedGoal(Statistic.MEAN, 10.0, 5.0)}
     [found] = await Fleet(1, explains).asker.forecast(MODEL, Policy(MODEL), Mode.ACT)
-    assert found.missed_itl_ms == {}
+    assert found.missed_goals == {}
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_a_forecast_is_told_for_a_person() -> None:
 def test_a_goal_that_is_missed_is_said() -> None:
     pool = NOTHING | {
         "in_force": prediction(3, 1000.0, 12.5), "chosen": prediction(4.5, 1200.4, 11.25), "gain_ratio": 0.2,
-        "missed_itl_ms": {"code": 9.0},
+        "missed_goals": {"code": {"statistic": "p95", "predicted_ms": 11.25, "limit_ms": 9.0}},
     }  # fmt: skip
     assert (
-        "  code: its latency goal is missed at this load: 11.25 ms predicted, its bound on the mean is 9.00 ms; "
+        "  code: its latency goal is missed at this load: p95 of TPOT 11.25 ms predicted, at most 9.00 ms wanted; "
         "lower the load, allow other K or raise the goal\n"
     ) in forecast([pool])
 
