@@ -48,8 +48,8 @@ QUERIES = [
     *((panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel.get("targets", ())),
     *((item["name"], item["expr"]) for item in BOARD["annotations"]["list"]),
 ]
-ABSENT = re.compile(r'DCGM_|reason="fallen_back"')
-"""What is not there: GPUs, and a law that loses."""
+ABSENT = re.compile(r'DCGM_|reason="fallen_back"|running_limit')
+"""What is not there: GPUs, a law that loses, and a limit on running requests."""
 
 pytestmark = [
     pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (Debian: prometheus)"),
