@@ -173,11 +173,11 @@ def _missed(chosen: Prediction | None, guidance: Guidance | None, predicted: ByS
         goal = item.slo.tpot if item.slo is not None else None
         of_goal = predicted.get(name, {}).get(goal.statistic) if goal is not None else None
         if goal is not None and of_goal is not None:
-            found = MissedGoal(goal.statistic, of_goal, goal.ms)
+            figures = MissedGoal(goal.statistic, of_goal, goal.ms)
         else:
-            found = MissedGoal(Statistic.MEAN, mean_ms, item.tpot_bound_ms or math.inf)
-        if found.predicted_ms > BROKEN * found.limit_ms:
-            missed[name] = found
+            figures = MissedGoal(Statistic.MEAN, mean_ms, item.tpot_bound_ms or math.inf)
+        if figures.predicted_ms > BROKEN * figures.limit_ms:
+            missed[name] = figures
     return missed
 
 

@@ -127,7 +127,7 @@ def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:
         lines += _tpot_lines(pool)
         lines += [
             f"{name}: its latency goal is missed at this load: {item['statistic']} of TPOT"
-            f" {_number(item['predicted_ms'], ' ms')} predicted, at most {_number(item['limit_ms'], ' ms')} wanted;"
+            f" {_number(item['predicted_ms'], ' ms')} predicted, at most {_number(item['limit_ms'], ' ms')} allowed;"
             " lower the load, allow other K or raise the goal"
             for name, item in sorted(pool.get("missed_goals", {}).items())
         ]

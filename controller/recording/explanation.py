@@ -108,11 +108,12 @@ def slo_line(name: str, measure: str, facts: Mapping[str, Any]) -> str:
     if facts["mean_ms"] is not None:
         line += f", mean {facts['mean_ms']:.3g} ms"
     if facts["budget_left_ratio"] is not None:
-        line += f", budget left {facts['budget_left_ratio']:.0%}"
+        left = facts["budget_left_ratio"]
+        line += f", budget left {left:.0%}" if left >= 0 else f", budget of a day used {1 - left:.1f} times"
     if "margin" in facts:
         line += f", margin {facts['margin']:.2f}"
-    if facts.get("forecast_error_ratio") is not None:
-        line += f", measured {facts['forecast_error_ratio']:+.0%} beside the forecast in 1h"
+    if (error := facts.get("forecast_error_ratio")) is not None:
+        line += f", mean in 1h {abs(error):.0%} {'below' if error < 0 else 'above'} the forecast"
     return line + ("; unreachable: no K keeps it at this load" if facts.get("is_unreachable") else "")
 
 

@@ -25,7 +25,7 @@ export function asked({ pool, engines, answers, silent, in_force: now, chosen, s
       arrow(number(now.k[name], 1), number(chosen.k[name], 1)), arrow(number(now.itl_ms[name], 2), number(chosen.itl_ms[name], 2)),
       arrow(number(predicted.in_force?.[name]?.p95, 2), number(predicted.chosen?.[name]?.p95, 2)), number(measured[name]?.p95, 2)])),
     Object.entries(missed).map(([name, { statistic, predicted_ms: ms, limit_ms: limit }]) => h("p", { class: "bad" },
-      `${name}: its latency goal is missed at this load: ${statistic} of TPOT ${number(ms, 2)} ms predicted, at most ${number(limit, 2)} ms wanted.`)),
+      `${name}: its latency goal is missed at this load: ${statistic} of TPOT ${number(ms, 2)} ms predicted, at most ${number(limit, 2)} ms allowed.`)),
     h("p", {}, `Throughput ${arrow(number(now.throughput), number(chosen.throughput))} tokens/s and engine`,
       isKnown(gain) && h("b", { class: gain < -0.001 ? "bad" : "good" }, ` ${percent(gain)}`), `; with the static K ${number(fixed?.throughput)}.`),
     h("p", { class: "empty" }, `K in force → ${then}, predicted by ${answers.length} of ${engines} engines.`), missing];

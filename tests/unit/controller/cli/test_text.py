@@ -70,7 +70,7 @@ def test_a_goal_that_is_missed_is_said() -> None:
         "missed_goals": {"code": {"statistic": "p95", "predicted_ms": 11.25, "limit_ms": 9.0}},
     }  # fmt: skip
     assert (
-        "  code: its latency goal is missed at this load: p95 of TPOT 11.25 ms predicted, at most 9.00 ms wanted; "
+        "  code: its latency goal is missed at this load: p95 of TPOT 11.25 ms predicted, at most 9.00 ms allowed; "
         "lower the load, allow other K or raise the goal\n"
     ) in forecast([pool])
 

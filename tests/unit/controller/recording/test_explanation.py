@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specpilot.controller.law.reason import MEANING, Reason
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain, slo_line, text
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import Cause, Guidance, Override, Schedule
@@ -111,3 +111,20 @@ def test_in_a_window_of_the_control_group_the_k_of_the_window_is_named() -> None
     drawn = Guidance(override=Override(3, Cause.CONTROL_GROUP))
     moment = replace(moment, schedule=replace(moment.schedule, drawn=("e",), drawn_guidance=drawn))
     assert "K is fixed: 3 for every request, within the bounds of its class\n" in text(explain(moment))
+
+
+@pytest.mark.parametrize(
+    ("left", "error", "told"),
+    [
+        (0.25, 0.28, "budget left 25%, margin 0.90, mean in 1h 28% above the forecast"),
+        (-8.08, -0.05, "budget of a day used 9.1 times, margin 0.90, mean in 1h 5% below the forecast"),
+    ],
+)
+def test_a_goal_is_told_with_what_is_left_of_its_budget(left: float, error: float, told: str) -> None:
+    facts = {
+        "statistic": "p95", "goal_ms": 30.0, "attained_ratio": {"5m": 0.9, "1h": None}, "mean_ms": 12.0,
+        "budget_left_ratio": left, "margin": 0.9, "forecast_error_ratio": error, "is_unreachable": False,
+    }  # fmt: skip
+    assert (
+        slo_line("chat", "tpot", facts) == f"  goal of chat: TPOT p95 30 ms, within it 90.0% in 5m, mean 12 ms, {told}"
+    )
