@@ -107,9 +107,8 @@ def slo_line(name: str, measure: str, facts: Mapping[str, Any]) -> str:
     line += f"within it {', '.join(attained)}" if attained else "no request has ended yet"
     if facts["mean_ms"] is not None:
         line += f", mean {facts['mean_ms']:.3g} ms"
-    if facts["budget_left_ratio"] is not None:
-        left = facts["budget_left_ratio"]
-        line += f", budget left {left:.0%}" if left >= 0 else f", budget of a day used {1 - left:.1f} times"
+    if (ratio := facts["budget_left_ratio"]) is not None:
+        line += f", budget left {ratio:.0%}" if ratio >= 0 else f", budget of a day used {1 - ratio:.1f} times"
     if "margin" in facts:
         line += f", margin {facts['margin']:.2f}"
     if (error := facts.get("forecast_error_ratio")) is not None:
