@@ -21,8 +21,9 @@ from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
 
 Counts = dict[str, dict[str, float]]
-Shape = tuple[int, int, int, int, int, bool, int, int]
-"""Decodes, verified tokens, slots, prefilled tokens, positions read, whether all decodes are alike, context."""
+Shape = tuple[int, int, int, int, int, bool, int, int, int]
+"""Decodes, verified tokens, slots, prefilled tokens, positions read, whether all decodes are alike, context of the
+draft tokens, passes after the drafter's first one, context."""
 
 
 class BruteForce:
@@ -36,6 +37,8 @@ class BruteForce:
         self.shapes: list[Shape] = []
         self.noted: list[Shape] = []
         self._scheduler = scheduler
+        speculative = scheduler.vllm_config.speculative_config
+        self._is_sequential = not speculative.parallel_drafting and speculative.method != "dflash"
         self._counts: dict[str, Counter[str]] = {}
         self._decoding: set[str] = set()
         self._allowed: dict[str, int] = {}
@@ -142,6 +145,7 @@ class BruteForce:
             "allowed": allowed,
             "read": 0,
             "slots": 0,
+            "width": 0,
             "contexts": {key: self._scheduler.requests[key].num_computed_tokens for key in self._planned},
         }
 
@@ -184,6 +188,7 @@ class BruteForce:
 
             def lay_out(drafter: Any, *arguments: Any, **named: Any) -> Any:
                 batch = named["cad"].batch_size()
+                self._steps[id(output)]["width"] = drafter.num_speculative_tokens
                 self._steps[id(output)]["slots"] = batch * drafter.num_speculative_tokens
                 is_subset = batch < len(output.num_scheduled_tokens)
                 self.seen["subsets"] += is_subset
@@ -277,8 +282,8 @@ class BruteForce:
         prefill = sum(output.num_scheduled_tokens.values()) - verified
         is_uniform, contexts = len(set(lengths)) <= 1, noted["contexts"]
         of_drafts = sum((output.num_scheduled_tokens[key] - 1) * contexts[key] for key in decodes)
-        whole = sum(contexts.values())
-        self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, of_drafts, whole))
+        whole, passes = sum(contexts.values()), max(0, noted["width"] - 1) if self._is_sequential else 0
+        self.shapes.append((len(decodes), verified, slots, prefill, read, is_uniform, of_drafts, passes, whole))
         with_prefill = "prefill" if decodes else "prompt"
         kind = with_prefill if prefill else "catch_up" if read else "decode"
         self._add(names.STEPS, kind)

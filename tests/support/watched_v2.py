@@ -34,10 +34,10 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         catch_up(own, step, wanted)
         seen["rows_left_waiting"] += 0 < len(own.rows) < held
 
-    def run(own: Any, step: Any, part: Any, ends: Any, tokens: Any, *more: Any) -> None:
+    def run(own: Any, step: Any, part: Any, ends: Any, tokens: Any, *more: Any, **named: Any) -> None:
         steps[id(output)]["read"] += len(tokens)
         seen["caught_up_rows"] += len(tokens)
-        forward(own, step, part, ends, tokens, *more)
+        forward(own, step, part, ends, tokens, *more, **named)
 
     def keep_noting(own: Any, step: Any, deferred: Any) -> None:
         seen["plain_steps"] += step.batch.num_tokens == step.batch.num_reqs
@@ -52,6 +52,7 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
     def laid_out(run_head: Any) -> Any:
         def lay_out(speculator: Any, num_reqs: int, *arguments: Any, **named: Any) -> Any:
             if id(output) in steps:
+                steps[id(output)]["width"] = output.num_spec_tokens_to_schedule
                 steps[id(output)]["slots"] = num_reqs * output.num_spec_tokens_to_schedule
             return run_head(speculator, num_reqs, *arguments, **named)
 
