@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> None:
         loads = chosen(PROGRAM, "--loads", settings.loads, LOADS)
         worker = EngineWorker("adapter", adapter, base)
         try:
-            measure_single_k(worker, settings.prompts, loads, settings.single_k)
+            measure_single_k(worker, k_max, settings.prompts, loads, settings.single_k)
         finally:
             worker.close()
         return

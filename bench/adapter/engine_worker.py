@@ -57,14 +57,16 @@ class EngineWorker:
         )
         self._answer()
 
-    def run(self, prompts: Sequence[str], tokens: int, **options: Any) -> dict[str, Any]:
-        """Generate `tokens` tokens for each prompt, all at once.
+    def run(
+        self, prompts: Sequence[str], tokens: int, *, within_s: float | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Generate `tokens` tokens for each prompt, all at once; an engine that takes longer than `within_s` is ended.
 
         Returns the `ids` if asked; with `part`, one of `bench.adapter.parts.PARTS`, the `pairs` of pieces with it and
         without it.
         """
         self._ask({"prompts": list(prompts), "tokens": tokens} | options)
-        return self._answer()
+        return self._answer(within_s)
 
     def pieces(self, prompts: Sequence[str], tokens: int, **options: Any) -> Iterator[Piece]:
         """Generate like `run`, some steps at a time; the iterator's next item runs the next steps."""
@@ -87,7 +89,8 @@ class EngineWorker:
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, within_s: float | None = None) -> dict[str, Any]:
+        within_s = ANSWER_WITHIN_S if within_s is None else within_s
         assert self._process.stdout is not None
         hangs = threading.Event()
 
@@ -95,7 +98,7 @@ class EngineWorker:
             hangs.set()
             self._process.kill()
 
-        watch = threading.Timer(ANSWER_WITHIN_S, end)
+        watch = threading.Timer(within_s, end)
         watch.daemon = True
         watch.start()
         try:
@@ -105,7 +108,7 @@ class EngineWorker:
         finally:
             watch.cancel()
         status = self._process.wait()
-        failure = f"gave no answer within {ANSWER_WITHIN_S:g} s" if hangs.is_set() else f"ended with status {status}"
+        failure = f"gave no answer within {within_s:g} s" if hangs.is_set() else f"ended with status {status}"
         self._log.seek(0)
         output = self._log.read()[-3000:]
         self.close()

@@ -51,13 +51,14 @@ BY_LAW = "law"
 _CONTEXT_PRICES = ("context", "verifying_context", "draft_context")
 
 
-def measure_single_k(worker: Any, prompts: Path, loads: Sequence[str], rounds: int) -> None:
+def measure_single_k(worker: Any, k_max: int, prompts: Path, loads: Sequence[str], rounds: int) -> None:
     """Have the engine of `worker` measure `loads`; the last line is one JSON object."""
-    answers = {}
+    answers, within_s = {}, 2 * (WARM_S + rounds * (2 + k_max) * PIECE_S) + 300.0
     for load in loads:
         data = {kind.data for kind in LOADS[load]}
         chats = {name: [json.loads(line)["messages"] for line in _lines(prompts, name)] for name in data}
-        answers[load] = answer = worker.run([], 1, single_k={"load": load, "chats": chats, "rounds": rounds})
+        job = {"load": load, "chats": chats, "rounds": rounds}
+        answers[load] = answer = worker.run([], 1, within_s=within_s, single_k=job)
         for setting, milliseconds in answer["steps_ms"].items():
             say(f"{load}: K of each kind {setting}: a step of {milliseconds:.2f} ms")
         rates = {arm: statistics.median(each) for arm, each in answer["rates"].items()}
