@@ -1,9 +1,11 @@
 """A target with a recurrent layer: its state is right after steps without drafts, wherever the adapter accepts it."""
 
+import platform
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from specpilot.engine_adapter.vllm import versions
 from tests.support.engine_program import run
@@ -18,6 +20,10 @@ NEAR = 2.0
 Logits are about 100 here, and have steps of 0.5."""
 
 
+@pytest.mark.skipif(
+    not (torch.cpu._is_amx_tile_supported() or platform.machine() == "aarch64"),
+    reason="without AMX or Arm's BF16 vLLM 0.32 cannot verify fewer tokens of a GDN layer than it accepted before",
+)
 @pytest.mark.extended("V1 hybrid")
 def test_while_k_changes_the_text_of_a_hybrid_target_is_that_without_speculation() -> None:
     """On vLLM 0.31 four of six replies differ, at tokens that are 7 to 33 likelier than the next."""
