@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot import embedded_redis, sagemaker
 from specpilot.demo_model import DEMO_HEAD, DEMO_HEADS, DEMO_MODEL, DEMO_TARGET, MTP_DEMO
+from specpilot.engine_adapter.head_config import MTP, MTP_K_MAX
 from specpilot.policy.clean_text import stripped
 from specpilot.policy.codec import decode, from_plain
 from specpilot.policy.errors import InvalidDocumentError
@@ -20,8 +21,6 @@ from specpilot.policy.text_files import read_text
 from specpilot.ports import check_port
 
 PROGRAM = "specpilot up"
-MTP, MTP_K_MAX = "mtp", 3
-"""The name of a model's own MTP head as drafter, and its K_max by default."""
 PORT_LIMIT = 65_535
 SAGEMAKER_READY_WITHIN_S = 3600.0  # the longest that an endpoint waits for a container
 

@@ -40,6 +40,7 @@ from specpilot.bench.gpu_engine.engine import prompt_texts
 from specpilot.bench.report.output import say
 from specpilot.demo_model import DEMO_HEAD, DEMO_HEADS, DEMO_MODEL, DEMO_TARGET, MTP_DEMO
 from specpilot.engine_adapter import head_config
+from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.policy.settings import ProgramSettings, fail, load
 
 PROGRAM = "specpilot bench adapter"
@@ -162,7 +163,10 @@ def _speculation(settings: AdapterBenchSettings) -> tuple[Path, dict[str, Any]]:
     config = Path(drafter) / "config.json"
     if drafter != head_config.MTP and not config.is_file():
         fail(PROGRAM, f"--drafter: no head in {drafter} (there is no config.json)")
-    head = None if drafter == head_config.MTP else head_config.read(json.loads(config.read_text()), drafter)
+    try:
+        head = None if drafter == head_config.MTP else head_config.read(json.loads(config.read_text()), drafter)
+    except InvalidSettingsError as error:
+        fail(PROGRAM, *error.faults)
     model = MTP_DEMO if head is None and settings.model == DEMO_TARGET else settings.model
     return model, head_config.speculative_config(drafter, head, settings.k_max)
 

@@ -47,13 +47,16 @@ STEPS = 60
 WARM_S = 20.0
 """Seconds in which the law learns before the first round."""
 
+START_S, SLACK = 120.0, 2.5
+"""Seconds for the prompts of the first requests, and how many times the planned time a load may take."""
+
 BY_LAW = "law"
 _CONTEXT_PRICES = ("context", "verifying_context", "draft_context")
 
 
 def measure_single_k(worker: Any, k_max: int, prompts: Path, loads: Sequence[str], rounds: int) -> None:
     """Have the engine of `worker` measure `loads`; the last line is one JSON object."""
-    answers, within_s = {}, 2 * (WARM_S + rounds * (2 + k_max) * PIECE_S) + 300.0
+    answers, within_s = {}, SLACK * (START_S + WARM_S + rounds * (2 + k_max) * PIECE_S)
     for load in loads:
         data = {kind.data for kind in LOADS[load]}
         chats = {name: [json.loads(line)["messages"] for line in _lines(prompts, name)] for name in data}

@@ -129,20 +129,14 @@ class Steps:
             state.is_text_prompt = reads_text_prompt(state, request, drafted)
             state.decoding = not request.is_prefill_chunk
             draftable = draftable_tokens(state, request, drafted, may_exceed=self._planner.one_k)
-            most = min(state.stated_ceiling, self._planner.k_max, draftable)
-            state.ceiling = max(0, most)
+            state.ceiling = max(0, min(state.stated_ceiling, self._planner.k_max, draftable))
             (view.decoding if state.decoding else view.prefilling).append(state)
         return view
 
     def _note(self, output: Any, now: float, view: StepView, plan: StepPlan) -> None:
         """Add a planned step to those under way, and determine how many steps may repeat it."""
-        step = ScheduledStep(
-            output.num_scheduled_tokens,
-            view.shape(plan, self._planner.further_passes(plan.width)),
-            view.plain,
-            view.drafts,
-            view.refused,
-        )
+        shape = view.shape(plan, self._planner.further_passes(plan.width))
+        step = ScheduledStep(output.num_scheduled_tokens, shape, view.plain, view.drafts, view.refused)
         self._context = view.context
         self._under_way.append(UnderWay(output, now, view.context, step))
         self.decoding = view.decoding

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
+from specpilot.engine_adapter.head_config import MTP
 from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_facts, model_lengths, serve_flags
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
 from specpilot.engine_adapter.vllm.serve_names import SPECULATIVE_METHODS
 
-MTP = "mtp"
 _FLAG = "speculative-config"
 _K = "num_speculative_tokens"
 _SHORT = {"method": "spec-method", "model": "spec-model", _K: "spec-tokens"}
