@@ -104,7 +104,8 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
         raise InvalidSettingsError([fault])
     head_name, method = _head_and_method(speculative, name, flags)
     # Overrides are of the target alone, also if the head is in its files.
-    head = target if head_name is None else model_facts.as_vllm_reads(read(head_name))
+    as_published = target if head_name is None else read(head_name)
+    head = model_facts.as_vllm_reads(as_published)
     if method in SPECULATIVE_METHODS and head_name is not None and method not in _TAKEN:
         method = _by_head(method, head_name, head)
     mtp = model_facts.mtp_head(head) if method == MTP else None
@@ -117,7 +118,8 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
         *head_faults.of_length(facts, speculative, head, allows_long=machine.allows_long),
         *([] if machine.allows_long else _length_faults(facts, target)),
     ]
-    return BeforeStart(facts, tuple(faults), _assumed(facts, target, flags, machine))
+    unlisted = head_faults.unlisted(facts.method, as_published, machine.lists_model)
+    return BeforeStart(facts, tuple(faults), (*_assumed(facts, target, flags, machine), *unlisted))
 
 
 def parallelism(flags: Flags) -> Parallelism:

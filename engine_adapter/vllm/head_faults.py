@@ -1,6 +1,6 @@
 """Why vLLM itself would not start, or not serve, with a draft head: from both models' `config.json`. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specpilot.engine_adapter.vllm import model_facts, model_lengths, serve_flags
@@ -10,6 +10,8 @@ from specpilot.engine_adapter.vllm.model_facts import Config
 _EAGLE = ("eagle", "eagle3")
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Fields of a head's configuration in which vLLM finds the mask token (`_init_parallel_drafting_params`)."""
+_CLASS_OF = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash"}
+"""What vLLM puts before the class of a head of each method (`transformers_utils/configs/eagle.py`)."""
 _EAGLE_OF_MTP = {"eagle": ("deepseek_mtp",), "eagle3": ()}
 """Kinds of models that are MTP heads by themselves, of which vLLM makes EAGLE heads too (its registry of models)."""
 
@@ -40,6 +42,23 @@ def of_head(method: str, head: Config, target: Config, *, is_parallel: bool) -> 
             "target"
         )
     return faults
+
+
+def unlisted(method: str, head: Config, lists_model: Callable[[str], bool | None]) -> list[str]:
+    """Return what is assumed of a head whose class vLLM does not list, given its file as published.
+
+    Heads in the format of `speculators` get their class from that format, and MTP heads from their kind.
+    """
+    name, prefix = model_facts.architecture(head), _CLASS_OF.get(method)
+    if prefix is None or not name or "speculators_config" in head or model_facts.mtp_head(head) is not None:
+        return []
+    has_it = name.startswith(prefix) or (method != "eagle" and name.endswith(prefix)) or name == "LiLiCorrDraftModel"
+    name = name if has_it else prefix + name
+    return (
+        [f"that a plugin brings the head's class {name}, which vLLM does not list"]
+        if lists_model(name) is False
+        else []
+    )
 
 
 def of_fields(facts: ConfigFacts, speculative: Mapping[str, Any], *, tensor_parallel: int) -> list[str]:

@@ -312,6 +312,17 @@ def test_a_head_of_a_target_of_another_width_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("models")
+def test_a_class_of_heads_that_vllm_does_not_list_is_said_to_be_assumed() -> None:
+    """vLLM looks for a head under a name that it makes from the head's: EagleLlama, Eagle3Llama, DFlashLlama."""
+    for name, expected in (("LlamaForCausalLM", []), ("OwnForCausalLM", ["Eagle3OwnForCausalLM"])):
+        head = written(name, CONFIGS["llama-3.1-8b-eagle3-of-2048"] | {"architectures": [name]})
+        assumed = [line for line in asked("llama-3.1-8b", drafted("eagle3", head, 3)).assumed if "head's class" in line]
+        assert assumed == [f"that a plugin brings the head's class {it}, which vLLM does not list" for it in expected]
+    as_dflash = asked("llama-3.1-8b", drafted("dflash", "LlamaForCausalLM", 3))
+    assert "that a plugin brings the head's class DFlashLlamaForCausalLM, which vLLM does not list" in as_dflash.assumed
+
+
+@pytest.mark.usefixtures("models")
 def test_a_narrow_head_in_the_format_of_speculators_states_the_width_of_its_target() -> None:
     """As that of Llama 3.3 70B: its own layers have 6,144 numbers, and it reads states of 8,192."""
     head = CONFIGS["llama-3.1-8b-eagle3"]
