@@ -29,6 +29,11 @@ def within_ratio(latency: float, bound: float) -> float:
     return 1.0 / (1.0 + math.pow(latency / bound, SHARPNESS))
 
 
+def largest_mean(bound: float, ratio: float) -> float:
+    """Return the mean latency at which this share of requests is expected within a `bound`; inverts `within_ratio`."""
+    return bound * math.pow(1.0 / ratio - 1.0, 1.0 / SHARPNESS)
+
+
 class Statistic(StrEnum):
     """What a goal bounds over the requests of a class."""
 

@@ -22,6 +22,7 @@ from specpilot.engine_adapter.law.batch_choice import (
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, step_of, tokens_of
+from specpilot.policy.latency_goal import largest_mean
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
 from specpilot.policy.schedule import KRange
@@ -101,42 +102,48 @@ def slowest_s(choice: Choice) -> dict[int, float]:
     if choice.estimates is None or not choice.requirements.has_bounds:
         return {}
     slowest = {index: max(item)[0] for index, item in _latencies(choice, choice.step()).items()}
-    fastest = _latencies(choice, choice.step(choice.fastest or None))
-    return {
-        index: min(seconds, max(_of_goal(choice, index, fastest[index]), _bound_s(choice, index)))
-        for index, seconds in slowest.items()
-    }
+    at_best = _of_goals(choice, choice.fastest or None)
+    return {index: min(seconds, max(at_best[index], _bound_s(choice, index))) for index, seconds in slowest.items()}
 
 
 def out_of_reach(choice: Choice, slowest: Mapping[int, float], between: Pause) -> set[int]:
     """Return the requirements with a bound that fewer requests at once would keep, and no K keeps for all of them.
 
-    `slowest` is `slowest_s` of the choice. Of a bound that no K keeps even for a request alone, fewer would keep
-    nothing: such a requirement is not returned.
+    `slowest` is `slowest_s` of the choice. Half of the requests are beyond the bound if their mean is at it. So K does
+    not keep a percentile either where the choice is as fast as any, and more requests than may are expected to miss.
+
+    Of a bound that no K keeps even for a request alone, fewer would keep nothing: such a requirement is not returned.
     """
-    return {
+    present, at_best = _of_goals(choice, None), _of_goals(choice, choice.fastest or None)
+    beyond = {
         index
         for index, seconds in slowest.items()
-        if seconds > _bound_s(choice, index) and _is_kept_alone(choice, index, between)
+        if seconds > _bound_s(choice, index)
+        or (present[index] <= _KEPT * at_best[index] and at_best[index] > _largest_mean_s(choice, index))
     }
+    return {index for index in beyond if _is_kept_alone(choice, index, between)}
 
 
 def _is_kept_alone(choice: Choice, index: int, between: Pause) -> bool:
-    """Whether some K keeps the bound of a requirement for one of its decodes alone, without prompts beside it."""
+    """Whether some K keeps the goal of a requirement for one of its decodes alone, without prompts beside it."""
     assert choice.estimates is not None
     prices = copy(choice.estimates.prices)
     prices.prompts_s = 0.0
     alone = replace(choice.estimates, prices=prices, choosers={})
     codes = [code for code, count in choice.counts.items() if count and code >> REQUIREMENT_AT == index]
-    return any(
-        slowest_s(chosen(alone, choice.requirements, Counter({code: 1}), None, between))[index]
-        <= _bound_s(choice, index)
-        for code in codes
-    )
+    choices = (chosen(alone, choice.requirements, Counter({code: 1}), None, between) for code in codes)
+    return any(_of_goals(one, one.fastest or None)[index] <= _largest_mean_s(choice, index) for one in choices)
 
 
 def _bound_s(choice: Choice, index: int) -> float:
     return (choice.requirements.distinct[index].tpot_bound_ms or 0.0) / _MS
+
+
+def _largest_mean_s(choice: Choice, index: int) -> float:
+    """Return the mean latency up to which a requirement's goal is expected to be kept."""
+    slo, bound_s = choice.requirements.distinct[index].slo, _bound_s(choice, index)
+    ratio = slo.tpot.statistic.ratio if slo is not None and slo.tpot is not None else None
+    return bound_s if ratio is None else largest_mean(bound_s, ratio)
 
 
 def mean_s(choice: Choice) -> dict[int, float]:
@@ -165,6 +172,12 @@ def _latencies(choice: Choice, step: Step) -> dict[int, list[tuple[float, float]
             item = float(latency_s) * choice.estimates.slowdown, group.decodes * float(length)
             of_groups.setdefault(code >> REQUIREMENT_AT, []).append(item)
     return of_groups
+
+
+def _of_goals(choice: Choice, k_of: Mapping[int, int] | None) -> dict[int, float]:
+    """Return the statistic of each requirement's goal (`_of_goal`) under the choice, or under other K."""
+    latencies = _latencies(choice, choice.step(k_of))
+    return {index: _of_goal(choice, index, item) for index, item in latencies.items()}
 
 
 def _of_goal(choice: Choice, index: int, latencies: Sequence[tuple[float, float]]) -> float:

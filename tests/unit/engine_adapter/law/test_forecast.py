@@ -126,11 +126,21 @@ def test_a_bound_that_is_kept_to_the_last_digit_is_kept(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("slo_ms", "is_out_of_reach"),
-    [(12.0, False), (10.5, True), (10.0, False)],  # K keeps it; fewer requests would; a request alone misses it
+    ("statistic", "slo_ms", "is_out_of_reach"),
+    [
+        ("mean", 12.0, False),  # K keeps it
+        ("mean", 10.5, True),  # fewer requests would
+        ("mean", 10.0, False),  # a request alone misses it
+        ("p95", 14.0, False),
+        ("p95", 12.5, True),  # the mean of 11.6 ms keeps it, and more than 5 % of the requests do not
+        ("p95", 12.0, False),
+    ],
 )
-def test_a_bound_is_out_of_reach_if_only_fewer_requests_would_keep_it(slo_ms: float, is_out_of_reach: bool) -> None:
-    asked, counts = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({1 << REQUIREMENT_AT | LOW: 16})
+def test_a_bound_is_out_of_reach_if_only_fewer_requests_would_keep_it(
+    statistic: str, slo_ms: float, is_out_of_reach: bool
+) -> None:
+    slo, counts = Slo(tpot_ms={Statistic(statistic): slo_ms}), Counter({1 << REQUIREMENT_AT | LOW: 16})
+    asked = requirements(code=ClassGuidance(slo=slo, tpot_bound_ms=slo_ms))
     choice = chosen(estimates(), asked, counts)
     assert (out_of_reach(choice, slowest_s(choice), lambda: None) == {1}) is is_out_of_reach
 
