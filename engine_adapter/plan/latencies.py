@@ -1,19 +1,29 @@
 """Measures TTFT and TPOT of each request at the engine (`policy.latency_goal`). Pure: times are arguments.
 
 The scheduler's thread calls `begin` for a request that is scheduled for the first time, `step` when the outcome of a
-step has come, `note_first_tokens` after vLLM has processed it, and `end` when a request leaves the engine. So a step
-costs time only for requests that wait for their first token. A request that is aborted, as after a stop string, ends
-with the last step before. Another thread takes the latencies away.
+step has come, `note_tokens` after vLLM has processed it, and `end` when a request leaves the engine. So a step costs
+time only for requests that wait for their first token, and for the one that has run longest. A request that is aborted,
+as after a stop string, ends with the last step before. Another thread takes the latencies away.
+
+The TPOT of a request that runs for longer than `PART_S` is measured in parts: of each such time, and of the rest when
+it ends. Otherwise nobody would learn for minutes that long replies miss their goal.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.plan.request_facts import stated
 from specpilot.policy.latency_goal import TPOT, TTFT, Statistic
 from specpilot.policy.names import CLASS_LIMIT
+
+PART_S = 30.0
+"""A larger value tells later that long replies are slow; with a smaller one a pause of a second makes a part miss."""
+
+LEAST_OF_A_REST = 16
+"""Tokens of a rest that counts: the mean of fewer is noise."""
 
 _KEPT = 16_384
 """Number of latest latencies that are kept until they are taken: those of some seconds on the fastest engine."""
@@ -33,12 +43,22 @@ class Latency(NamedTuple):
     seconds: float
 
 
+@dataclass(slots=True)
+class _Decode:
+    """A request that has a first token, `None` once it has ended; its present part counts from a time and a token."""
+
+    request: Any
+    began_at: float
+    tokens: int = 1
+
+
 class Latencies:
     """The latencies of one engine's requests."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Any] = {}  # requests without a token, by id
-        self._first_at: dict[str, float] = {}  # of the requests with one
+        self._decodes: dict[str, _Decode] = {}  # the requests with one
+        self._due: deque[tuple[float, _Decode]] = deque()  # when their parts end, in this order
         self._stepped_at = self._wall_s = 0.0  # of the latest step, monotonic and Unix seconds
         self._latencies: deque[Latency] = deque(maxlen=_KEPT)
         self._newest: dict[str, deque[float]] = {}  # TPOT by class
@@ -51,34 +71,53 @@ class Latencies:
         if request.num_output_tokens:
             return
         self._waiting[request.request_id] = request
-        self._first_at.pop(request.request_id, None)
+        self._leave(request)
 
     def step(self, now: float, wall_s: float) -> None:
         """Note that the outcome of a step has come: monotonic and Unix seconds."""
         self._stepped_at, self._wall_s = now, wall_s
 
-    def note_first_tokens(self) -> None:
-        """Measure the TTFT of requests whose first token the latest step delivered."""
+    def note_tokens(self) -> None:
+        """Measure the TTFT of requests whose first token the latest step delivered, and parts that have ended."""
         if self._waiting:
             for request in [item for item in self._waiting.values() if item.num_output_tokens]:
                 self._note_first_token(request)
+        while self._due and self._due[0][0] <= self._stepped_at:
+            _, decode = self._due.popleft()
+            if decode.request is not None:
+                self._end_part(decode)
+                self._due.append((self._stepped_at + PART_S, decode))
 
     def _note_first_token(self, request: Any) -> None:
         del self._waiting[request.request_id]
-        self._first_at[request.request_id] = self._stepped_at
+        decode = self._decodes[request.request_id] = _Decode(request, self._stepped_at)
+        self._due.append((self._stepped_at + PART_S, decode))
         self._note(request, TTFT, self._wall_s - request.arrival_time)
+
+    def _end_part(self, decode: _Decode, least: int = 1) -> None:
+        """Measure the TPOT of a part of at least so many tokens, and begin the next."""
+        now, tokens = self._stepped_at, decode.request.num_output_tokens
+        if tokens - decode.tokens >= least:
+            self._note(decode.request, TPOT, (now - decode.began_at) / (tokens - decode.tokens))
+            decode.began_at, decode.tokens = now, tokens
+
+    def _leave(self, request: Any) -> None:
+        """Let no part of a request be due, and nothing that is due keep the request in memory."""
+        decode = self._decodes.pop(request.request_id, None)
+        if decode is not None:
+            decode.request = None
 
     def end(self, request: Any) -> None:
         """Measure the TPOT of a request that ends."""
-        tokens = request.num_output_tokens
         if request.request_id in self._waiting:
-            if tokens:
+            if request.num_output_tokens:
                 self._note_first_token(request)
             else:
                 del self._waiting[request.request_id]
-        first_at = self._first_at.pop(request.request_id, None)
-        if first_at is not None and tokens > 1:
-            self._note(request, TPOT, (self._stepped_at - first_at) / (tokens - 1))
+        decode = self._decodes.get(request.request_id)
+        if decode is not None:
+            self._end_part(decode, 1 if decode.tokens == 1 else LEAST_OF_A_REST)
+            self._leave(request)
 
     def _note(self, request: Any, measure: str, seconds: float) -> None:
         self._latencies.append(Latency(stated(request).traffic_class, measure, max(0.0, seconds)))

@@ -216,7 +216,7 @@ class _SpecPilotScheduler:
         self._verified = verified_tokens.of_output(model_runner_output) or {}
         self.latencies.step(time.monotonic(), time.time())
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self.latencies.note_first_tokens()
+        self.latencies.note_tokens()
         goes_on = bool(self.running) or self.has_unfinished_requests()  # type: ignore[attr-defined]
         device_s = device_time.of_output(model_runner_output)
         self.steps.end(scheduler_output, outputs, time.monotonic(), goes_on=goes_on, device_s=device_s)

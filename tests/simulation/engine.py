@@ -337,7 +337,7 @@ class Engine:
         self._device_done_at = max(max(before, step.began_at) + seconds, step.launched_at)
         self._now = max(self._now, self._device_done_at)
         self._latencies.step(self._now, self._now)
-        self._latencies.note_first_tokens()
+        self._latencies.note_tokens()
         for request in over:
             self._latencies.end(request)
         self._steps.end(

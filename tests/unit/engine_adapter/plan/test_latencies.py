@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.engine_adapter.plan.latencies import Latencies, Latency
+from specpilot.engine_adapter.plan.latencies import LEAST_OF_A_REST, PART_S, Latencies, Latency
 from specpilot.policy.names import CLASS_LIMIT
 
 HOUR_S = 3600.0
@@ -23,7 +23,7 @@ def step(latencies: Latencies, at: float, *requests: Any, tokens: int = 1) -> No
     latencies.step(at, HOUR_S + at)
     for item in requests:
         item.num_output_tokens += tokens
-    latencies.note_first_tokens()
+    latencies.note_tokens()
 
 
 def test_a_request_has_a_ttft_and_once_it_ends_a_tpot() -> None:
@@ -50,7 +50,7 @@ def test_a_request_of_one_token_has_no_tpot() -> None:
     one.num_output_tokens = 1
     latencies.end(one)
     latencies.end(aborted)
-    latencies.note_first_tokens()
+    latencies.note_tokens()
     assert [(item.measure, item.seconds) for item in latencies.take()] == [("ttft", pytest.approx(1.0))]
 
 
@@ -73,6 +73,35 @@ def test_more_input_of_a_session_begins_anew() -> None:
     latencies.begin(one)
     step(latencies, 9.25, one)
     assert [item.seconds for item in latencies.take()] == [pytest.approx(1.0), pytest.approx(0.25)]
+
+
+def test_a_long_reply_is_measured_in_parts_while_it_runs() -> None:
+    latencies, one = Latencies(), request("one", 0.0)
+    latencies.begin(one)
+    step(latencies, 10.0, one)
+    latencies.take()
+    for at in range(11, 10 + 2 * int(PART_S)):
+        step(latencies, float(at), one, tokens=2 if at < 10 + PART_S else 1)
+    assert [item.seconds for item in latencies.take()] == [pytest.approx(PART_S / (2 * PART_S - 1))]
+    step(latencies, 10 + 2 * PART_S, one, tokens=0)  # of another request
+    assert [item.seconds for item in latencies.take()] == [pytest.approx(PART_S / (PART_S - 1))]
+    step(latencies, 11 + 2 * PART_S, one, tokens=LEAST_OF_A_REST - 1)
+    latencies.end(one)
+    assert latencies.take() == [], "the mean of a few tokens is noise"
+
+
+def test_the_time_of_a_part_without_a_token_counts_in_the_next() -> None:
+    latencies, one, other = Latencies(), request("one", 0.0), request("other", 0.0)
+    for item in (one, other):
+        latencies.begin(item)
+    step(latencies, 0.0, one, other)
+    latencies.end(other)
+    latencies.take()
+    step(latencies, 1.5 * PART_S)
+    assert latencies.take() == []
+    step(latencies, 1.5 * PART_S + 8.0, one, tokens=LEAST_OF_A_REST)
+    latencies.end(one)
+    assert [item.seconds for item in latencies.take()] == [pytest.approx((1.5 * PART_S + 8.0) / LEAST_OF_A_REST)]
 
 
 def test_the_newest_requests_of_a_class_have_statistics() -> None:
