@@ -2,7 +2,8 @@
 
 A head in the format of the `speculators` package names its method (`speculators_model_type`) and its K. A P-EAGLE
 head in vLLM's own format has the mask token that parallel drafting needs (`ptd_token_id`, or `pard_token`); an EAGLE-3
-head has none; a DFlash head has a `dflash_config`, and drafts at most a token less than its `block_size`.
+head has none; a DFlash head has a `dflash_config`, and drafts at most a token less than its `block_size`; a DSpark head
+has a class of this name.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,13 @@ from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 
-_EAGLE3, _DFLASH = "eagle3", "dflash"
-_METHODS = {"eagle3": (_EAGLE3, False), "peagle": (_EAGLE3, True), "dflash": (_DFLASH, False)}
+_EAGLE3, _DFLASH, _DSPARK = "eagle3", "dflash", "dspark"
+_METHODS = {
+    "eagle3": (_EAGLE3, False),
+    "peagle": (_EAGLE3, True),
+    "dflash": (_DFLASH, False),
+    "dspark": (_DSPARK, False),
+}
 """The kinds of `speculators` heads that are steered: vLLM's method, and whether `parallel_drafting` is set."""
 
 MTP, MTP_K_MAX = "mtp", 3
@@ -34,9 +40,9 @@ class HeadConfig(NamedTuple):
 
 
 def by_name(name: str) -> HeadConfig:
-    """Return method and K of a head that is no folder on this machine: DFlash by vLLM's rule, else P-EAGLE."""
-    is_block = _DFLASH in name.lower()
-    return HeadConfig(not is_block, None, _DFLASH if is_block else _EAGLE3)
+    """Return method and K of a head that is no folder on this machine: DFlash, DSpark by vLLM's rule, else P-EAGLE."""
+    method = next((method for method in (_DFLASH, _DSPARK) if method in name.lower()), _EAGLE3)
+    return HeadConfig(method == _EAGLE3, None, method)
 
 
 def read(config: Mapping[str, Any], name: str) -> HeadConfig:
@@ -45,6 +51,8 @@ def read(config: Mapping[str, Any], name: str) -> HeadConfig:
     block = config.get("block_size")
     if kind is None and "dflash_config" in config:
         return HeadConfig(False, block - 1 if isinstance(block, int) and block > 1 else None, _DFLASH)
+    if kind is None and any("DSpark" in item for item in config.get("architectures") or ()):
+        return HeadConfig(False, block if isinstance(block, int) and block > 0 else None, _DSPARK)
     if kind is None:
         return HeadConfig(any(config.get(token) is not None for token in _MASK_TOKENS), None)
     if kind not in _METHODS:

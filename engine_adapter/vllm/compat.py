@@ -18,9 +18,10 @@ from specpilot.engine_adapter.vllm.engine_facts import DRAFTERS, MTP_ON_RECURREN
 from specpilot.engine_adapter.vllm.versions import ACCEPTED_ON_V2, is_among
 
 _EAGLE = ("eagle", "eagle3")
-_VERIFIED_ADAPTIVELY = _EAGLE
+_VERIFIED_ADAPTIVELY = (*_EAGLE, "dspark")
 """Methods that ran under vLLM's adaptive verification."""
 
+_DSPARK = "Qwen3DSparkModel"
 _WITH_CANDIDATES = ("DFlash2DraftModel", "LiLiCorrDraftModel")
 """Classes of DFlash heads with a candidate head, which reads states of the last context beside the block."""
 
@@ -225,7 +226,12 @@ def mtp_fault(facts: ConfigFacts) -> str | None:
 
 
 def block_fault(facts: ConfigFacts) -> str | None:
-    """Return why the adapter cannot steer a DFlash head; `None` if it can, or if the drafter is of another method."""
+    """Return why the adapter cannot steer a DFlash or DSpark head; `None` if it can, or if the method is another."""
+    if facts.method == "dspark" and facts.head_kind != _DSPARK:
+        return (
+            f"a DSpark head of the class {facts.head_kind} was not examined, only {_DSPARK}: start vLLM without the "
+            "adapter"
+        )
     if facts.method != "dflash":
         return None
     if facts.head_kind in _WITH_CANDIDATES:

@@ -103,6 +103,6 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
 
 
 def _kind(method: str, head: Any) -> str | None:
-    if method == "dflash":
+    if method in ("dflash", "dspark"):
         return next(iter(getattr(head, "architectures", None) or ()), None)
     return getattr(head, "model_type", None) if method == "mtp" else None

@@ -16,7 +16,7 @@ class Drafter(NamedTuple):
 
     `runners`: the model runners on which it steers them. `reads_states`: they read the target's hidden states, so these
     can be kept for them, and they can be left out of a step; others draft in every step, and the adapter only cuts K.
-    `has_block`: at any K they draft a block of constant width, K_max tokens and one before them.
+    `has_block`: at any K they draft a block of constant width (`block`).
     """
 
     runners: tuple[str, ...]
@@ -29,6 +29,7 @@ DRAFTERS = {
     "eagle3": Drafter(("V1", "V2")),
     "mtp": Drafter(("V1", "V2")),
     "dflash": Drafter(("V1", "V2"), has_block=True),
+    "dspark": Drafter(("V2",), has_block=True),
     "ngram": Drafter(("V2",), reads_states=False),
     "draft_model": Drafter(("V2",), reads_states=False),
 }
@@ -45,7 +46,7 @@ recurrent layers were not examined."""
 
 _MIB = 1 << 20
 _READ_SEVERAL = ("eagle3", "dflash")
-"""Methods whose heads read the states of several layers."""
+"""Methods whose heads read the states of several layers, and may have a backlog."""
 _STATES = 3
 """Layers of the target that such a head reads if its configuration does not name them."""
 
@@ -174,9 +175,17 @@ def has_block(method: str) -> bool:
 
 
 def block(vllm_config: Any) -> int:
-    """Return the positions of a request's block; 0: the drafter has none."""
+    """Return the positions of a request's block; 0: the drafter has none.
+
+    They are K_max tokens and the one before them; a DSpark head may draft at the place of that one too
+    (`DSparkSpeculator.__init__`).
+    """
     speculative = vllm_config.speculative_config
-    return 1 + int(vllm_config.num_speculative_tokens) if speculative and has_block(speculative.method) else 0
+    if speculative is None or not has_block(speculative.method):
+        return 0
+    head = speculative.draft_model_config.hf_config
+    is_from_anchor = speculative.method == "dspark" and getattr(head, "sample_from_anchor", True)
+    return int(vllm_config.num_speculative_tokens) + (0 if is_from_anchor else 1)
 
 
 def least_widths(vllm_config: Any) -> tuple[int, int]:

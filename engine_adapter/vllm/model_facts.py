@@ -303,6 +303,9 @@ def _of_speculators(config: Config) -> dict[str, Any]:
     added: dict[str, Any] = {} if width is None else {"target_hidden_size": width}
     if kind == "peagle":
         return added | {"pard_token": mask_token}
+    if kind == "dspark":
+        is_omni = "Qwen3OmniDSparkModel" in config.get("architectures", ())
+        return added | {"architectures": ["Qwen3OmniDSparkModel" if is_omni else "Qwen3DSparkModel"]}
     named = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
     if kind in named:
         added |= {"architectures": [named[kind]], "dflash_config": {"mask_token_id": mask_token}}

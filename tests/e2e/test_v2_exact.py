@@ -107,7 +107,7 @@ def undrafted(program: str) -> dict[str, Any]:
 
 
 @pytest.mark.extended("V2 in every step")
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "dflash"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "dflash", "dspark", "dspark from anchor"])
 def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None:
     found = on_v2("in_every_step", method)
     seen = found["seen"]
@@ -115,6 +115,8 @@ def test_drafters_that_run_in_every_step_are_cut_by_request(method: str) -> None
     assert sum(seen.get(f"K = {k}", 0) > 0 for k in range(4)) >= 3
     if method == "draft_model":  # the target itself
         assert seen["accepted"] == seen["verified"] > 30
+    elif method == "dspark from anchor":  # for which the head's weights were not trained
+        assert seen["verified"] > 30
     else:
         assert 3 < seen["accepted"] < seen["verified"]
 
@@ -145,11 +147,23 @@ def test_the_text_is_the_same_where_steps_replay_graphs_for_any_mix_of_k(drafter
 
 
 @pytest.mark.extended("V2 graphs")
-def test_the_text_is_the_same_where_a_block_replays_vllms_graphs_and_the_target_those_for_any_mix_of_k() -> None:
-    found = on_v2("replayed_graphs", "dflash")
+@pytest.mark.parametrize("head", ["dflash", "dspark"])
+def test_the_text_is_the_same_where_a_block_replays_vllms_graphs_and_the_target_those_for_any_mix_of_k(
+    head: str,
+) -> None:
+    found = on_v2("replayed_graphs", head)
     assert found["ids"] == undrafted("replayed_graphs")["ids"]
     assert set(found["replays"]) == {"up to 4", "1 each", "4 each"}
     assert found["seen"]["accepted"] > 0.2 * found["seen"]["verified"] > 5
+
+
+@pytest.mark.extended("V2 graphs")
+def test_under_adaptive_verification_a_dspark_head_is_counted_by_what_was_verified() -> None:
+    found = on_v2("replayed_graphs", "dspark", "adaptive")
+    seen = found["seen"]
+    assert found["ids"] == undrafted("replayed_graphs")["ids"]
+    assert 0 < seen["evidence_verified"] < seen["verified"]
+    assert seen["evidence_accepted"] == seen["accepted"] > 0
 
 
 @pytest.mark.extended("V2 graphs")

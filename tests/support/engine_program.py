@@ -9,11 +9,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.plan.speculation_control import KTable, Source
 from specpilot.policy.bands import BANDS
+from tests.support import dspark_head
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
@@ -43,9 +46,15 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 
 
 def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
-    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3`, `mtp` or `dflash`."""
+    """Return vLLM's `speculative_config` for the demo model's `peagle`, `eagle3`, `mtp` or `dflash`.
+
+    `dspark` and `dspark from anchor` are made of the DFlash head (`tests.support.dspark_head`).
+    """
     if name == "mtp":
         return {"method": "mtp", "num_speculative_tokens": k_max} | more
+    if name.startswith("dspark"):
+        model = dspark_head.written(Path(mkdtemp()), sample_from_anchor=name.endswith("anchor"))
+        return {"method": "dspark", "model": str(model), "num_speculative_tokens": k_max} | more
     if name == "dflash":
         return {"method": name, "model": str(DEMO_MODEL / name), "num_speculative_tokens": k_max} | more
     model, is_parallel = str(DEMO_MODEL / name), name == "peagle"

@@ -1,8 +1,9 @@
 """Drafters of model runner V2 that run in every step, K cut by request: what they reply, what was verified.
 
-`run("in_every_step", "ngram|draft_model|dflash|mtp")` through `tests.support.interpreter`, and `run("in_every_step",
-"plain")` for the text without speculation, on model runner V1. K changes at random. The draft model is the target
-itself, so what it drafts is accepted. The demo model's MTP head could be left out; here it is of a kind that cannot.
+`run("in_every_step", "ngram|draft_model|dflash|dspark|dspark from anchor|mtp")` through `tests.support.interpreter`,
+and `run("in_every_step", "plain")` for the text without speculation, on model runner V1. K changes at random. The draft
+model is the target itself, so what it drafts is accepted. The demo model's MTP head could be left out; here it is of a
+kind that cannot.
 "mtp left out" is the same with the head left out and catching up.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 from vllm import SamplingParams
 
 from specpilot.engine_adapter.vllm import engine_facts
-from tests.support.engine_program import TARGET, finish, offer, replies, start
+from tests.support.engine_program import TARGET, finish, head, offer, replies, start
 from tests.support.stack import CLASSES, DEMO_MODEL
 
 K_MAX, REQUESTS, TOKENS = 3, 5, 24
@@ -37,6 +38,8 @@ def main(kind: str) -> None:
     speculative: dict[str, Any] | None = None
     if kind != "plain":
         speculative = {"method": kind.removesuffix(" left out"), "num_speculative_tokens": K_MAX, **OWN.get(kind, {})}
+    if kind.startswith("dspark"):
+        speculative = head(kind, K_MAX)
     if kind == "mtp":
         engine_facts.PLAIN_MTP = ()
     llm = start(

@@ -205,6 +205,8 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -
         (json.loads((DEMO_MODEL / "eagle3" / "config.json").read_text()), False, None, "eagle3"),
         (json.loads((DEMO_MODEL / "dflash" / "config.json").read_text()), False, 7, "dflash"),
         ({"dflash_config": {}}, False, None, "dflash"),
+        (SPECULATORS | {"speculators_model_type": "dspark"}, False, 5, "dspark"),
+        ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, False, 7, "dspark"),
     ],
 )
 def test_a_heads_own_configuration_states_its_method(
@@ -215,7 +217,11 @@ def test_a_heads_own_configuration_states_its_method(
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("org/Qwen3-8B-P-EAGLE", (True, None, "eagle3")), ("z-lab/Qwen3-8B-DFlash-b16", (False, None, "dflash"))],
+    [
+        ("org/Qwen3-8B-P-EAGLE", (True, None, "eagle3")),
+        ("z-lab/Qwen3-8B-DFlash-b16", (False, None, "dflash")),
+        ("deepseek-ai/dspark_qwen3_8b_block7", (False, None, "dspark")),
+    ],
 )
 def test_a_head_that_is_no_folder_here_is_known_by_its_name(name: str, expected: tuple[object, ...]) -> None:
     assert head_config.by_name(name) == expected
@@ -223,9 +229,9 @@ def test_a_head_that_is_no_folder_here_is_known_by_its_name(name: str, expected:
 
 def test_a_head_of_a_kind_that_is_not_steered_is_refused() -> None:
     with pytest.raises(
-        InvalidSettingsError, match="is a 'dspark' head; the adapter steers eagle3, peagle, dflash heads"
+        InvalidSettingsError, match="is a 'medusa' head; the adapter steers eagle3, peagle, dflash, dspark heads"
     ):
-        head_config.read({"speculators_model_type": "dspark"}, "/heads/x")
+        head_config.read({"speculators_model_type": "medusa"}, "/heads/x")
 
 
 def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Path) -> None:

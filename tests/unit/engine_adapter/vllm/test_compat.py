@@ -78,13 +78,14 @@ def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
 
-METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator", "dspark")
+METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
         *((config(method), ("eagle, eagle3, mtp", repr(method), "without the adapter")) for method in METHODS),
+        (config("dspark"), ("'dspark'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config("ngram"), ("'ngram'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config("draft_model"), ("'draft_model'", "VLLM_USE_V2_MODEL_RUNNER=1")),
         (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),

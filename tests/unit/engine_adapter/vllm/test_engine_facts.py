@@ -245,6 +245,14 @@ def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
     assert engine_facts.block(config()) == 0
 
 
+@pytest.mark.parametrize(("named", "positions"), [({}, 7), ({"sample_from_anchor": False}, 8)])
+def test_a_dspark_block_may_draft_at_the_place_of_the_token_before_it(named: dict[str, bool], positions: int) -> None:
+    found = config("dspark", runner_v2=True)
+    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, True
+    found.speculative_config.draft_model_config.hf_config = SimpleNamespace(**named)
+    assert engine_facts.block(found) == positions
+
+
 def test_a_blocks_capture_limit_counts_its_own_positions() -> None:
     found = with_graphs(512, 64)
     found.speculative_config.method = "dflash"
