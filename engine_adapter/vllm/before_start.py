@@ -26,7 +26,9 @@ _WITHOUT_HEAD = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden
 _TAKEN = ("eagle", "eagle3", "dflash", "dspark")
 """Methods that vLLM takes from the user; others it takes from the name and the kind of the head."""
 _BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-_BY_ARCHITECTURE = {"MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Gemma4DSparkModel": "dspark"}
+_BY_ARCHITECTURE = {"MuseGlimmerAssistantModel": "dflash"} | dict.fromkeys(
+    ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"), "dspark"
+)
 _IN_PARALLEL = _WITH_BLOCK = ("dflash", "dspark")
 _ON_V1_ALONE = ("suffix", "medusa", "mlp_speculator", "custom_class")
 _SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
@@ -197,7 +199,7 @@ def _head_and_method(speculative: Mapping[str, Any], target: str, flags: Flags) 
 def _by_head(method: str, name: str, head: Config) -> str:
     """Return the method that vLLM takes from the name and the kind of the head."""
     methods = [method for part, method in _BY_NAME.items() if part in name.lower()]
-    methods += filter(None, [_BY_ARCHITECTURE.get(model_facts.architecture(head))])
+    methods += filter(None, [_BY_ARCHITECTURE.get(model_facts.block_class(head) or "")])
     if methods:
         return methods[0]
     if head.get("model_type") in ("medusa", "mlp_speculator"):
@@ -233,7 +235,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_parallel=is_parallel,
         is_adaptive=bool(speculative.get("enable_adaptive_verification")),
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
-        head_kind=mtp.kind if mtp else model_facts.architecture(head) or None if method in _WITH_BLOCK else None,
+        head_kind=mtp.kind if mtp else model_facts.block_class(head) if method in _WITH_BLOCK else None,
         head_modules=mtp.modules if mtp else 1,
         head_uses_mla=model_facts.uses_mla(
             head, kind=mtp.kind if mtp else None, is_eagle=method in ("eagle", "eagle3", "dflash")

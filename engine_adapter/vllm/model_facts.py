@@ -169,6 +169,13 @@ class MtpHead(NamedTuple):
     tokens: int | None
 
 
+def block_class(head: Config) -> str | None:
+    """Return the class of a DFlash or DSpark head as vLLM names it (`SpeculativeConfig`); `None`: it states none."""
+    name = architecture(head)
+    is_plain = name == "DSparkDraftModel" and head.get("model_type") == "qwen3"
+    return "Qwen3DSparkModel" if is_plain else name or None
+
+
 def architecture(config: Config) -> str:
     """Return the name of the model's class; empty if the configuration names none."""
     return str((config.get("architectures") or [""])[0])

@@ -164,6 +164,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "transformer_layer_config": {"model_type": "qwen3", "hidden_size": 4096},
     },
     "laguna-dflash": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16},
+    "qwen3-8b-semi": {"architectures": ["DSparkDraftModel"], "model_type": "qwen3", "block_size": 7},
     "gemma-4-dspark": {"architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"},
     "qwen3-8b-dspark": {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "block_size": 7},
     "mistral-medium": {  # the fields of Mistral's own params.json

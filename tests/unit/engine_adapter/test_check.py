@@ -100,6 +100,7 @@ ADAPTIVE = {"enable_adaptive_verification": True}
         ("qwen3-8b", DFLASH | {"model": "qwen3-8b-speculators-dflash-2"}, (), REFUSED, "with candidates"),
         ("qwen3-8b", {"model": "qwen3-8b-dspark"}, (), RUNS_WITH_LESS, EVERY_STEP),
         ("qwen3-8b", {"model": "qwen3-8b-dspark"} | ADAPTIVE, (), RUNS_WITH_LESS, EVERY_STEP),
+        ("qwen3-8b", {"model": "qwen3-8b-semi", "num_speculative_tokens": 7}, (), RUNS_WITH_LESS, EVERY_STEP),
         ("qwen3-8b", {"model": "gemma-4-dspark", "num_speculative_tokens": 7}, (), REFUSED, "only Qwen3DSparkModel"),
         ("qwen3-8b", {"method": "suffix"}, (), REFUSED, "not method 'suffix'"),
         ("qwen3-8b", {"method": "ngram", "num_speculative_tokens": 3}, (), RUNS_WITH_LESS, EVERY_STEP),

@@ -4,7 +4,7 @@ import pytest
 
 from specpilot.policy.codec import decode, encode, from_plain, to_plain
 from specpilot.policy.errors import InvalidDocumentError
-from specpilot.policy.latency_goal import Goal, Slo, Statistic
+from specpilot.policy.latency_goal import Goal, Slo, Statistic, largest_mean, within_ratio
 from specpilot.policy.model_policy import ClassPolicy, Policy
 
 
@@ -66,3 +66,8 @@ def test_a_class_without_goals_has_the_models() -> None:
 def test_the_same_goals_are_one_requirement_of_the_law() -> None:
     goals = [Slo(tpot_ms={Statistic.P95: 30.0}), Slo(tpot_ms={Statistic.P95: 30.0}), Slo(tpot_ms={Statistic.P99: 30.0})]
     assert len({*goals}) == 2
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 0.95, 0.99])
+def test_the_largest_mean_keeps_the_share_of_requests_within_the_bound(ratio: float) -> None:
+    assert within_ratio(largest_mean(30.0, ratio), 30.0) == pytest.approx(ratio)
