@@ -3,7 +3,7 @@
 A head in the format of the `speculators` package names its method (`speculators_model_type`) and its K. A P-EAGLE
 head in vLLM's own format has the mask token that parallel drafting needs (`ptd_token_id`, or `pard_token`); an EAGLE-3
 head has none; a DFlash head has a `dflash_config`, and drafts at most a token less than its `block_size`; a DSpark head
-has a class of this name.
+has a class of this name, and drafts `block_size` tokens, or one less if it does not `sample_from_anchor`.
 """
 
 from collections.abc import Mapping
@@ -52,6 +52,7 @@ def read(config: Mapping[str, Any], name: str) -> HeadConfig:
     if kind is None and "dflash_config" in config:
         return HeadConfig(False, block - 1 if isinstance(block, int) and block > 1 else None, _DFLASH)
     if kind is None and any("DSpark" in item for item in config.get("architectures") or ()):
+        block = block - 1 if isinstance(block, int) and not config.get("sample_from_anchor", True) else block
         return HeadConfig(False, block if isinstance(block, int) and block > 0 else None, _DSPARK)
     if kind is None:
         return HeadConfig(any(config.get(token) is not None for token in _MASK_TOKENS), None)

@@ -207,6 +207,8 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -
         ({"dflash_config": {}}, False, None, "dflash"),
         (SPECULATORS | {"speculators_model_type": "dspark"}, False, 5, "dspark"),
         ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, False, 7, "dspark"),
+        ({"architectures": ["Qwen3DSparkModel"], "block_size": 8, "sample_from_anchor": False}, False, 7, "dspark"),
+        ({"architectures": ["Qwen3DSparkModel"]}, False, None, "dspark"),
     ],
 )
 def test_a_heads_own_configuration_states_its_method(
