@@ -51,7 +51,8 @@ def test_step_times_were_measured_before_traffic(stack: Stack) -> None:
 def test_engines_choose_k_by_the_policys_guidance_and_a_fixed_k_again(stack: Stack, client: OpenAI) -> None:
     stack.put_policy(k_max=2, control_group_ratio=0.0)
     until(lambda: chat(client) and source_of_k(stack) == "law")
-    chat(client, max_tokens=200)
+    # The law has estimates a second after its first traffic.
+    until(lambda: chat(client, max_tokens=200) and call(f"{stack.engine}/speculation")[1]["law"])
     state = call(f"{stack.engine}/speculation")[1]
     assert state["schedule"]["guidance"]["classes"]["default"]["k_max"] == 2
     assert state["law"]["groups"], state["law"]
