@@ -40,7 +40,7 @@ class HeadConfig(NamedTuple):
 
 
 def by_name(name: str) -> HeadConfig:
-    """Return method and K of a head that is no folder on this machine: DFlash, DSpark by vLLM's rule, else P-EAGLE."""
+    """Return method and K of a head that is no folder here: P-EAGLE unless its name says DFlash or DSpark."""
     method = next((method for method in (_DFLASH, _DSPARK) if method in name.lower()), _EAGLE3)
     return HeadConfig(method == _EAGLE3, None, method)
 

@@ -29,7 +29,7 @@ _BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark":
 _BY_ARCHITECTURE = {"MuseGlimmerAssistantModel": "dflash"} | dict.fromkeys(
     ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"), "dspark"
 )
-_IN_PARALLEL = _WITH_BLOCK = ("dflash", "dspark")
+_IN_PARALLEL = ("dflash", "dspark")
 _ON_V1_ALONE = ("suffix", "medusa", "mlp_speculator", "custom_class")
 _SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
 """Methods that vLLM does not schedule asynchronously by itself."""
@@ -235,7 +235,7 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_parallel=is_parallel,
         is_adaptive=bool(speculative.get("enable_adaptive_verification")),
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
-        head_kind=mtp.kind if mtp else model_facts.block_class(head) if method in _WITH_BLOCK else None,
+        head_kind=mtp.kind if mtp else model_facts.block_class(head) if method in _IN_PARALLEL else None,
         head_modules=mtp.modules if mtp else 1,
         head_uses_mla=model_facts.uses_mla(
             head, kind=mtp.kind if mtp else None, is_eagle=method in ("eagle", "eagle3", "dflash")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specpilot.engine_adapter.vllm import data_parallel
-from specpilot.engine_adapter.vllm.engine_facts import is_windowed, uses_mla
+from specpilot.engine_adapter.vllm.engine_facts import has_block, is_windowed, uses_mla
 from specpilot.engine_adapter.vllm.versions import vllm_version
 
 MASK_TOKENS = ("ptd_token_id", "pard_token")
@@ -103,6 +103,6 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
 
 
 def _kind(method: str, head: Any) -> str | None:
-    if method in ("dflash", "dspark"):
+    if has_block(method):
         return next(iter(getattr(head, "architectures", None) or ()), None)
     return getattr(head, "model_type", None) if method == "mtp" else None

@@ -26,7 +26,7 @@ def of_head(method: str, head: Config, target: Config, *, is_parallel: bool) -> 
         )
     if method == "draft_model":
         return faults + _vocabulary_faults(head, target)
-    if method not in (*_EAGLE, "dflash"):
+    if method not in (*_EAGLE, "dflash", "dspark"):
         return faults
     mtp = model_facts.mtp_head(head) if method in _EAGLE else None
     if mtp is not None and mtp.kind not in _EAGLE_OF_MTP[method]:
@@ -54,11 +54,9 @@ def unlisted(method: str, head: Config, lists_model: Callable[[str], bool | None
         return []
     has_it = name.startswith(prefix) or (method != "eagle" and name.endswith(prefix)) or name == "LiLiCorrDraftModel"
     name = name if has_it else prefix + name
-    return (
-        [f"that a plugin brings the head's class {name}, which vLLM does not list"]
-        if lists_model(name) is False
-        else []
-    )
+    if lists_model(name) is not False:
+        return []
+    return [f"that a plugin brings the head's class {name}, which vLLM does not list"]
 
 
 def of_fields(facts: ConfigFacts, speculative: Mapping[str, Any], *, tensor_parallel: int) -> list[str]:

@@ -311,7 +311,7 @@ def _of_speculators(config: Config) -> dict[str, Any]:
     if kind == "peagle":
         return added | {"pard_token": mask_token}
     if kind == "dspark":
-        is_omni = "Qwen3OmniDSparkModel" in config.get("architectures", ())
+        is_omni = "Qwen3OmniDSparkModel" in (config.get("architectures") or ())
         return added | {"architectures": ["Qwen3OmniDSparkModel" if is_omni else "Qwen3DSparkModel"]}
     named = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
     if kind in named:

@@ -6,6 +6,7 @@ runs in the program's process with one thread: no two that wait for each other o
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from tests.support.stack import DEMO_MODEL, ROOT
 TARGET = str(DEMO_MODEL / "target")
 MTP_TARGET = str(DEMO_MODEL / "mtp")
 """The same target, loaded as a MiMo model with an MTP layer."""
+_made: list[str] = []
+"""Folders of heads that this process wrote."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -53,7 +56,8 @@ def head(name: str, k_max: int = 7, **more: Any) -> dict[str, Any]:
     if name == "mtp":
         return {"method": "mtp", "num_speculative_tokens": k_max} | more
     if name.startswith("dspark"):
-        model = dspark_head.written(Path(mkdtemp()), sample_from_anchor=name.endswith("anchor"))
+        _made.append(mkdtemp())
+        model = dspark_head.written(Path(_made[-1]), sample_from_anchor=name.endswith("anchor"))
         return {"method": "dspark", "model": str(model), "num_speculative_tokens": k_max} | more
     if name == "dflash":
         return {"method": name, "model": str(DEMO_MODEL / name), "num_speculative_tokens": k_max} | more
@@ -132,4 +136,6 @@ def finish(report: Mapping[str, Any]) -> None:
     """Print the `report`, and end the process at once: vLLM's own teardown expects a GPU's."""
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
+    for folder in _made:
+        shutil.rmtree(folder)
     os._exit(0)

@@ -1,6 +1,13 @@
-"""Fields of published models' `config.json` that decide whether an engine is steered, by a name of ours."""
+"""Fields of published models' `config.json` that decide whether an engine is steered, by a name of ours.
 
+`asked` is the answer of `specpilot check` where they are folders (the fixture `models`).
+"""
+
+import json
 from typing import Any
+
+from specpilot.engine_adapter import check
+from specpilot.engine_adapter.check import Answer
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 131072}
 MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "num_attention_heads": 128, "max_position_embeddings": 163840}
@@ -176,3 +183,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral-medium-eagle": {"dim": 12288, "n_layers": 2, "max_position_embeddings": 262144},
     "mistral-small-4-eagle": {"dim": 4096, "n_layers": 2, "qk_nope_head_dim": 64, "kv_lora_rank": 256},
 }
+
+
+def asked(model: str, speculative: dict[str, Any] | None, *flags: str, version: str = "0.32.0") -> Answer:
+    words = [] if speculative is None else ["--speculative-config", json.dumps(speculative)]
+    return check.answer_to(model, [*words, *flags], version=version)
+
+
+def mtp(k: int) -> dict[str, Any]:
+    return {"method": "mtp", "num_speculative_tokens": k}
+
+
+def drafted(method: str, head: str, k: int, **more: Any) -> dict[str, Any]:
+    return {"method": method, "model": head, "num_speculative_tokens": k, **more}
