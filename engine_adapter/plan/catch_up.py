@@ -72,12 +72,23 @@ class CatchUp:
     slots; `None`: the drafter leaves out those with K = 0.
 
     `narrowest` is the least width of a step that drafts: K_max for a drafter whose block has a constant width.
+
+    `in_lockstep`: other engines make the same passes (`vllm.data_parallel`). Then the width is at least `least_width`
+    also in a step in which vLLM does not draft, and what the drafter misses there is never read.
     """
 
-    def __init__(self, backlog_rows: int, catch_up_rows: int, least_width: int = 0, narrowest: int = 1) -> None:
+    def __init__(
+        self,
+        backlog_rows: int,
+        catch_up_rows: int,
+        least_width: int = 0,
+        narrowest: int = 1,
+        *,
+        in_lockstep: bool = False,
+    ) -> None:
         self.least_width = least_width
         self.narrowest = narrowest
-        self.keeps_rows = backlog_rows > 0 or least_width > 0
+        self.keeps_rows = not in_lockstep and (backlog_rows > 0 or least_width > 0)
         self.reads_all = least_width > 0 or not self.keeps_rows
         self.width_of_all = least_width if self.reads_all else None
         self.drafted_at = 0
@@ -117,7 +128,7 @@ class CatchUp:
     def drafting_nothing(self, batch: Sequence[DraftState], step: int) -> StepPlan:
         """Return the plan of step number `step`, which drafts nothing."""
         if not self.keeps_rows:
-            return StepPlan(0)
+            return StepPlan(self.least_width)
         read = sum([state.positions for state in batch]) - len(batch)
         caught_up: list[str] = []
         deferred: list[str] = []

@@ -100,7 +100,7 @@ class Planner:
 
     `backlog_rows` bounds the backlogs of all requests together, `catch_up_rows` is as in `CatchUp`.
     `least_width` is above 0 for a drafter that must run in every step, unless it reads each step at width 0 too;
-    `narrowest` is as in `CatchUp`.
+    `narrowest` and `in_lockstep` are as in `CatchUp`.
     `room` is the size of vLLM's step. `prices` are the costs of probes, `None` while unknown; another thread replaces
     them. `one_k`: all decodes of a step should have one K.
 
@@ -118,12 +118,13 @@ class Planner:
         prices: ProbePrices | None = None,
         *,
         one_k: bool = False,
+        in_lockstep: bool = False,
     ) -> None:
         self.k_max = k_max
         self.one_k = one_k
         self.next_width = 0
         self.prices = prices
-        self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width, narrowest)
+        self.catch_up = CatchUp(backlog_rows, catch_up_rows, least_width, narrowest, in_lockstep=in_lockstep)
         self.probes = Probes(k_max, catch_up_rows)
         self._room = room
         self._lone_probe = min(k_max, PARALLEL_PROBE if room.is_parallel else SEQUENTIAL_PROBE)

@@ -1,8 +1,8 @@
 """The configurations of engines that the adapter accepts.
 
 A configuration that the adapter cannot steer is rejected with all reasons at once, each with its remedy: unsupported
-drafters, vLLM's own table of K, pipeline and context parallelism, data parallelism of a mixture of experts or over
-machines, KV connectors beside recurrent layers, a synchronous scheduler in the asynchronous loop or the reverse.
+drafters, vLLM's own table of K, pipeline and context parallelism, data parallelism over machines, KV connectors beside
+recurrent layers, a synchronous scheduler in the asynchronous loop or the reverse.
 `check_config` rejects it before the engine serves; `specpilot check` applies the same rules (`faults_of`) before a
 start. An engine without speculation may carry the adapter in any configuration.
 """
@@ -121,15 +121,9 @@ def drafter_faults(facts: ConfigFacts) -> list[str]:
 def parallel_faults(facts: ConfigFacts) -> list[str]:
     """Return the configured kinds of parallelism that the adapter does not steer.
 
-    It steers tensor parallelism, and data parallelism of dense models, whose ranks are engines of their own. Ranks of a
-    mixture of experts run every pass of target and drafter together, and pad it to the widest of all ranks.
+    It steers tensor parallelism, and data parallelism, whose ranks are engines of their own (`vllm.data_parallel`).
     """
     faults = []
-    if facts.data_parallel > 1 and facts.is_moe:
-        faults.append(
-            "data parallelism of a mixture of experts is not steered, because its ranks run every pass together: start "
-            "one engine per rank behind the gateway, or use tensor parallelism (also with --enable-expert-parallel)"
-        )
     if facts.has_ranks_elsewhere:
         faults.append(
             "data-parallel ranks on other machines than their server are not steered: start a server on each machine "
@@ -156,6 +150,11 @@ def v2_faults(facts: ConfigFacts) -> list[str]:
         faults.append(
             f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{facts.method!r}: remove enable_adaptive_verification from --speculative-config"
+        )
+    if facts.in_lockstep and facts.is_parallel and facts.method in _EAGLE:
+        faults.append(
+            "P-EAGLE on model runner V2 is not steered for data-parallel ranks of a mixture of experts: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if facts.is_multimodal and facts.is_parallel and facts.method in _EAGLE:
         faults.append(

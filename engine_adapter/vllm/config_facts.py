@@ -59,6 +59,11 @@ class ConfigFacts:
     has_connector: bool = False
     attention: tuple[str, ...] = ()
 
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether the engine is a data-parallel rank that makes every pass together with others."""
+        return self.is_moe and self.data_parallel > 1
+
 
 def of_engine(vllm_config: Any) -> ConfigFacts:
     """Return the facts of a configuration of vLLM's that has speculation."""

@@ -7,10 +7,19 @@ of its own and writes its own metrics. Only the address is shared.
 A rank reads a `data_parallel_size` of 1 in its configuration (`reconfigure_for_independent_dp_rank`), so the server's
 process leaves the size in the environment (`RANKS`) before it starts the ranks.
 
-Ranks of a mixture of experts exchange tokens in every pass, and are rejected beside speculation (`compat`). A width of
-K_max in every step and no backlog would give all ranks the same passes, but not the same padding: graphs for several K
-are chosen by lengths of a rank's own batch, on V2 in the drafter's first pass (`v2.graphs.note_longest`), on V1 in the
-target's step, where vLLM asserts that the ranks' padding agrees (`_determine_batch_execution_and_padding`).
+Ranks of a mixture of experts are engines too, but run *in lockstep*: they exchange tokens in every pass of the target,
+and of a drafter with experts, so all must make the same passes. What follows for each of them:
+
+- its drafter makes the same passes in every step, whatever its K: a sequential one drafts K_max tokens, a parallel one
+  at least one; K decides how many of them are verified (`engine_facts.least_widths`);
+- nothing is read late, so the drafter is never left out and never catches up (`engine_facts.why_in_every_step`,
+  `plan.catch_up`). A step near the drafter's longest sequence, in which V1 drafts nothing, leaves unread positions, as
+  in stock vLLM, which runs the drafter's passes there over one token;
+- its CUDA graphs are vLLM's. Graphs for several K are chosen by the lengths of a rank's own batch, on V2 in the
+  drafter's first pass (`v2.graphs.note_longest`), on V1 in the target's step, where vLLM asserts that the ranks'
+  padding agrees (`_determine_batch_execution_and_padding`).
+
+Each rank chooses K for its own requests. A step lasts as long as that of the slowest rank.
 """
 
 import os
@@ -29,6 +38,11 @@ def size_of(vllm_config: Any) -> int:
     """Return the number of data-parallel ranks of which this engine is one; 1: no data parallelism."""
     size: int = vllm_config.parallel_config.data_parallel_size
     return max(size, int(os.environ.get(RANKS, "1")))
+
+
+def in_lockstep(vllm_config: Any) -> bool:
+    """Whether this engine is a rank that makes every pass together with others."""
+    return bool(size_of(vllm_config) > 1 and vllm_config.model_config.is_moe)
 
 
 def rank_of(vllm_config: Any) -> int | None:

@@ -9,6 +9,7 @@ from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import model_facts
+from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
 
 
 class Drafter(NamedTuple):
@@ -64,9 +65,9 @@ def why_in_every_step(vllm_config: Any) -> str | None:
     """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out."""
     speculative = vllm_config.speculative_config
     method, head = speculative.method, speculative.draft_model_config
-    has_connector = vllm_config.kv_transfer_config is not None
-    if method not in STEERABLE_METHODS or has_connector:
-        return why_head_in_every_step(method, has_connector=has_connector)
+    has_connector, is_rank = vllm_config.kv_transfer_config is not None, in_lockstep(vllm_config)
+    if method not in STEERABLE_METHODS or has_connector or is_rank:
+        return why_head_in_every_step(method, has_connector=has_connector, is_rank=is_rank)
     kind = getattr(head.hf_config, "model_type", None) if method == "mtp" else None
     is_v2 = has_block(method) and vllm_config.use_v2_model_runner
     return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head), is_v2=is_v2)
@@ -77,11 +78,14 @@ def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
     kind: str | None = None,
     *,
     has_connector: bool = False,
+    is_rank: bool = False,
     has_mla: bool = False,
     has_window: bool = False,
     is_v2: bool = False,
 ) -> str | None:
     """Return the same of a head of this `kind` (vLLM's `model_type`) whose attention has MLA, or a sliding window.
+
+    `is_rank`: the engine is a rank in lockstep (`vllm.data_parallel`).
 
     A KV connector stores and sends blocks at the end of the step that fills them, after the drafter has run. Positions
     that the drafter reads later would be missing in what it stored. With sliding-window attention, vLLM gives the
@@ -91,6 +95,7 @@ def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
     reasons = (
         (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
         (has_connector, "a KV connector stores blocks as soon as they are full"),
+        (is_rank, "data-parallel ranks of a mixture of experts make every pass together"),
         (has_block(method) and is_v2, "vLLM's block drafter does on model runner V2"),
         (has_mla, "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"),
         (has_window, "the drafter's attention has a sliding window, outside of which blocks are given away"),
@@ -190,9 +195,12 @@ def block(vllm_config: Any) -> int:
 
 def least_widths(vllm_config: Any) -> tuple[int, int]:
     """Return the least width of every step, and of a step that drafts (`plan.catch_up.CatchUp`)."""
-    k_max = vllm_config.num_speculative_tokens
-    narrowest = k_max if block(vllm_config) else min(1, k_max)
-    may_be_0 = bool(backlog_rows(vllm_config)) or reads_every_step(vllm_config)
+    k_max, speculative = vllm_config.num_speculative_tokens, vllm_config.speculative_config
+    is_rank = speculative is not None and in_lockstep(vllm_config)
+    makes_one_pass = is_rank and speculative.parallel_drafting and not vllm_config.use_v2_model_runner
+    is_constant = block(vllm_config) or (is_rank and not makes_one_pass)
+    narrowest = k_max if is_constant else min(1, k_max)
+    may_be_0 = not is_rank and (bool(backlog_rows(vllm_config)) or reads_every_step(vllm_config))
     return 0 if may_be_0 else narrowest, narrowest
 
 

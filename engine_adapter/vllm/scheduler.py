@@ -95,6 +95,7 @@ class _SpecPilotScheduler:
             *engine_facts.least_widths(vllm_config),
             room=engine_facts.step_room(vllm_config),
             one_k=self.graphs is not None and self.graphs.need_one_k,
+            in_lockstep=data_parallel.in_lockstep(vllm_config),
         )
         self._config_at = engine_facts.at_widths(vllm_config)
         # vLLM 0.33 drafts nothing after a step whose drafts it knows to be dropped. A parallel drafter reads such a

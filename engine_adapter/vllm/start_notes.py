@@ -75,6 +75,7 @@ def limits_of(facts: ConfigFacts) -> list[str]:
         facts.method,
         facts.head_kind,
         has_connector=facts.has_connector,
+        is_rank=facts.in_lockstep,
         has_mla=facts.head_uses_mla,
         has_window=facts.head_is_windowed,
         is_v2=facts.is_v2,

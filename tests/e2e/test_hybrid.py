@@ -75,3 +75,14 @@ def test_on_v2_each_k_of_all_decodes_has_a_graph_that_gives_the_text_without_spe
     assert found["ids"] == found_on_v2("plain")["ids"]
     assert {f"{length} each" for length in (1, 2, 3, 4)} <= set(found["replays"])
     assert found["seen"]["accepted"] > 0.05 * found["seen"]["verified"] > 2
+
+
+@on_v2
+@pytest.mark.extended("V2 hybrid")
+def test_on_v2_a_rank_in_lockstep_is_exact_on_vllms_own_graphs() -> None:
+    found = found_on_v2("graphs in lockstep")
+    assert found["ids"] == found_on_v2("plain")["ids"]
+    assert "4 each" in found["replays"]
+    assert "2 each" not in found["replays"]
+    assert found["seen"]["K = 0"] > 20
+    assert found["seen"]["accepted"] > 0.05 * found["seen"]["verified"] > 2

@@ -131,6 +131,16 @@ def test_an_mtp_head_that_cannot_be_left_out_reads_every_step_at_k_0_too() -> No
     assert found["seen"]["accepted"] > 0.3 * found["seen"]["verified"] > 5
 
 
+@pytest.mark.extended("V2 MTP in every step")
+def test_the_head_of_a_rank_in_lockstep_makes_the_same_passes_at_any_k() -> None:
+    found = on_v2("in_every_step", "mtp in lockstep")
+    seen = found["seen"]
+    assert found["ids"] == undrafted("in_every_step")["ids"]
+    assert {name for name, count in seen.items() if name.endswith("passes") and count} == {"3 passes"}
+    assert seen["K = 0"] > 10
+    assert seen["accepted"] > 0.3 * seen["verified"] > 5
+
+
 @pytest.mark.parametrize(
     "drafter",
     [

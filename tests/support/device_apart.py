@@ -74,6 +74,7 @@ class Drafter:
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(method="eagle3", draft_model_config=head),
             kv_transfer_config=None,
+            parallel_config=SimpleNamespace(data_parallel_size=1),
             use_v2_model_runner=False,
             model_config=model_config,
             scheduler_config=SimpleNamespace(max_num_seqs=8),

@@ -68,6 +68,7 @@ def runner(
     use_mla: bool = False,
     backend: type = UniformBackend,
     largest: int = SIZES[-1],
+    ranks: int = 1,
 ) -> Any:
     """The part of vLLM's runner that finds graphs: its configuration is a stub, dispatcher and wrappers are real."""
     install()
@@ -87,9 +88,9 @@ def runner(
         ),
         speculative_config=SimpleNamespace(method="eagle3"),
         model_config=SimpleNamespace(
-            is_hybrid=is_hybrid, is_encoder_decoder=False, is_mm_prefix_lm=is_mm_prefix_lm, use_mla=use_mla
+            is_hybrid=is_hybrid, is_encoder_decoder=False, is_mm_prefix_lm=is_mm_prefix_lm, use_mla=use_mla, is_moe=True
         ),
-        parallel_config=SimpleNamespace(data_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_size=ranks),
         observability_config=SimpleNamespace(cudagraph_metrics=False),
     )
     made = SimpleNamespace(

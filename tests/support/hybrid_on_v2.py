@@ -5,7 +5,8 @@ Through `tests.support.interpreter`: `run("interpreter", "tests.support.hybrid_o
 - "plain": without speculation;
 - "mtp": with the MTP head; K by class at random, so that a step has decodes of several lengths;
 - "eagle3": the same with a head that is left out and catches up;
-- "graphs": with the MTP head, one K for all at random, and FULL graphs that call again what they were captured from.
+- "graphs": with the MTP head, one K for all at random, and FULL graphs that call again what they were captured from;
+- "graphs in lockstep": the same as a data-parallel rank that makes every pass together with others.
 
 The target is that of `tests.support.hybrid_engine`: its text depends on the recurrent state at every token, and
 the heads propose the last token again and again, so drafts of every length are accepted. But here the layer's
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 
-from specpilot.engine_adapter.vllm import compat
+from specpilot.engine_adapter.vllm import compat, data_parallel, engine_facts
 from tests.support import hybrid_engine, replayed_graphs
 from tests.support.engine_program import finish, offer, replies, start
 from tests.support.in_every_step import count
@@ -80,6 +81,9 @@ def main(kind: str) -> None:
     """Serve a few requests while K changes, and report."""
     compat.recurrent_faults = lambda *_, **__: []
     use_kernels_of_a_gpu()
+    if kind.endswith("in lockstep"):
+        data_parallel.in_lockstep = engine_facts.in_lockstep = lambda _: True
+        kind = "graphs"
     folder, options = Path(tempfile.mkdtemp()), dict[str, Any]()
     hybrid_engine.make(folder, torch.float32, older=0.2)
     speculative = SPECULATION[kind] | {"num_speculative_tokens": K_MAX} if kind in SPECULATION else None

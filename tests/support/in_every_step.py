@@ -4,7 +4,8 @@
 and `run("in_every_step", "plain")` for the text without speculation, on model runner V1. K changes at random. The draft
 model is the target itself, so what it drafts is accepted. The demo model's MTP head could be left out; here it is of a
 kind that cannot.
-"mtp left out" is the same with the head left out and catching up.
+"mtp left out" is the same with the head left out and catching up, "mtp in lockstep" with the head of a rank that makes
+every pass together with others: the number of its passes in each step is counted too.
 """
 
 import random
@@ -14,7 +15,7 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.engine_adapter.vllm import engine_facts
+from specpilot.engine_adapter.vllm import data_parallel, engine_facts
 from tests.support.engine_program import TARGET, finish, head, offer, replies, start
 from tests.support.stack import CLASSES, DEMO_MODEL
 
@@ -37,11 +38,15 @@ def main(kind: str) -> None:
     """Serve a few requests while K changes, and report."""
     speculative: dict[str, Any] | None = None
     if kind != "plain":
-        speculative = {"method": kind.removesuffix(" left out"), "num_speculative_tokens": K_MAX, **OWN.get(kind, {})}
+        speculative = {"method": kind.partition(" ")[0], "num_speculative_tokens": K_MAX, **OWN.get(kind, {})}
     if kind.startswith("dspark"):
         speculative = head(kind, K_MAX)
     if kind == "mtp":
         engine_facts.PLAIN_MTP = ()
+    passes = [0]
+    if kind.endswith("in lockstep"):
+        data_parallel.in_lockstep = engine_facts.in_lockstep = lambda _: True
+        count_passes(passes)
     llm = start(
         speculative,
         max_model_len=128,
@@ -63,10 +68,27 @@ def main(kind: str) -> None:
     rng = random.Random(3)
 
     def change(step: int) -> None:
+        seen[f"{passes[0]} passes"] += step > 1
+        passes[0] = 0
         if control is not None and step % 2 == 0:
             offer(control, {name: rng.choice([0, *range(K_MAX + 1)]) for name in ("default", *CLASSES)})
 
     finish({"ids": replies(engine, change), "seen": seen})
+
+
+def count_passes(passes: list[int]) -> None:
+    """Count the passes of the head in the only item of `passes`."""
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import (  # noqa: PLC0415 - of V2
+        TargetDependentARSpeculator,
+    )
+
+    run_model = TargetDependentARSpeculator._run_model
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        passes[0] += 1
+        return run_model(*args, **kwargs)
+
+    TargetDependentARSpeculator._run_model = counted
 
 
 def count(scheduler: Any, seen: Counter[str]) -> None:

@@ -94,13 +94,13 @@ class Engine:
     program = ("specpilot.cli", "engine", "--model")
     """The module that starts it, and its arguments before the model."""
 
-    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
+    def __init__(self, folder: Path, *flags: str, model: Path = DEMO_MODEL / "target", **variables: str) -> None:
         """`variables` are added to the environment."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"engine-{self.port}.log"
         self._log = self.log.open("wb")
-        command = [sys.executable, "-m", *self.program, str(DEMO_MODEL / "target")]
+        command = [sys.executable, "-m", *self.program, str(model)]
         command += ["--port", str(self.port), "--served-model-name", "demo", "--enforce-eager"]
         command += ["--max-num-seqs", "32", "--max-model-len", "2048", *flags]
         command += ["--distributed-executor-backend", "uni"]

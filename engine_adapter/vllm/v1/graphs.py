@@ -29,7 +29,8 @@ drafter has no graphs: `start_notes.graph_notes` warns of it. With `PIECEWISE` a
 are reset to the configured ones. With `FULL_DECODE_ONLY` no mixed step has a graph, and each q of `UNIFORM_K` gets
 some.
 
-Hybrid models keep vLLM's dispatcher: their recurrent layers expect K_max drafts in each uniform step.
+Two kinds of engines keep vLLM's dispatcher: hybrid models, whose recurrent layers expect K_max drafts in each uniform
+step, and data-parallel ranks in lockstep (`vllm.data_parallel`).
 """
 
 import logging
@@ -45,6 +46,7 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
+from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
 from specpilot.engine_adapter.vllm.engine_facts import is_steered
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
 from specpilot.engine_adapter.vllm.start_notes import mode_note
@@ -214,6 +216,7 @@ def is_graphed(vllm_config: Any) -> bool:
         vllm_config.speculative_config is not None
         and is_steered(vllm_config)
         and not vllm_config.model_config.is_hybrid
+        and not in_lockstep(vllm_config)
         and bool(vllm_config.compilation_config.cudagraph_capture_sizes)
     )
 

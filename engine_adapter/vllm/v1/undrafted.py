@@ -40,8 +40,9 @@ def see_to_backlog(drafting: Drafting, runner: Any, metadata: SpecDecodeMetadata
     elif common is not None:
         backlog.catch_up(runner, state, plan.catch_up if plan is not None else ())
         if not runner._input_fits_in_drafter(common):
-            deferred = plan.deferred if plan is not None else ()
-            backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled), deferred)
+            if plan is None or plan.width == 0:  # a plan with a width counts on nothing that is read later
+                deferred = plan.deferred if plan is not None else ()
+                backlog.keep(runner, state, None if metadata is None else rejected(metadata, sampled), deferred)
         elif plan is not None and plan.left_out:
             backlog.keep_of(plan.left_out, runner, state)
 

@@ -28,6 +28,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS, query_lengths
 
 logger = logging.getLogger("vllm.specpilot")
@@ -124,7 +125,12 @@ class FurtherPassGraphs(SpeculatorCudaGraphManager):
 
 
 def replace_managers(runner: Any) -> None:
-    """Replace the managers that vLLM has just made for a runner by managers for the steps of any K."""
+    """Replace the managers that vLLM has just made for a runner by managers for the steps of any K.
+
+    A rank in lockstep keeps vLLM's (`vllm.data_parallel`).
+    """
+    if in_lockstep(runner.vllm_config):
+        return
     speculator, target = runner.speculator, runner.cudagraph_manager
     k_max = runner.vllm_config.num_speculative_tokens
     is_varlen = runner.adaptive_verification is not None or can_mix(runner)

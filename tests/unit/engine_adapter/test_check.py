@@ -97,8 +97,9 @@ ADAPTIVE = {"enable_adaptive_verification": True}
             "reads 65536 tokens",
         ),
         ("mistral-medium", drafted("eagle", "mistral-small-4-eagle", 3), (), RUNS_WITH_LESS, "MLA"),
-        ("glm-4.5", mtp(1), DP, REFUSED, "mixture of experts is not steered"),
-        ("qwen3.5", mtp(1), DP, REFUSED, "one engine per rank"),
+        ("glm-4.5", mtp(1), DP, RUNS_WITH_LESS, "ranks of a mixture of experts make every pass together"),
+        ("qwen3.5", mtp(1), DP, RUNS_WITH_LESS, "runs in every step, also at K = 0"),
+        ("glm-4.5", mtp(1), (*DP, "-dpl", "1"), REFUSED, "start a server on each machine"),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "2"), RUNS_WITH_LESS, "--api-server-count 1"),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2"), REFUSED, "start a server on each machine"),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2", "--data-parallel-start-rank", "2"), RUNS_WITH_LESS, ""),
@@ -195,7 +196,7 @@ def test_the_verdict_on_a_published_model(
 
 @pytest.mark.usefixtures("models")
 def test_every_reason_is_said_at_once() -> None:
-    assert len(asked("qwen3.5", mtp(1), *DP, *NIXL, "-pp", "2").refused) == 3
+    assert len(asked("qwen3.5", mtp(1), *DP, "-dpl", "1", *NIXL, "-pp", "2").refused) == 3
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_the_answer_is_json_for_programs(capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["refused"], found["facts"]["head_kind"]) == ("runs", [], "glm4_moe_mtp")
     with pytest.raises(SystemExit) as ended:
-        check.main(["glm-4.5", "--spec-method", "mtp", "--spec-tokens", "1", *DP, "--json"])
+        check.main(["glm-4.5", "--spec-method", "mtp", "--spec-tokens", "1", "-pp", "2", "--json"])
     assert ended.value.code == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "refused"
 

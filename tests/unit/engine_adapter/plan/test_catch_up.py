@@ -1,5 +1,7 @@
 """Case 6 of the planner: backlogs, requests that are left out, deferred prompts."""
 
+import pytest
+
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from tests.support.k_tables import table
 from tests.support.planning import K_MAX, ROWS, UP, accept, backlogs, decode, decodes, plan_at_0, prompt, request
@@ -270,3 +272,13 @@ def test_a_drafter_that_may_not_fall_behind_holds_no_prompt() -> None:
     planner = Planner(K_MAX, backlog_rows=0, least_width=1)
     plan = planner.plan([prompt("short", SHORT)], table(default=0), can_draft=False)
     assert (plan.deferred, plan.read) == ((), SHORT - 1)
+
+
+@pytest.mark.parametrize("least", [1, K_MAX])
+def test_a_rank_in_lockstep_drafts_in_every_step_and_reads_nothing_late(least: int) -> None:
+    planner, states = Planner(K_MAX, backlog_rows=0, least_width=least, in_lockstep=True), decodes("chat", "chat")
+    for can_draft in (True, False, True):
+        plan = planner.plan([*states, prompt("short", SHORT)], table(default=0), can_draft=can_draft)
+        assert plan == StepPlan(least, plan.slots)
+        assert backlogs(states) == [0, 0]
+    assert planner.plan(states, table(default=2)).width == max(2, least)

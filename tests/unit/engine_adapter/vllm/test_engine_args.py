@@ -195,7 +195,7 @@ def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("parallel", "words"),
-    [({"data": 2, "experts": 8}, "mixture of experts"), ({"data": 2, "local": 1}, "other machines"), ({"data": 2}, "")],
+    [({"data": 2, "local": 1}, "other machines"), ({"data": 2}, ""), ({"data": 2, "experts": 8}, "")],
 )
 def test_ranks_that_cannot_be_steered_are_refused_before_a_model_is_loaded(
     parallel: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch

@@ -245,6 +245,32 @@ def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
     assert engine_facts.block(config()) == 0
 
 
+@pytest.mark.parametrize(
+    ("method", "is_v2", "is_parallel", "least"),
+    [
+        ("mtp", False, False, 7),
+        ("mtp", True, False, 7),
+        ("eagle3", False, True, 1),
+        ("dflash", False, True, 7),
+        ("dflash", True, True, 7),
+        ("draft_model", True, False, 7),
+        ("ngram", True, False, 7),
+    ],
+)
+def test_the_drafter_of_a_rank_in_lockstep_makes_the_same_passes_in_every_step(
+    method: str, is_v2: bool, is_parallel: bool, least: int
+) -> None:
+    found = config(method, runner_v2=is_v2, data=2, experts=8)
+    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, is_parallel
+    found.model_config, kind = ModelConfig(), {"model_type": "mimo_mtp"}
+    found.speculative_config.draft_model_config = ModelConfig(head=kind)
+    assert engine_facts.least_widths(found)[0] == 0
+    found.model_config.is_moe = True
+    assert engine_facts.least_widths(found)[0] == least
+    assert engine_facts.backlog_rows(found) == 0
+    assert "in every step" in start_notes.notes(found)[0]
+
+
 @pytest.mark.parametrize(("named", "positions"), [({}, 7), ({"sample_from_anchor": False}, 8)])
 def test_a_dspark_block_may_draft_at_the_place_of_the_token_before_it(named: dict[str, bool], positions: int) -> None:
     found = config("dspark", runner_v2=True)

@@ -18,6 +18,7 @@ def two_requests(of_a: int = 2) -> Any:
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method="eagle", draft_model_config=windowed),
         kv_transfer_config=None,
+        parallel_config=SimpleNamespace(data_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
         model_config=SimpleNamespace(
             max_model_len=100, get_hidden_size=lambda: 1, is_multimodal_model=False, enable_prompt_embeds=False

@@ -126,7 +126,8 @@ def test_other_modes_pad_no_further_either(mode: CUDAGraphMode, one: object, mix
     assert (found(made, [1]), found(made, [1, 8])) == (one, mixed)
 
 
-def test_hybrid_models_and_other_schedulers_keep_vllms_dispatcher() -> None:
+def test_hybrid_models_ranks_in_lockstep_and_other_schedulers_keep_vllms_dispatcher() -> None:
     assert type(runner(is_hybrid=True).cudagraph_dispatcher) is CudagraphDispatcher
     assert type(runner(scheduler=object).cudagraph_dispatcher) is CudagraphDispatcher
+    assert type(runner(ranks=2).cudagraph_dispatcher) is CudagraphDispatcher
     assert isinstance(runner().cudagraph_dispatcher, graphs.StepDispatcher)

@@ -32,11 +32,12 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudagraph_utils, "current_platform", platform)
 
 
-def config() -> Any:
+def config(ranks: int = 1) -> Any:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS),
         compilation_config=CompilationConfig(cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=max(SIZES)),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=ranks),
+        model_config=SimpleNamespace(is_moe=True),
         speculative_config=SimpleNamespace(uses_dynamic_speculative_decoding=lambda: False),
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
         num_speculative_tokens=K_MAX,
@@ -64,6 +65,7 @@ def runner(
     backend: str = "FLASH_ATTN",
     is_adaptive: bool = False,
     speculator: Any = None,
+    ranks: int = 1,
 ) -> Any:
     """A runner after vLLM has made its managers and the adapter has replaced them, and all is captured."""
     unsupported = None if is_varlen else ("FLASHINFER", None)
@@ -71,7 +73,7 @@ def runner(
     attention = SimpleNamespace(get_name=lambda: backend, get_builder_cls=lambda: builder)
     monkeypatch.setattr(graphs, "get_varlen_cudagraph_unsupported_backend", lambda *_: unsupported)
     found = SimpleNamespace(
-        vllm_config=config(),
+        vllm_config=config(ranks),
         device=None,
         attn_groups=[[SimpleNamespace(backend=attention)]],
         decode_query_len=1 + K_MAX,
@@ -237,3 +239,11 @@ def test_the_record_lists_the_steps_with_graphs(monkeypatch: pytest.MonkeyPatch)
     assert (apart.varlen, sorted(apart.uniform)) == ((), [1, 2, 3, 4, 6, 8])
     eager = runner(monkeypatch, mode=CUDAGraphMode.NONE)
     assert graph_record.of_runner(eager) is None
+
+
+def test_ranks_in_lockstep_keep_vllms_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that one rank finds by its own lengths would pad it otherwise than the others."""
+    made = runner(monkeypatch, ranks=2)
+    assert type(made.cudagraph_manager) is graphs.ModelCudaGraphManager
+    assert type(made.speculator.prefill_cudagraph_manager) is graphs.SpeculatorCudaGraphManager
+    assert isinstance(runner(monkeypatch).cudagraph_manager, graphs.TargetGraphs)
