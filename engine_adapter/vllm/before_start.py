@@ -120,8 +120,8 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
         *head_faults.of_length(facts, speculative, head, allows_long=machine.allows_long),
         *([] if machine.allows_long else _length_faults(facts, target)),
     ]
-    unlisted = head_faults.unlisted(facts.method, as_published, machine.lists_model)
-    return BeforeStart(facts, tuple(faults), (*_assumed(facts, target, flags, machine), *unlisted))
+    of_head = head_faults.assumed(facts.method, as_published, target, machine.lists_model)
+    return BeforeStart(facts, tuple(faults), (*_assumed(facts, target, flags, machine), *of_head))
 
 
 def parallelism(flags: Flags) -> Parallelism:

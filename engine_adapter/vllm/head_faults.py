@@ -44,8 +44,19 @@ def of_head(method: str, head: Config, target: Config, *, is_parallel: bool) -> 
     return faults
 
 
-def unlisted(method: str, head: Config, lists_model: Callable[[str], bool | None]) -> list[str]:
-    """Return what is assumed of a head whose class vLLM does not list, given its file as published.
+def assumed(method: str, head: Config, target: Config, lists_model: Callable[[str], bool | None]) -> list[str]:
+    """Return what is assumed of a head, given its file as published: its tokens, and its class.
+
+    vLLM compares the vocabularies of draft models alone. It pads embeddings, so one tokenizer may have two sizes.
+    """
+    own, of_target = (model_facts.text_of(config).get("vocab_size") for config in (head, target))
+    is_head = method in (*_EAGLE, "dflash", "dspark") and None not in (own, of_target)
+    tokens = [f"that one tokenizer fits both: the head has {own} tokens and the target {of_target}"]
+    return [*(tokens if is_head and own != of_target else []), *_unlisted(method, head, lists_model)]
+
+
+def _unlisted(method: str, head: Config, lists_model: Callable[[str], bool | None]) -> list[str]:
+    """Return what is assumed of a head whose class vLLM does not list.
 
     Heads in the format of `speculators` get their class from that format, and MTP heads from their kind.
     """

@@ -39,6 +39,17 @@ def test_a_class_of_heads_that_vllm_does_not_list_is_said_to_be_assumed() -> Non
 
 
 @pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("method", "of_head", "is_said"), [("eagle3", 128256, True), ("eagle", 128000, False)])
+def test_a_head_of_another_vocabulary_is_said_to_be_assumed_to_share_the_tokenizer(
+    method: str, of_head: int, is_said: bool
+) -> None:
+    head = written("head", CONFIGS["llama-3.1-8b-eagle3-of-2048"] | {"vocab_size": of_head})
+    target = written("target", CONFIGS["llama-3.1-8b"] | {"vocab_size": 128000})
+    expected = "that one tokenizer fits both: the head has 128256 tokens and the target 128000"
+    assert (expected in asked(target, drafted(method, head, 3)).assumed) is is_said
+
+
+@pytest.mark.usefixtures("models")
 def test_a_narrow_head_in_the_format_of_speculators_states_the_width_of_its_target() -> None:
     """As that of Llama 3.3 70B: its own layers have 6,144 numbers, and it reads states of 8,192."""
     head = CONFIGS["llama-3.1-8b-eagle3"]
