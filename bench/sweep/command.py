@@ -90,9 +90,12 @@ class Question:
     control_token: str | None
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run it. Exit status 1 when a server failed; the measured cells are kept, with a report of them."""
-    settings = load(SweepSettings, PROGRAM, arguments)
+def main(arguments: Sequence[str], kind: type[SweepSettings] = SweepSettings, program: str = PROGRAM) -> None:
+    """Run it. Exit status 1 when a server failed; the measured cells are kept, with a report of them.
+
+    `kind` has the defaults, `program` is the command's name in its help.
+    """
+    settings = load(kind, program, arguments)
     failure = None if settings.report_only else _measure_all(settings, _question(settings))
     cells = cells_in(settings.out)
     if settings.report_only and not cells:

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from specpilot.bench.sweep import command, pareto, pareto_picture
+from specpilot.bench.sweep import pareto, pareto_picture
 from specpilot.bench.sweep.report import Results, markdown
 from tests.unit.bench.sweep.test_report import Cell, cell
 
@@ -35,12 +35,11 @@ def test_the_report_names_the_arms_that_adaptive_k_lies_under() -> None:
     assert "| code | 8 in flight | adaptive | 100.0 | 800 | p-eagle-k3 |" in text
 
 
-def test_it_is_a_sweep_with_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    monkeypatch.setattr(command, "main", asked.append)
-    pareto.main(["--k=3", "--data", "json"])
-    [words] = asked
-    assert words[-3:] == ["--k=3", "--data", "json"]
-    assert dict(zip(words[:-3:2], words[1:-3:2], strict=True)) == {
-        flag: value for flag, value in pareto.DEFAULTS.items() if flag not in {"--k", "--data"}
-    }
+def test_it_is_a_sweep_with_other_defaults_under_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        pareto.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "usage: specpilot bench pareto" in told
+    assert "K of the EAGLE-3 and P-EAGLE arms, comma separated (default: 0,1,3,5,7)" in told
+    settings = pareto.ParetoSettings()
+    assert (settings.data, settings.concurrency, settings.max_num_seqs) == ("mixed", "1,2,4,8,16,32", 32)
