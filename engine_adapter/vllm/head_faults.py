@@ -49,10 +49,10 @@ def assumed(method: str, head: Config, target: Config, lists_model: Callable[[st
 
     vLLM compares the vocabularies of draft models alone. It pads embeddings, so one tokenizer may have two sizes.
     """
-    own, of_target = (model_facts.text_of(config).get("vocab_size") for config in (head, target))
-    is_head = method in (*_EAGLE, "dflash", "dspark") and None not in (own, of_target)
-    tokens = [f"that one tokenizer fits both: the head has {own} tokens and the target {of_target}"]
-    return [*(tokens if is_head and own != of_target else []), *_unlisted(method, head, lists_model)]
+    of_head, of_target = (model_facts.text_of(config).get("vocab_size") for config in (head, target))
+    is_head = method in (*_EAGLE, "dflash", "dspark") and None not in (of_head, of_target)
+    tokens = [f"that one tokenizer fits both: the head has {of_head} tokens and the target {of_target}"]
+    return [*(tokens if is_head and of_head != of_target else []), *_unlisted(method, head, lists_model)]
 
 
 def _unlisted(method: str, head: Config, lists_model: Callable[[str], bool | None]) -> list[str]:
