@@ -6,11 +6,11 @@
 
 in seconds, with the prices of `PARTS`. n: running decodes; m: tokens to verify, one for each decode and one for each
 draft token; P: prefilled tokens; D: slots of the drafter; S: passes of a sequential drafter after its first one, which
-all requests of the step share; X: tokens of context; Y: the sum, over the draft tokens to verify, of their requests'
-context; R: positions that the drafter reads without drafting from them (`StepPlan.read`); g: piecewise linear and not
-decreasing. With CUDA graphs, m + P and D are the padded sizes of the passes. W is 1 if the
-target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the pass of a parallel drafter is larger
-than its largest graph; otherwise they are 0.
+all requests of the step share (0 if it makes the same passes in every step); X: tokens of context; Y: the sum, over the
+draft tokens to verify, of their requests' context; R: positions that the drafter reads without drafting from them
+(`StepPlan.read`); g: piecewise linear and not decreasing. With CUDA graphs, m + P and D are the padded sizes of the
+passes. W is 1 if the target's pass runs piecewise graphs, G is 1 if it has no graph, and H is 1 if the pass of a
+parallel drafter is larger than its largest graph; otherwise they are 0.
 
 What a context costs depends on the attention kernel (vLLM 0.32). A kernel that reads the keys and values of a request
 once for all its tokens, and waits for memory, has a price for X alone: FlashAttention 3 and TRT-LLM's, up to some 64

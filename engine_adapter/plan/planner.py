@@ -189,8 +189,11 @@ class Planner:
         return width
 
     def further_passes(self, width: int) -> int:
-        """Return the passes that the drafter makes after its first one to draft `width` tokens."""
-        return max(0, width - 1) if self._room.is_sequential else 0
+        """Return the passes that the drafter makes, after those of every step, to draft `width` tokens.
+
+        What every step has would have no price of its own beside the price of a step.
+        """
+        return max(0, width - max(1, self.catch_up.least_width)) if self._room.is_sequential else 0
 
     @property
     def has_planned_with_present_prices(self) -> bool:

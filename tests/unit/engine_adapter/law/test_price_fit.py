@@ -17,6 +17,7 @@ from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law import price_fit
 from specpilot.engine_adapter.law.price_fit import StepCost, _rounded, features_of, step_s
 from specpilot.engine_adapter.law.prices import EDGES, KNOTS, PARTS, Coefficients, Prices, StepExtras
+from specpilot.engine_adapter.plan.planner import Planner
 from tests.simulation.h200_plant import FULL, FULL_AND_PIECEWISE, H200Plant, graphs
 from tests.simulation.plant import Sequential, Work
 from tests.simulation.step_times import cpu_catch_up_s, cpu_step_s
@@ -132,6 +133,28 @@ def test_a_pass_of_a_sequential_drafter_costs_the_same_for_few_requests_as_for_a
     for n, drafted, k in ((8, 6, 3), (8, 2, 3), (16, 4, 2), (32, 3, 3)):
         predicted = prices.step_s(n, n + drafted * k, prices.slots(n, k, drafted), k)
         assert predicted == pytest.approx(took(n, drafted, k), rel=0.07)
+
+
+@pytest.mark.parametrize("k_max", [3, 7])
+def test_passes_that_every_step_makes_are_no_price_of_a_large_k(k_max: int) -> None:
+    """The drafter of a rank in lockstep makes all of them at any K: in a share of their time K = 0 seemed cheaper."""
+    planner, cost = Planner(k_max, 0, least_width=k_max, narrowest=k_max, in_lockstep=True), StepCost()
+
+    def took(n: int, k: int) -> float:
+        return 0.008 + 2e-5 * n * (1 + k)
+
+    for n in (1, 2, 4, 8, 16, 32):
+        for k in (0, 1, k_max):
+            shape = StepShape(n, n * (1 + k), n * k_max, passes=planner.further_passes(k_max))
+            for _ in range(25):
+                cost.note(shape, took(n, k), 0)
+    coefficients = cost.fit()
+    assert coefficients is not None
+    prices = Prices(coefficients, 256, least_width=k_max, narrowest=k_max)
+    for n in (1, 8, 32):
+        for k in (0, 1, k_max):
+            predicted = prices.step_s(n, n * (1 + k), prices.slots(n, k, n), k, is_uniform=True)
+            assert predicted == pytest.approx(took(n, k), rel=0.004)
 
 
 @given(st.integers(0, 100_000))
