@@ -7,9 +7,10 @@ whether the adapter's scheduler plans the speculator's steps. Engines with other
 - `GPUModelRunner.initialize_kv_cache`, `prepare_inputs`: CUDA graphs are captured for the steps of any K, and attention
   reads a step with the lengths of its graph (`graphs`);
 - `GPUModelRunner.gather_batch_req_state`: a step in which adaptive verification has cut every draft to 0 tokens is a
-  uniform step of K = 0, and uses its graphs. With recurrent layers, decodes without drafts come before every prompt:
-  Mamba layers read what follows a prompt as prompts, from the state before the last accepted drafts. vLLM puts a part
-  of a prompt that is as long as a decode with K_max drafts before them;
+  uniform step of K = 0, and uses its graphs. Ranks in lockstep have vLLM's graphs, and agree on vLLM's length, which
+  its drafter asserts. With recurrent layers, decodes without drafts come before every prompt: Mamba layers read what
+  follows a prompt as prompts, from the state before the last accepted drafts. vLLM puts a part of a prompt that is as
+  long as a decode with K_max drafts before them;
 - `AsyncOutput`: an engine with adaptive verification reports the number of verified draft tokens (`verified_tokens`);
 - `init_speculator`: a speculator of any kind gets its state (`steered`); a P-EAGLE head gets the speculator that vLLM
   lacks (`parallel_speculator`);
@@ -33,6 +34,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator import Target
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm.compat import attention_fault
+from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
 from specpilot.engine_adapter.vllm.engine_facts import is_steered, plans_drafts, reads_every_step
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless, plan_of
 from specpilot.engine_adapter.vllm.v2.backlog import Backlog
@@ -112,8 +114,9 @@ def _wrap_graphs() -> None:
             batch, uniform = gather(self, *args, **kwargs)
         finally:
             self.decode_query_len = longest
-        if is_steered_here and batch is not None and batch.decode_graph_eligible:
-            uniform = 1 if batch.num_tokens == len(batch.req_ids) else uniform
+        is_cut_to_one = batch is not None and batch.decode_graph_eligible and batch.num_tokens == len(batch.req_ids)
+        if is_steered_here and is_cut_to_one and not in_lockstep(self.vllm_config):
+            uniform = 1
         return batch, uniform
 
     GPUModelRunner.prepare_inputs = prepare_for_graph
