@@ -17,7 +17,7 @@ from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
-from specpilot.engine_adapter.vllm import before_start, compat, engine_facts, serve_flags, versions
+from specpilot.engine_adapter.vllm import compat, engine_facts, parallel_flags, serve_flags, versions
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
@@ -219,7 +219,7 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
 def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], settings: AdapterSettings) -> None:
     """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
     try:
-        sizes = before_start.parallelism(serve_flags.read(vllm_flags))
+        sizes = parallel_flags.parallelism(serve_flags.read(vllm_flags))
         stated = {field: value for field, value in speculative.items() if value is not None}
         k_max = serve_flags.whole(
             stated, "num_speculative_tokens", K_LIMIT, "--speculative-config: num_speculative_tokens"
@@ -235,6 +235,7 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
         data_parallel=sizes.data,
         has_ranks_elsewhere=sizes.has_ranks_elsewhere,
+        is_launched_outside=sizes.is_launched_outside,
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
     )

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.head_config import MTP
-from specpilot.engine_adapter.vllm import attention_choice, head_faults, model_facts, model_lengths, serve_flags
+from specpilot.engine_adapter.vllm import (
+    attention_choice,
+    head_faults,
+    model_facts,
+    model_lengths,
+    parallel_flags,
+    serve_flags,
+)
 from specpilot.engine_adapter.vllm.config_facts import MASK_TOKENS, ConfigFacts
 from specpilot.engine_adapter.vllm.model_facts import Config, MtpHead
 from specpilot.engine_adapter.vllm.serve_flags import Flags
@@ -33,8 +40,6 @@ _IN_PARALLEL = ("dflash", "dspark")
 _ON_V1_ALONE = ("suffix", "medusa", "mlp_speculator", "custom_class")
 _SYNCHRONOUS = ("ngram", *_ON_V1_ALONE)
 """Methods that vLLM does not schedule asynchronously by itself."""
-_BALANCED_OUTSIDE = ("data-parallel-external-lb", "data-parallel-rank", "data-parallel-multi-port-external-lb")
-"""Flags with which each data-parallel rank has a server of its own."""
 _SUFFIX_K = 24
 
 _FULL_GRAPHS = (
@@ -57,18 +62,6 @@ class Machine:
     runner_v2: bool | None = None
     lists_model: Callable[[str], bool | None] = lambda _: None
     allows_long: bool = False
-
-
-class Parallelism(NamedTuple):
-    """An engine's data, pipeline and context parallelism; 1: none.
-
-    `has_ranks_elsewhere`: data-parallel ranks may run on other machines than their server.
-    """
-
-    data: int
-    pipeline: int
-    context: int
-    has_ranks_elsewhere: bool
 
 
 class _Drafter(NamedTuple):
@@ -122,19 +115,6 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
     ]
     of_head = head_faults.assumed(facts.method, as_published, target, machine.lists_model)
     return BeforeStart(facts, tuple(faults), (*_assumed(facts, target, flags, machine), *of_head))
-
-
-def parallelism(flags: Flags) -> Parallelism:
-    """Return what the flags state (`data_parallel.has_ranks_elsewhere` in vLLM's configuration)."""
-    data, pipeline, *context = (
-        serve_flags.whole(flags, f"{kind}-parallel-size", 1)
-        for kind in ("data", "pipeline", "decode-context", "prefill-context")
-    )
-    is_hybrid = "data-parallel-hybrid-lb" in flags
-    is_hybrid = is_hybrid or ("data-parallel-start-rank" in flags and "headless" not in flags)
-    is_elsewhere = not is_hybrid and serve_flags.whole(flags, "data-parallel-size-local", data) < data
-    is_elsewhere = is_elsewhere or flags.get("data-parallel-backend") == "ray"
-    return Parallelism(data, pipeline, max(context), data > 1 and is_elsewhere)
 
 
 def _speculative(flags: Flags) -> dict[str, Any]:
@@ -210,7 +190,7 @@ def _by_head(method: str, name: str, head: Config) -> str:
 def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) -> ConfigFacts:
     method, speculative, head, mtp = drafter
     is_parallel = bool(speculative.get("parallel_drafting")) or method in _IN_PARALLEL
-    sizes = parallelism(flags)
+    sizes = parallel_flags.parallelism(flags)
     may_be_v2 = machine.is_accepted_on_v2 and machine.device == "cuda" and method not in _ON_V1_ALONE
     may_be_v2 = may_be_v2 and not flags.get("enable-dbo")
     is_v2 = may_be_v2 and (not is_parallel or method in _IN_PARALLEL) and not speculative.get("use_heterogeneous_vocab")
@@ -253,6 +233,8 @@ def _facts(drafter: _Drafter, target: Config, flags: Flags, machine: Machine) ->
         is_moe=model_facts.is_moe(target),
         data_parallel=sizes.data,
         has_ranks_elsewhere=sizes.has_ranks_elsewhere,
+        is_balanced_outside=sizes.is_balanced_outside,
+        is_launched_outside=sizes.is_launched_outside,
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
         has_connector="kv-transfer-config" in flags or "kv-offloading-size" in flags,
@@ -299,7 +281,7 @@ def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[st
         faults += head_faults.of_adaptive(
             facts, has_lora=bool(flags.get("enable-lora")), is_eager=bool(flags.get("enforce-eager"))
         )
-    external = [flag for flag in _BALANCED_OUTSIDE if flag in flags]
+    external = parallel_flags.balanced_outside(flags)
     if external and facts.data_parallel > 1 and not facts.is_moe:
         faults.append(
             f"vLLM takes --{external[0]} for a mixture of experts alone: start a server without --data-parallel flags "

@@ -129,6 +129,11 @@ def parallel_faults(facts: ConfigFacts) -> list[str]:
             "data-parallel ranks on other machines than their server are not steered: start a server on each machine "
             "(--data-parallel-hybrid-lb), with --data-parallel-backend mp"
         )
+    if facts.is_launched_outside:
+        faults.append(
+            "workers of an external launcher each have a scheduler, and would choose different K for steps that they "
+            "run together: leave --distributed-executor-backend unset"
+        )
     if facts.pipeline_parallel > 1:
         faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
     if facts.context_parallel > 1:
@@ -155,6 +160,11 @@ def v2_faults(facts: ConfigFacts) -> list[str]:
         faults.append(
             "P-EAGLE on model runner V2 is not steered for data-parallel ranks of a mixture of experts: set "
             "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    if facts.in_lockstep and facts.method == "draft_model":
+        faults.append(
+            "on data-parallel ranks of a mixture of experts vLLM ends the engine at the first draft of a draft model, "
+            "whose steps are larger than the target's: choose another method"
         )
     if facts.is_multimodal and facts.is_parallel and facts.method in _EAGLE:
         faults.append(

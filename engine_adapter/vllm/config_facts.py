@@ -25,7 +25,8 @@ class ConfigFacts:
     drafting; `is_recurrent`: the target has layers such as GDN and Mamba; `sees_both_ways`: it attends to images in
     both directions; `graph_mode`: the `cudagraph_mode` by name; `attention`: attention backends that vLLM may choose,
     empty if it has not chosen yet; `is_moe`: the target is a mixture of experts; `has_ranks_elsewhere`: data-parallel
-    ranks may run on other machines.
+    ranks may run on other machines; `is_balanced_outside`: each of these ranks has a server of its own;
+    `is_launched_outside`: each worker has a scheduler of its own.
     """
 
     method: str
@@ -54,6 +55,8 @@ class ConfigFacts:
     is_moe: bool = False
     data_parallel: int = 1
     has_ranks_elsewhere: bool = False
+    is_balanced_outside: bool = False
+    is_launched_outside: bool = False
     pipeline_parallel: int = 1
     context_parallel: int = 1
     has_connector: bool = False
@@ -101,6 +104,8 @@ def of_engine(vllm_config: Any) -> ConfigFacts:
         is_moe=bool(model.is_moe),
         data_parallel=data_parallel.size_of(vllm_config),
         has_ranks_elsewhere=data_parallel.has_ranks_elsewhere(parallel),
+        is_balanced_outside=parallel.data_parallel_external_lb,
+        is_launched_outside=data_parallel.is_launched_outside(parallel),
         pipeline_parallel=parallel.pipeline_parallel_size,
         context_parallel=max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size),
         has_connector=vllm_config.kv_transfer_config is not None,

@@ -56,8 +56,14 @@ def has_ranks_elsewhere(parallel_config: Any) -> bool:
     Such a rank could not share its metrics through a folder. In vLLM's hybrid mode each machine has a server.
     """
     parallel = parallel_config
-    if parallel.data_parallel_size == 1 or parallel.local_engines_only:
+    if parallel.data_parallel_size == 1:
         return False
-    return bool(
-        parallel.data_parallel_backend == "ray" or parallel.data_parallel_size_local < parallel.data_parallel_size
-    )
+    if parallel.data_parallel_backend == "ray":
+        return True
+    return not parallel.local_engines_only and bool(parallel.data_parallel_size_local < parallel.data_parallel_size)
+
+
+def is_launched_outside(parallel_config: Any) -> bool:
+    """Whether each worker has a scheduler of its own, as with `torchrun`, and is one of several."""
+    parallel = parallel_config
+    return parallel.distributed_executor_backend == "external_launcher" and bool(parallel.world_size > 1)

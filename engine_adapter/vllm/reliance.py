@@ -155,8 +155,9 @@ RELIANCE: tuple[Item, ...] = (
         "config/parallel.py", "ParallelConfig",
         (
             "data_parallel_size", "data_parallel_size_local", "data_parallel_index", "data_parallel_rank_local",
-            "data_parallel_backend", "local_engines_only", "pipeline_parallel_size", "decode_context_parallel_size",
-            "prefill_context_parallel_size",
+            "data_parallel_backend", "data_parallel_external_lb", "local_engines_only", "pipeline_parallel_size",
+            "decode_context_parallel_size", "prefill_context_parallel_size", "distributed_executor_backend",
+            "world_size",
         ),
     ),
     Attributes(

@@ -8,6 +8,7 @@ from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.settings import PREFIX
 from specpilot.engine_adapter.vllm import compat, config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
+from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
 from specpilot.engine_adapter.vllm.engine_facts import block, why_head_in_every_step
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
 
@@ -91,10 +92,16 @@ def limits_of(facts: ConfigFacts) -> list[str]:
             f"more than {facts.head_length - facts.k_max} runs, no request speculates; limit --max-model-len, or send "
             "long requests elsewhere"
         )
-    if facts.data_parallel > 1:
+    if facts.data_parallel > 1 and not facts.is_balanced_outside:
         limits.append(
             "`vllm serve` starts an API server for each data-parallel rank, and at SIGTERM cuts the requests that run, "
             "unless --shutdown-timeout or --api-server-count 1 is set"
+        )
+    has_graphs = facts.device == "cuda" and facts.graph_mode in (None, "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")
+    if facts.in_lockstep and has_graphs and not facts.is_adaptive:
+        limits.append(
+            "data-parallel ranks of a mixture of experts have vLLM's CUDA graphs: a step runs without a FULL one, "
+            "unless every request of every rank verifies K_max tokens"
         )
     inexact = compat.inexact_attention(facts)
     if inexact and not facts.asks_async:
@@ -118,7 +125,8 @@ def graph_notes(vllm_config: Any) -> list[str]:
     if not largest or not getattr(compilation, "cudagraph_capture_sizes", None):
         return []
     limits = []
-    if getattr(getattr(compilation, "cudagraph_mode", None), "name", "") == "FULL":
+    is_full = getattr(getattr(compilation, "cudagraph_mode", None), "name", "") == "FULL"
+    if is_full and not in_lockstep(vllm_config):
         limits.append(
             "with cudagraph_mode=FULL the drafter has no CUDA graphs; leave it unset (FULL_AND_PIECEWISE): with the "
             "adapter every step of the target then replays a FULL graph too, where the attention backend supports it"

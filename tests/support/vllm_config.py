@@ -17,6 +17,7 @@ def config(
     embeds: int = 0,
     experts: int = 0,
     local: int | None = None,
+    launcher: str = "mp",
 ) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -30,7 +31,10 @@ def config(
             data_parallel_size=data,
             data_parallel_size_local=data if local is None else local,
             data_parallel_backend="mp",
+            data_parallel_external_lb=False,
             local_engines_only=False,
+            distributed_executor_backend=launcher,
+            world_size=data,
             data_parallel_index=rank,
             pipeline_parallel_size=pipeline,
             decode_context_parallel_size=context[0],

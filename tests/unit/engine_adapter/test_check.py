@@ -100,6 +100,16 @@ ADAPTIVE = {"enable_adaptive_verification": True}
         ("glm-4.5", mtp(1), DP, RUNS_WITH_LESS, "ranks of a mixture of experts make every pass together"),
         ("qwen3.5", mtp(1), DP, RUNS_WITH_LESS, "runs in every step, also at K = 0"),
         ("glm-4.5", mtp(1), (*DP, "-dpl", "1"), REFUSED, "start a server on each machine"),
+        ("glm-4.5", mtp(1), (*DP, "-dpl", "1", "-dpn", "3"), RUNS_WITH_LESS, "make every pass together"),
+        ("glm-4.5", mtp(1), (*DP, "--nnodes", "2"), REFUSED, "start a server on each machine"),
+        ("glm-4.5", mtp(1), (*DP, "--nnodes", "8", "-dpe"), RUNS_WITH_LESS, "make every pass together"),
+        (
+            "glm-4.5",
+            mtp(1),
+            ("-tp", "2", "--distributed-executor-backend", "external_launcher"),
+            REFUSED,
+            "different K",
+        ),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "2"), RUNS_WITH_LESS, "--api-server-count 1"),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2"), REFUSED, "start a server on each machine"),
         ("llama-3.1-8b", LLAMA_HEAD, ("-dp", "4", "-dpl", "2", "--data-parallel-start-rank", "2"), RUNS_WITH_LESS, ""),
@@ -192,6 +202,13 @@ def test_the_verdict_on_a_published_model(
     found = asked(model, speculative, *flags)
     assert (found.verdict, found.refused if verdict == RUNS else ()) == (verdict, ())
     assert words in " ".join(found.refused if verdict == REFUSED else found.less)
+
+
+@pytest.mark.usefixtures("models")
+def test_a_rank_with_a_server_of_its_own_has_one_api_server() -> None:
+    notes = [" ".join(asked("glm-4.5", mtp(1), *DP, *flags).less) for flags in ((), ("-dpl", "1", "-dpn", "3"))]
+    assert all("every request of every rank verifies K_max" in note for note in notes)
+    assert ["an API server for each" in note for note in notes] == [True, False]
 
 
 @pytest.mark.usefixtures("models")

@@ -28,6 +28,7 @@ with warnings.catch_warnings():
 from specpilot.engine_adapter import check
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm import compat, config_facts, model_facts, model_lengths, start_notes
+from tests.support import demo_experts
 from tests.support.published_configs import CONFIGS
 from tests.support.stack import DEMO_MODEL
 
@@ -204,13 +205,25 @@ CONNECTOR = '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'
         ("mtp", {"method": "mtp"}, (), check.RUNS),
         ("mtp", {"method": "mimo_mtp"}, (), check.RUNS),
         ("mtp", {"method": "mtp"}, ("--kv-transfer-config", CONNECTOR), check.RUNS_WITH_LESS),
+        ("mtp", {"method": "mtp"}, ("-dp", "4", "--nnodes", "2"), check.REFUSED),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-ep"), check.RUNS_WITH_LESS),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-dpl", "1"), check.REFUSED),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-dpl", "1", "-dpr", "1"), check.RUNS_WITH_LESS),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-dpn", "1"), check.RUNS_WITH_LESS),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-dpe", "-dpn", "1", "-dpl", "1"), check.RUNS_WITH_LESS),
+        ("experts", {"method": "mtp"}, ("-dp", "2", "-dpe", "--nnodes", "2"), check.RUNS_WITH_LESS),
     ],
 )
 def test_the_check_before_a_start_agrees_with_the_check_at_start(
-    target: str, speculative: dict[str, Any], flags: tuple[str, ...], verdict: str, monkeypatch: pytest.MonkeyPatch
+    target: str,
+    speculative: dict[str, Any],
+    flags: tuple[str, ...],
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    model = str(DEMO_MODEL / target)
+    model = str(DEMO_MODEL / target) if target != "experts" else str(demo_experts.written(tmp_path))
     words = ["--speculative-config", json.dumps(speculative | {"num_speculative_tokens": 3}), *flags]
     found = check.answer_to(model, words, device="cpu")
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
