@@ -105,7 +105,3 @@ def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[
     if len(pools) > 1:
         client.refuse(f"--pool: name one of: {', '.join(pools)}")
     return pairs[0]
-
-
-if __name__ == "__main__":
-    main()

@@ -300,7 +300,3 @@ def _print(document: object) -> None:
 
 def _lines(document: object) -> str:
     return json.dumps(document, indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    main()
