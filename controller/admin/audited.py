@@ -6,7 +6,7 @@ runs, and wakes the loop after each write. A dry run has no entry, unless it was
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,8 +14,7 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
-from specpilot.controller.admin.asking import Asked
-from specpilot.controller.admin.dry_run import DryRunEnded
+from specpilot.controller.admin.dry_run import DryRun, DryRunEnded, Forecast
 from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
 from specpilot.policy.access import is_id
 from specpilot.policy.audit import AuditEntry, Result, bounded
@@ -66,15 +65,15 @@ class Write:
         version: int | None = None,
         *,
         subject: str | None = None,
-        forecast: Callable[[], Awaitable[Sequence[Asked]]] | None = None,
+        forecast: Forecast | None = None,
     ) -> None:
         """State the changes that the handler writes after this; a dry run ends here, with a reply about them.
 
-        `version` is the one that the document gets, `subject` what the reply names if the audit names more, `forecast`
-        asks engines what they would choose.
+        `version` is the one that the document gets, `subject` what the reply names if the audit names more.
         """
         if self.is_dry_run:
-            raise DryRunEnded(self.subject if subject is None else subject, version, changes, forecast)
+            about = self.subject if subject is None else subject
+            raise DryRunEnded(DryRun(True, about, version, tuple(changes)), forecast)
         self.changes = changes
 
 

@@ -13,6 +13,9 @@ from specpilot.controller.admin.asking import Asked
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import Difference
 
+Forecast = Callable[[], Awaitable[Sequence[Asked]]]
+"""Asks engines what they would choose."""
+
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
@@ -31,15 +34,9 @@ class DryRun:
 class DryRunEnded(Exception):  # noqa: N818 - no error
     """Ends a dry run where its write would begin."""
 
-    def __init__(
-        self,
-        subject: str,
-        version: int | None,
-        changes: Sequence[Difference],
-        forecast: Callable[[], Awaitable[Sequence[Asked]]] | None,
-    ) -> None:
-        super().__init__(subject)
-        self._effect = DryRun(True, subject, version, tuple(changes))
+    def __init__(self, effect: DryRun, forecast: Forecast | None) -> None:
+        super().__init__(effect.subject)
+        self._effect = effect
         self._forecast = forecast
 
     async def reply(self) -> JSONResponse:
