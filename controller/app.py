@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specpilot.controller.admin import problems
-from specpilot.controller.admin.access import Access, Entrance, IdentityProvider
+from specpilot.controller.admin.access import Access, Identify
 from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.pages import console_pages
@@ -38,10 +38,12 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     loops: list[ControlLoop] = []
     default_mode = Mode(settings.default_mode)
     trail = AuditTrail(store, clock)
-    entrance = Entrance(
-        admin_token=settings.admin_token.get_secret_value() if settings.admin_token else None,
+    access = Access(
+        store,
+        clock,
+        settings.admin_token.get_secret_value() if settings.admin_token else None,
+        _identify(settings, clock),
         trusts_this_machine=settings.trust_this_machine,
-        provider=_provider(settings, clock),
     )
 
     def wake() -> None:
@@ -81,7 +83,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     # FastAPI's documentation pages load scripts from a CDN. They would run on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
-    access, asker = Access(store, clock, entrance), Asker(store, clock)
+    asker = Asker(store, clock)
     app.include_router(routes(store, access, clock, trail, on_change=wake, asker=asker, default_mode=default_mode))
 
     app.include_router(console_pages())
@@ -112,13 +114,13 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     return app
 
 
-def _provider(settings: ControllerSettings, clock: Clock) -> IdentityProvider | None:
-    """Return the identity provider of the settings. PyJWT is imported only when there is one."""
+def _identify(settings: ControllerSettings, clock: Clock) -> Identify | None:
+    """Return what the identity provider of the settings knows. PyJWT is imported only when there is one."""
     if settings.oidc_issuer is None or settings.oidc_audience is None:
         return None
     oidc = import_module("specpilot.controller.admin.oidc")
     rules = oidc.OidcRules(
         settings.oidc_issuer, settings.oidc_audience, settings.oidc_claim, roles_in(settings.oidc_roles)
     )
-    provider: IdentityProvider = oidc.OidcProvider(rules, clock)
-    return provider
+    identify: Identify = oidc.OidcProvider(rules, clock).caller
+    return identify

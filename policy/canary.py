@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.names import STRICT, raise_faults
+from specpilot.policy.names import STRICT, raise_faults, range_faults
 
 BLOCKS_LIMIT = 500
 """Blocks of one experiment at most; it bounds the stored document."""
@@ -76,16 +76,12 @@ class Canary:
 
     def __post_init__(self) -> None:
         faults = [
-            f"{label} is {value}; it must be between {low} and {high}"
-            for label, value, low, high in (
-                ("share_ratio", self.share_ratio, 0.1, 0.5),
-                ("window_s", self.window_s, 5.0, 3600.0),
-                ("max_duration_s", self.max_duration_s, 30.0, 604_800.0),
-                ("minimum_gain_ratio", self.minimum_gain_ratio, 0.0, 1.0),
-                ("tolerance_ratio", self.tolerance_ratio, 0.0, 0.5),
-                ("error_ratio", self.error_ratio, 0.001, 0.2),
-            )
-            if not low <= value <= high
+            *range_faults(0.1, 0.5, share_ratio=self.share_ratio),
+            *range_faults(5.0, 3600.0, window_s=self.window_s),
+            *range_faults(30.0, 604_800.0, max_duration_s=self.max_duration_s),
+            *range_faults(0.0, 1.0, minimum_gain_ratio=self.minimum_gain_ratio),
+            *range_faults(0.0, 0.5, tolerance_ratio=self.tolerance_ratio),
+            *range_faults(0.001, 0.2, error_ratio=self.error_ratio),
         ]
         if not faults:
             if self.max_blocks < FEWEST_BLOCKS:

@@ -5,7 +5,6 @@ Documents that programs write (`decode`) may have them: an older version ignores
 fault of a document is reported, with the path of its field.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -47,16 +46,9 @@ def decode(kind: type[T], data: bytes | str) -> T:
     """
     data = data.removeprefix("\ufeff") if isinstance(data, str) else data.removeprefix(b"\xef\xbb\xbf")
     try:
-        value: T = _adapter(kind).validate_json(data)
+        value: T = _adapter(kind).validate_json(data, extra="ignore")
     except ValidationError as error:
-        unknown = [item["loc"] for item in error.errors(include_url=False) if item["type"] in _UNKNOWN_FIELD]
-        if not unknown:
-            raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
-        plain = json.loads(data)
-        for path in unknown:
-            if not _is_removed(plain, path):
-                raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
-        return from_plain(kind, plain)
+        raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
     return value
 
 
@@ -69,17 +61,6 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
         except InvalidDocumentError as error:
             documents[name.decode(errors="replace")] = error
     return documents
-
-
-def _is_removed(plain: Any, path: tuple[int | str, ...]) -> bool:
-    """Remove the member of `plain` at `path`; return whether there was one."""
-    try:
-        for part in path[:-1]:
-            plain = plain[part]
-        del plain[path[-1]]
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
 
 
 def from_plain(kind: type[T], data: Any) -> T:

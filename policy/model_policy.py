@@ -19,6 +19,7 @@ from specpilot.policy.names import (
     class_name_faults,
     model_name_faults,
     raise_faults,
+    range_faults,
 )
 from specpilot.policy.schedule import WEIGHT_LIMIT, Objective
 
@@ -60,15 +61,10 @@ class ClassPolicy:
     itl_slo_ms: InitVar[float | None] = None
 
     def __post_init__(self, itl_slo_ms: float | None) -> None:
-        faults = []
-        if not -PRIORITY_LIMIT <= self.priority <= PRIORITY_LIMIT:
-            faults.append(f"priority is {self.priority}; it must be between -{PRIORITY_LIMIT} and {PRIORITY_LIMIT}")
+        faults = range_faults(-PRIORITY_LIMIT, PRIORITY_LIMIT, priority=self.priority)
         if not 0 < self.weight <= WEIGHT_LIMIT:
             faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
-        for label in ("k_min", "k_max", "pin"):
-            value = getattr(self, label)
-            if value is not None and not 0 <= value <= K_LIMIT:
-                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        faults += range_faults(0, K_LIMIT, k_min=self.k_min, k_max=self.k_max, pin=self.pin)
         if self.k_min is not None and self.k_max is not None and self.k_min > self.k_max:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
         if self.pin is not None and self.k_min is not None and self.pin < self.k_min:
@@ -144,15 +140,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         faults = model_name_faults("model", self.model)
-        for label, value in (("static_k", self.static_k), ("k_min", self.k_min), ("k_max", self.k_max)):
-            if value is not None and not 0 <= value <= K_LIMIT:
-                faults.append(f"{label} is {value}; it must be between 0 and {K_LIMIT}")
+        faults += range_faults(0, K_LIMIT, static_k=self.static_k, k_min=self.k_min, k_max=self.k_max)
         if self.k_max is not None and self.k_min > self.k_max:
             faults.append(f"k_min {self.k_min} is above k_max {self.k_max}")
-        if not 0 <= self.probe_ratio <= 0.5:  # noqa: PLR2004 - more is no probe
-            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 0.5")
-        if not 0 <= self.control_group_ratio <= 0.5:  # noqa: PLR2004 - the control group is the smaller part
-            faults.append(f"control_group_ratio is {self.control_group_ratio}; it must be between 0 and 0.5")
+        faults += range_faults(0, 0.5, probe_ratio=self.probe_ratio, control_group_ratio=self.control_group_ratio)
         named = set(self.classes) | {DEFAULT_CLASS}
         if len(named) > CLASS_LIMIT:
             faults.append(f"classes names {len(named)} classes, default included; at most {CLASS_LIMIT}")

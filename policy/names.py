@@ -62,6 +62,15 @@ def name_faults(**names: str) -> list[str]:
     ]
 
 
+def range_faults(low: float, high: float, **values: float | None) -> list[str]:
+    """Return the faults of those `values`, by label, that are not between `low` and `high`; `None` is left out."""
+    return [
+        f"{label} is {value}; it must be between {low} and {high}"
+        for label, value in values.items()
+        if value is not None and not low <= value <= high
+    ]
+
+
 def raise_faults(faults: list[str]) -> None:
     """Raise `ValueError` with all `faults`, if there are any."""
     if faults:

@@ -14,7 +14,7 @@ from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import CONTROLLER, AuditEntry, Result
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, decode_each, encode
-from specpilot.policy.errors import FencedError, InvalidDocumentError, StoreUnavailableError, VersionConflictError
+from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Change, PolicyVersion, VersionCause
@@ -27,6 +27,7 @@ from specpilot.policy.redis_documents import Documents, Place, version_of
 _DAY_S = 86_400
 _THROUGHPUT, _ITL = ":", ":itl_"
 """Separators between a day and the name of a sum, by measure."""
+_SUMS = ("windows", "log_sum", "log_square_sum")
 
 
 @guarded
@@ -36,7 +37,6 @@ class OperatorDocuments(Documents):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self._append_audit = connection.register_script(redis_scripts.APPEND_AUDIT)
-        self._add_gain = connection.register_script(redis_scripts.ADD_GAIN)
 
     def policy(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` when there is none."""
@@ -261,14 +261,21 @@ class OperatorDocuments(Documents):
         Days before the last `GAIN_DAYS_KEPT` are dropped. Raises `FencedError` when another controller has led since
         `lease`.
         """
-        day, last_dropped = day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
-        gains = (_THROUGHPUT, repr(log_gain.throughput), _ITL, repr(log_gain.itl))
-        sums = self._add_gain(
-            keys=[redis_keys.gains(model, pool), redis_keys.FENCE],
-            args=[lease.fence, day, last_dropped, redis_keys.GAINS_EXPIRE_S, *gains],
-        )
-        if not sums:
-            raise FencedError(f"lease {lease.fence} of {lease.holder} was followed by another")
+        key, day, last_dropped = redis_keys.gains(model, pool), day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
+        places = [Place(key, day + measure + name) for measure in (_THROUGHPUT, _ITL) for name in _SUMS]
+        added = [value for gain in log_gain for value in (1, gain, gain * gain)]
+        sums: list[float] = []
+
+        def decide(*stored: bytes | None) -> Mapping[Place, bytes]:
+            sums[:] = [float(text or 0) + value for text, value in zip(stored, added, strict=True)]
+            return {place: repr(value).removesuffix(".0").encode() for place, value in zip(places, sums, strict=True)}
+
+        self._change(places, decide, lease)
+        with suppress(StoreUnavailableError), translated():  # the user of Redis may lack the rights
+            self._redis.expire(key, redis_keys.GAINS_EXPIRE_S)
+            dropped = [name for name in self._redis.hkeys(key) if name.partition(b":")[0].decode() <= last_dropped]
+            if dropped:
+                self._redis.hdel(key, *dropped)
         return DailyGain(day, _sums(sums[:3]), _sums(sums[3:]))
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
@@ -276,7 +283,7 @@ class OperatorDocuments(Documents):
         stored = {name.decode(): text for name, text in self._redis.hgetall(redis_keys.gains(model, pool)).items()}
 
         def sums(prefix: str) -> GainSums:
-            return _sums([stored.get(prefix + name, b"0") for name in ("windows", "log_sum", "log_square_sum")])
+            return _sums([stored.get(prefix + name, b"0") for name in _SUMS])
 
         days = sorted({name.partition(":")[0] for name in stored}, reverse=True)
         return [DailyGain(day, sums(day + _THROUGHPUT), sums(day + _ITL)) for day in days]

@@ -22,7 +22,6 @@ _TRIALS: Final[tuple[tuple[str, ...], ...]] = (
     ("SET", _KEY, "", "PX", "1000"),
     # What would change another kind of value than the string above: refused with WRONGTYPE, if the right is there.
     ("HSET", _KEY, "a", "1"),
-    ("HINCRBYFLOAT", _KEY, "a", "1"),
     ("SADD", _KEY, "a"),
     ("INCR", _KEY),
     ("HGET", _KEY, "a"),

@@ -37,23 +37,6 @@ redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], number .. '-0', 'entry', ARG
 return number
 """
 
-ADD_GAIN = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {} end
-local day, sums = ARGV[2], {}
-for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(field, 1, #day) <= ARGV[3] then redis.pcall('HDEL', KEYS[1], field) end
-end
-for index = 5, #ARGV, 2 do
-  local prefix, log_gain = day .. ARGV[index], tonumber(ARGV[index + 1])
-  local square = string.format('%.17g', log_gain * log_gain)
-  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'windows', 1))
-  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_sum', ARGV[index + 1]))
-  table.insert(sums, redis.call('HINCRBYFLOAT', KEYS[1], prefix .. 'log_square_sum', square))
-end
-redis.pcall('EXPIRE', KEYS[1], ARGV[4])
-return sums
-"""
-
 ACQUIRE = """
 local stored = redis.call('GET', KEYS[1])
 if stored then

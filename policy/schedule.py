@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from specpilot.policy.bands import BANDS
 from specpilot.policy.latency_goal import Slo
@@ -19,16 +19,16 @@ from specpilot.policy.names import (
     CLASS_LIMIT,
     DEFAULT_CLASS,
     K_LIMIT,
-    is_class_name,
+    STRICT,
+    class_name_faults,
     model_name_faults,
     name_faults,
     raise_faults,
+    range_faults,
 )
 
 WEIGHT_LIMIT = 1000
 """A bound on a class's weight; it only catches typing errors."""
-
-_STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": False}
 
 
 class Objective(StrEnum):
@@ -58,7 +58,7 @@ class ClassGuidance:
     `slo` are the goals that it counts requests by; their bound on the prediction is `tpot_bound_ms`.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     weight: float = 1.0
     k_min: int = 0
     k_max: int = K_LIMIT
@@ -97,14 +97,13 @@ class Override:
     the next schedule ends it.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     k: int | None = None
     cause: Cause = Cause.OPERATOR
     until: float | None = None
 
     def __post_init__(self) -> None:
-        if self.k is not None and not 0 <= self.k <= K_LIMIT:
-            raise ValueError(f"k is {self.k}; it must be between 0 and {K_LIMIT}")
+        raise_faults(range_faults(0, K_LIMIT, k=self.k))
 
     @property
     def is_bounded(self) -> bool:
@@ -122,7 +121,7 @@ class Guidance:
     `limit_running` engines limit the requests that run, where no K keeps a latency goal.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     objective: Objective = Objective.THROUGHPUT
     classes: Mapping[str, ClassGuidance] = field(default_factory=lambda: {DEFAULT_CLASS: ClassGuidance()})
     probe_ratio: float = 0.0
@@ -132,17 +131,11 @@ class Guidance:
 
     def __post_init__(self) -> None:
         faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]
-        if not 0 <= self.probe_ratio <= 1:
-            faults.append(f"probe_ratio is {self.probe_ratio}; it must be between 0 and 1")
-        if self.static_k is not None and not 0 <= self.static_k <= K_LIMIT:
-            faults.append(f"static_k is {self.static_k}; it must be between 0 and {K_LIMIT}")
+        faults += range_faults(0, 1, probe_ratio=self.probe_ratio)
+        faults += range_faults(0, K_LIMIT, static_k=self.static_k)
         if len(self.classes) > CLASS_LIMIT:
             faults.append(f"classes names {len(self.classes)} classes; at most {CLASS_LIMIT}")
-        faults.extend(
-            f"classes.{name} is not a class name (lower case, at most 32 characters)"
-            for name in self.classes
-            if not is_class_name(name)
-        )
+        faults.extend(fault for name in self.classes for fault in class_name_faults(f"classes.{name}", name))
         raise_faults(faults)
 
     @property
@@ -164,7 +157,7 @@ class FleetAcceptance:
     length.
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     trials: tuple[tuple[float, ...], ...]
     accepts: tuple[tuple[float, ...], ...]
 
@@ -197,7 +190,7 @@ class Schedule:
     | canary                              | the present policy's   | the canary's                 |
     """
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
     model: str
     pool: str
     version: int

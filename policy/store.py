@@ -21,14 +21,15 @@ from typing import Any, NamedTuple
 
 from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import GatewayUsage
-from specpilot.policy.codec import encode
+from specpilot.policy.codec import decode_each, encode
 from specpilot.policy.errors import (
     InvalidDocumentError,
     StoreRefusedError,
     StoreUnavailableError,
     VersionConflictError,
 )
-from specpilot.policy.question_documents import QuestionDocuments
+from specpilot.policy.operator_documents import OperatorDocuments
+from specpilot.policy.questions import Answer, Question
 from specpilot.policy.records import Decision, EngineRecord, Lease
 from specpilot.policy.redis_connection import connect, guarded, memory_of_each, run_id_of, translated
 from specpilot.policy.redis_dials import Dials
@@ -57,7 +58,7 @@ class StoreMemory(NamedTuple):
 
 
 @guarded
-class Store(QuestionDocuments):
+class Store(OperatorDocuments):
     """The shared state on a Redis server, behind Sentinel, on a cluster, or on a compatible service."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
@@ -151,6 +152,37 @@ class Store(QuestionDocuments):
         self._redis.delete(redis_keys.engine(engine_id))  # no transaction: a full server would refuse it
         self._redis.srem(redis_keys.ENGINES, engine_id)
         self._announce(redis_keys.ENGINES)
+
+    def put_question(self, model: str, pool: str, question: Question) -> None:
+        """Ask engines of a pool: write the question for some seconds and announce it."""
+        key = redis_keys.questions(model, pool)
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(key, question.question_id, encode(question))
+        pipe.pexpire(key, redis_keys.QUESTIONS_EXPIRE_MS)
+        pipe.execute()
+        self._announce(key, redis_keys.pool_changes(model, pool))
+
+    def remove_question(self, model: str, pool: str, question_id: str) -> None:
+        """Remove a question that needs no further answer."""
+        self._redis.hdel(redis_keys.questions(model, pool), question_id)
+
+    def questions(self, model: str, pool: str) -> Sequence[Question]:
+        """Return the questions to engines of a pool that can be read."""
+        return self._documents(Question, "the question", redis_keys.questions(model, pool))
+
+    def put_answer(self, answer: Answer) -> None:
+        """Answer a question; the answer expires within seconds."""
+        key = redis_keys.answer(answer.question_id, answer.engine_id)
+        self._redis.set(key, encode(answer), px=redis_keys.QUESTIONS_EXPIRE_MS)
+
+    def answers(self, question: Question) -> Mapping[str, Answer | InvalidDocumentError]:
+        """Return by engine the answers so far, or the faults of their documents."""
+        names = question.engines
+        if not names:
+            return {}
+        stored = self._redis.mget([redis_keys.answer(question.question_id, name) for name in names])
+        texts = {name.encode(): text for name, text in zip(names, stored, strict=True) if text is not None}
+        return decode_each(Answer, texts)
 
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         """Add `decision` to its pool's record. The latest decisions are kept; lasting ones are kept longer."""

@@ -10,8 +10,8 @@ The role that a call needs depends on its method and path (`needed_role`), so th
 
 import asyncio
 import hmac
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from fastapi import Request
 
@@ -39,35 +39,30 @@ class Caller:
     expires_at: float | None = None
 
 
-class IdentityProvider(Protocol):
-    """Identifies callers by tokens that another service issued."""
+Identify = Callable[[str], Awaitable[Caller | None]]
+"""Returns the caller of a token that another service issued; `None` when the token is none of its tokens.
 
-    async def caller(self, token: str) -> Caller | None:
-        """Return the caller of `token`; `None` when the token is not one of this provider.
-
-        Raises `ApiError` with the reason for a token of the provider that is rejected.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Entrance:
-    """The ways to authenticate: the first admin's token, trust in this machine, the identity provider."""
-
-    admin_token: str | None = None
-    trusts_this_machine: bool = False
-    provider: IdentityProvider | None = None
+Raises `ApiError` with the reason for a token of the service that is rejected.
+"""
 
 
 class Access:
     """Checks a request, as a FastAPI dependency; leaves the `Caller` in `request.state.caller`."""
 
-    def __init__(self, store: Store, clock: Clock, entrance: Entrance) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        admin_token: str | None = None,
+        identify: Identify | None = None,
+        *,
+        trusts_this_machine: bool = False,
+    ) -> None:
         self._store = store
         self._clock = clock
-        self._digest = sha256_of(entrance.admin_token) if entrance.admin_token else None
-        self._provider = entrance.provider
-        is_only_way = entrance.admin_token is None and entrance.provider is None
-        self._trusts_this_machine = entrance.trusts_this_machine and is_only_way
+        self._digest = sha256_of(admin_token) if admin_token else None
+        self._identify = identify
+        self._trusts_this_machine = trusts_this_machine and admin_token is None and identify is None
 
     async def __call__(self, request: Request) -> None:
         """Raise `ApiError` 401 or 403 unless the caller's role allows the request."""
@@ -99,10 +94,8 @@ class Access:
                     message = f"the token {record.name!r} has expired; ask an admin to rotate it"
                     raise ApiError(401, "token_expired", message, param="Authorization", headers=_CHALLENGE)
                 return Caller(record.name, record.role, record.expires_at)
-        if self._provider is not None:
-            provided = await self._provider.caller(token)
-            if provided is not None:
-                return provided
+        if self._identify is not None and (caller := await self._identify(token)) is not None:
+            return caller
         raise _unknown("this token is unknown or revoked; send another one")
 
 

@@ -1,8 +1,7 @@
 """Writes one audit entry for every write of the admin API, also for one that failed or was rejected.
 
-The route class of `audited` writes the entry around each handler, so that no handler can omit it. A handler adds the
-changed fields and the caller's comment to the `Note` of its request. A dry run has no entry, unless it was rejected
-for its token or role.
+The route class of `audited` writes the entry around each handler, so that no handler can omit it. It also answers dry
+runs, and wakes the loop after each write. A dry run has no entry, unless it was rejected for its token or role.
 """
 
 import asyncio
@@ -15,12 +14,14 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
+from specpilot.controller.admin.dry_run import DryRun, DryRunEnded, Forecast
 from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
 from specpilot.policy.access import is_id
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import encode
 from specpilot.policy.errors import Fault, PolicyError
+from specpilot.policy.freeze import EVERYTHING
 from specpilot.policy.history import COMMENT_LIMIT, Change, Difference, VersionCause
 from specpilot.policy.store import Store
 
@@ -32,36 +33,48 @@ NOTICE = "x-specpilot-notice"
 
 _NOT_LET_IN = (401, 403)
 _IDS = ("key_id", "token_id")
+_SUBJECTS = {"/admin/freezes": EVERYTHING, "/admin/model-routes": "model-routes"}
+"""What a write is about if its path names nothing."""
 _QUERY = ("validate_only", "comment")
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger(AUDIT_LOGGER)
 
 
 @dataclass(slots=True)
-class Note:
-    """The handler's part of the audit entry of its call."""
+class Write:
+    """A call that writes: its parameters besides the body, and what its audit entry says of it."""
 
     subject: str
+    caller: Caller | None
     comment: str = ""
-    changes: Sequence[Difference] = ()
     is_dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """The parameters of every write besides its body: the caller, the comment, and whether it is a dry run."""
-
-    caller: Caller
-    note: Note
+    changes: Sequence[Difference] = ()
 
     @property
-    def is_dry_run(self) -> bool:
-        """Whether the call is a dry run, which writes nothing."""
-        return self.note.is_dry_run
+    def author(self) -> str:
+        """The caller's name."""
+        return self.caller.name if self.caller else "unknown"
 
     def change(self, cause: VersionCause) -> Change:
         """Return the entry for a policy's history."""
-        return Change(self.caller.name, cause, self.note.comment)
+        return Change(self.author, cause, self.comment)
+
+    def begin(
+        self,
+        changes: Sequence[Difference],
+        version: int | None = None,
+        *,
+        subject: str | None = None,
+        forecast: Forecast | None = None,
+    ) -> None:
+        """State the changes that the handler writes after this; a dry run ends here, with a reply about them.
+
+        `version` is the one that the document gets, `subject` what the reply names if the audit names more.
+        """
+        if self.is_dry_run:
+            about = self.subject if subject is None else subject
+            raise DryRunEnded(DryRun(True, about, version, tuple(changes)), forecast)
+        self.changes = changes
 
 
 def write_of(
@@ -71,12 +84,12 @@ def write_of(
     comment: Annotated[str, Query(max_length=COMMENT_LIMIT, description="the purpose; goes into the audit")] = "",
 ) -> Write:
     """Return the parameters of a write; a FastAPI dependency."""
-    note = note_of(request)
-    note.comment, note.is_dry_run = comment, validate_only
+    write = _stated(request)
+    write.comment, write.is_dry_run = comment, validate_only
     unknown = [name for name in request.query_params if name not in _QUERY]
     if unknown:  # a misspelt `validate_only` must not write
         raise invalid([Fault(name, f"is not known; give {', '.join(_QUERY)} or nothing") for name in unknown], "query")
-    return Write(request.state.caller, note)
+    return write
 
 
 Writing = Annotated[Write, Depends(write_of)]
@@ -107,41 +120,41 @@ class AuditTrail:
 
     async def record(self, request: Request, action: str, status: int, refusal: ApiError | None) -> None:
         """Write the entry of a call whose reply has `status`."""
-        note = note_of(request)
-        caller: Caller | None = getattr(request.state, "caller", None)
-        changes, left_out = bounded(note.changes if refusal is None else ())
+        write = _stated(request)
+        changes, left_out = bounded(write.changes if refusal is None else ())
         entry = AuditEntry(
             at=self._clock.now(),
-            who=caller.name if caller else "unknown",
-            role=caller.role.value if caller else "",
+            who=write.author,
+            role=write.caller.role.value if write.caller else "",
             source=request.client.host if request.client else "",
             action=action,
-            subject=note.subject[:256],
-            result=_result(status) if caller else Result.REFUSED,  # no caller: rejected for its token
+            subject=write.subject[:256],
+            result=_result(status) if write.caller else Result.REFUSED,  # no caller: rejected for its token
             status=status,
             code=refusal.code if refusal else "",
             message=str(refusal)[:1000] if refusal else "",
-            comment=note.comment,
+            comment=write.comment,
             changes=changes,
             changes_left_out=left_out,
         )
         await asyncio.to_thread(self.append, entry)
 
 
-def note_of(request: Request) -> Note:
-    """Return the note of a call of an audited route. Its subject is no text in an id's place that may be a secret."""
-    if not hasattr(request.state, "note"):
-        name, subject = next(iter(request.path_params.items()), ("", ""))
-        request.state.note = Note("" if name in _IDS and not is_id(subject) else subject)
-    note: Note = request.state.note
-    return note
+def _stated(request: Request) -> Write:
+    """Return what a call of an audited route states. Its subject is no text in an id's place that may be a secret."""
+    if not hasattr(request.state, "write"):
+        name, subject = next(iter(request.path_params.items()), ("", _SUBJECTS.get(request.url.path, "")))
+        caller = getattr(request.state, "caller", None)
+        request.state.write = Write("" if name in _IDS and not is_id(subject) else subject, caller)
+    write: Write = request.state.write
+    return write
 
 
-def audited(trail: AuditTrail) -> type[APIRoute]:
-    """Return the route class whose writes go into `trail`."""
+def audited(trail: AuditTrail, on_change: Callable[[], None]) -> type[APIRoute]:
+    """Return the route class whose writes go into `trail`, and call `on_change`."""
 
     class AuditedRoute(APIRoute):
-        """A route that adds an audit entry for each write."""
+        """A route that adds an audit entry for each write, and replies to dry runs."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the handler with the audit around it."""
@@ -153,15 +166,17 @@ def audited(trail: AuditTrail) -> type[APIRoute]:
             async def call(request: Request) -> Response:
                 try:
                     response = await handle(request)
+                except DryRunEnded as ended:
+                    return await ended.reply()
                 except Exception as error:
                     refusal = refusal_of(error)
                     status = refusal.status if refusal else 500
-                    if not note_of(request).is_dry_run or status in _NOT_LET_IN:
+                    if not _stated(request).is_dry_run or status in _NOT_LET_IN:
                         await trail.record(request, action, status, refusal or _unforeseen(error))
                     raise
-                if not note_of(request).is_dry_run:
-                    await trail.record(request, action, response.status_code, None)
-                    trail.tell(response)
+                on_change()
+                await trail.record(request, action, response.status_code, None)
+                trail.tell(response)
                 return response
 
             return call

@@ -40,13 +40,17 @@ async def _body_of(request: Request) -> bytes:
     return body
 
 
-async def object_of(request: Request) -> dict[str, Any]:
+async def _object_of(request: Request) -> dict[str, Any]:
     """Return the JSON object in the body of `request`; an empty body is an empty object. Raises `ApiError`."""
     body = await _body_of(request)
     try:
         return decode(dict, body or b"{}")
     except InvalidDocumentError as error:
         raise invalid(error.faults, "JSON object") from error
+
+
+Body = Annotated[dict[str, Any], Depends(_object_of)]
+"""The parameter of a handler that takes a document, after that of `Writing`: faults of the call come first."""
 
 
 def document_from(kind: type[T], plain: dict[str, Any], label: str, faults: Sequence[Fault] = ()) -> T:
@@ -63,12 +67,11 @@ def document_from(kind: type[T], plain: dict[str, Any], label: str, faults: Sequ
     return document
 
 
-async def _write_alone(request: Request, write: Writing) -> Write:
+def _write_alone(write: Writing, plain: Body) -> Write:
     """Return the parameters of a write that takes no document; a FastAPI dependency.
 
     Raises `ApiError` for a body with fields, because they would have no effect.
     """
-    plain = await object_of(request)
     if plain:
         raise invalid([Fault(name, "is not known; this call takes no document") for name in plain], "call")
     return write

@@ -5,18 +5,17 @@ A model has at most one running experiment; the latest one can be read until the
 canary's windows.
 """
 
-import asyncio
 import secrets
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
+from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch
-from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
@@ -45,77 +44,68 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
     """Add the routes of canaries to `router`, and return it."""
     store, clock = writer.store, writer.clock
 
-    async def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> JSONResponse:
-        experiment = await asyncio.to_thread(store.canary, model)
+    def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> Experiment:
+        experiment = store.canary(model)
         if experiment is None or not experiment.is_running:
             raise ApiError(404, "canary_not_running", f"model {model!r} has no running canary", param="model")
         if if_match is not None and if_match.strip().strip('"') not in ("*", experiment.experiment_id):
             raise _another(experiment)
         changes: list[Difference] = []
         if outcome.is_promotion:
-            present = await writer.stored(model)
+            present = store.policy(model)
             version = present.version if present else 0
             if version != experiment.base_version:
                 raise VersionConflictError(f"the policy of {model}", experiment.base_version, version)
             changes = differences(writer.plain(present, model), to_plain(experiment.canary.policy))
-        if write.is_dry_run:
-            forecast = await writer.forecast(model, experiment.canary.policy) if outcome.is_promotion else None
-            return answer(model, None, changes, forecast)
-        write.note.changes = changes
-        last = await asyncio.to_thread(_end, store, experiment, outcome, clock.now(), write.change(VersionCause.CANARY))
-        writer.on_change()
-        return JSONResponse(to_plain(last))
+        forecast = partial(writer.forecast, model, experiment.canary.policy) if outcome.is_promotion else None
+        write.begin(changes, forecast=forecast)
+        return _end(store, experiment, outcome, clock.now(), write.change(VersionCause.CANARY))
 
-    @router.get("/canaries", response_model=CanaryList)
-    async def list_canaries() -> JSONResponse:
+    @router.get("/canaries")
+    def list_canaries() -> CanaryList:
         """The running or latest canary of every model."""
-        return JSONResponse({"canaries": [to_plain(item) for item in await asyncio.to_thread(store.canaries)]})
+        return CanaryList(store.canaries())
 
-    @router.get("/canaries/{model:path}", response_model=Experiment)
-    async def get_canary(model: str) -> JSONResponse:
+    @router.get("/canaries/{model:path}")
+    def get_canary(model: str) -> Experiment:
         """The running or latest canary of a model, with its results so far."""
-        experiment = await asyncio.to_thread(store.canary, model)
+        experiment = store.canary(model)
         if experiment is None:
             raise ApiError(404, "canary_not_found", f"model {model!r} never had a canary", param="model")
         if experiment.is_running:
             experiment = replace(experiment, evidence=described(experiment, None))
-        return JSONResponse(to_plain(experiment))
+        return experiment
 
     @router.put(
         "/canaries/{model:path}",
         openapi_extra=body_schema(_CANARY_REQUEST),
         status_code=201,
-        response_model=Experiment,
         responses={200: {"model": DryRun}, **refusals(400, 409, 412, 413)},
     )
-    async def start_canary(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> JSONResponse:
+    def start_canary(model: str, write: Writing, plain: Body, if_match: IfMatch = None) -> Experiment:
         """Try a policy in alternation with the present one; 409 while a canary of the model runs.
 
         If-Match is the version of the present policy that the canary was derived from. With another present version
         the call is rejected, because a promotion would undo the changes since.
         """
-        canary = _canary(await object_of(request), model)
-        present = await writer.stored(model)
+        canary, present = _canary(plain, model), store.policy(model)
         if if_match is not None:
-            await writer.expected(model, present, if_match, None)
+            writer.expected(model, present, if_match, None)
         changes = differences(writer.plain(present, model), to_plain(canary.policy))
-        started = await asyncio.to_thread(_started, store, canary, present, clock.now())
-        if write.is_dry_run:
-            return answer(model, None, changes, await writer.forecast(model, canary.policy))
-        write.note.changes = changes
-        await asyncio.to_thread(store.put_canary, started, None, clock.now())
-        writer.on_change()
-        return JSONResponse(to_plain(started), status_code=201)
+        started = _started(store, canary, present, clock.now())
+        write.begin(changes, forecast=partial(writer.forecast, model, canary.policy))
+        store.put_canary(started, None, clock.now())
+        return started
 
     @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
-    async def abort_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> JSONResponse:
+    def abort_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> Experiment:
         """End the running canary (with If-Match, an `experiment_id`, only that one); the present policy stays."""
-        return await end(model, Outcome.ABORTED, write, if_match)
+        return end(model, Outcome.ABORTED, write, if_match)
 
     @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
-    async def promote_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> JSONResponse:
+    def promote_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> Experiment:
         """End the running canary (with If-Match, an `experiment_id`, only that one); its policy becomes the model's."""
-        return await end(model, Outcome.PROMOTED, write, if_match)
+        return end(model, Outcome.PROMOTED, write, if_match)
 
     return router
 

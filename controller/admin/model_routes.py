@@ -4,16 +4,15 @@ Every gateway applies a new document within a second. The control loop does not 
 the audit has the changes of each write.
 """
 
-import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import body_schema, document_from, object_of
+from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
-from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.replies import refusals
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
@@ -22,26 +21,22 @@ from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
 from specpilot.policy.store import Store
 
 _DOCUMENT = "document of model routes"
-_SUBJECT = "model-routes"
 _BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object"}}})
 
 
 def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
     """Add the routes of model routes to `router`, and return it."""
 
-    async def write_over(present: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
+    def write_over(present: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
         routes = document_from(ModelRoutes, plain, _DOCUMENT)
-        changes = differences(_shown(present), to_plain(routes))
-        if write.is_dry_run:
-            return answer(_SUBJECT, present.version + 1, changes)
-        write.note.changes = changes
-        stored = await asyncio.to_thread(store.put_model_routes, routes, present.version, clock.now())
+        write.begin(differences(_shown(present), to_plain(routes)), present.version + 1)
+        stored = store.put_model_routes(routes, present.version, clock.now())
         return _response(stored, status=201 if present.version == 0 else 200)
 
     @router.get("/model-routes", response_model=VersionedModelRoutes)
-    async def get_model_routes() -> Response:
+    def get_model_routes() -> Response:
         """Every model route, by the model name in requests; the ETag goes into If-Match of a later PUT."""
-        return _response(await asyncio.to_thread(store.model_routes))
+        return _response(store.model_routes())
 
     @router.put(
         "/model-routes",
@@ -49,15 +44,13 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         response_model=VersionedModelRoutes | DryRun,
         responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413, 428)},
     )
-    async def put_model_routes(
-        request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    def put_model_routes(
+        write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
         """Replace all model routes (If-Match: the ETag; the first time If-None-Match: * or nothing)."""
-        write.note.subject = _SUBJECT
-        plain = await object_of(request)
-        present = await asyncio.to_thread(store.model_routes)
+        present = store.model_routes()
         check_conditions(_DOCUMENT, present.version or None, if_match, if_none_match)
-        return await write_over(present, plain, write)
+        return write_over(present, plain, write)
 
     @router.patch(
         "/model-routes",
@@ -65,14 +58,12 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         response_model=VersionedModelRoutes | DryRun,
         responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413)},
     )
-    async def patch_model_routes(request: Request, write: Writing, if_match: IfMatch = None) -> Response:
+    def patch_model_routes(write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named routes (JSON merge patch: null removes a route, the others stay)."""
-        write.note.subject = _SUBJECT
-        change = await object_of(request)
-        present = await asyncio.to_thread(store.model_routes)
+        present = store.model_routes()
         if if_match is not None:
             check_conditions(_DOCUMENT, present.version or None, if_match, None)
-        return await write_over(present, patched(_shown(present), change), write)
+        return write_over(present, patched(_shown(present), change), write)
 
     return router
 

@@ -71,7 +71,7 @@ class _Keys:
 
 
 class OidcProvider:
-    """An `IdentityProvider` over one issuer. Used from one event loop."""
+    """The callers of one issuer's tokens. Used from one event loop."""
 
     def __init__(self, rules: OidcRules, clock: Clock) -> None:
         self._rules = rules

@@ -1,23 +1,21 @@
 """The admin API's policies: versioned documents with ETag and If-Match.
 
 A policy's ETag is its version. A call that replaces or deletes one needs `If-Match`, so that no operator overwrites an
-unseen change; the error lists the changes since. `on_change` is called after every write, so that the loop ticks at
-once.
+unseen change; the error lists the changes since.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
+from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
-from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.policy.clock import Clock
@@ -40,7 +38,6 @@ class PolicyWriter:
     store: Store
     clock: Clock
     asker: Asker
-    on_change: Callable[[], None]
     default_mode: Mode
 
     def plain(self, stored: VersionedPolicy | PolicyVersion | None, model: str) -> Any:
@@ -49,52 +46,40 @@ class PolicyWriter:
             return to_plain(stored.policy)
         return {**to_plain(Policy("any", mode=self.default_mode)), "model": model}
 
-    async def stored(self, model: str) -> VersionedPolicy | None:
-        """Return the policy of `model`; `None` without one."""
-        return await asyncio.to_thread(self.store.policy, model)
-
-    async def existing(self, model: str) -> VersionedPolicy:
+    def existing(self, model: str) -> VersionedPolicy:
         """Return the policy of `model`; raises `ApiError` 404 without one."""
-        present = await self.stored(model)
+        present = self.store.policy(model)
         if present is None:
             raise ApiError(404, "policy_not_found", f"model {model!r} has no policy; the defaults apply", param="model")
         return present
 
-    async def put(self, policy: Policy, present: VersionedPolicy | None, write: Write, cause: VersionCause) -> Response:
-        """Write `policy` over `present`, or describe the effect in a dry run."""
+    def put(self, policy: Policy, present: VersionedPolicy | None, write: Write, cause: VersionCause) -> Response:
+        """Write `policy` over `present`."""
         model = policy.model
         changes = differences(self.plain(present, model), to_plain(policy))
-        if write.is_dry_run:
-            return answer(model, await self._next_version(model, present), changes, await self.forecast(model, policy))
-        write.note.changes = changes
-        expected, now = present.version if present else 0, self.clock.now()
+        write.begin(changes, self._next_version(model, present), forecast=lambda: self.forecast(model, policy))
+        expected = present.version if present else 0
         try:
-            stored = await asyncio.to_thread(self.store.put_policy, policy, expected, now, write.change(cause))
+            stored = self.store.put_policy(policy, expected, self.clock.now(), write.change(cause))
         except VersionConflictError as error:
-            raise await self.conflict(model, expected, str(error)) from error
-        self.on_change()
+            raise self.conflict(model, expected, str(error)) from error
         return policy_response(stored, status=201 if present is None else 200)
 
-    async def delete(self, present: VersionedPolicy, write: Write) -> Response:
-        """Remove `present`, or describe the effect in a dry run."""
+    def delete(self, present: VersionedPolicy, write: Write) -> None:
+        """Remove `present`."""
         model = present.policy.model
         changes = differences(to_plain(present.policy), self.plain(None, model))
-        if write.is_dry_run:
-            return answer(model, present.version + 1, changes, await self.forecast(model, None))
-        write.note.changes = changes
-        change, now = write.change(VersionCause.DELETE), self.clock.now()
+        write.begin(changes, present.version + 1, forecast=lambda: self.forecast(model, None))
         try:
-            await asyncio.to_thread(self.store.delete_policy, model, present.version, now, change)
+            self.store.delete_policy(model, present.version, self.clock.now(), write.change(VersionCause.DELETE))
         except VersionConflictError as error:
-            raise await self.conflict(model, present.version, str(error)) from error
-        self.on_change()
-        return Response(status_code=204)
+            raise self.conflict(model, present.version, str(error)) from error
 
-    async def forecast(self, model: str, policy: Policy | None) -> list[Asked]:
+    async def forecast(self, model: str, policy: Policy | None) -> Sequence[Asked]:
         """Return what `policy` (`None`: the defaults) would do in every pool of the model, as its engines say."""
         return await self.asker.forecast(model, policy, self.default_mode)
 
-    async def expected(
+    def expected(
         self, model: str, present: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
     ) -> None:
         """Raise `ApiError` unless the caller's conditions allow to replace `present`."""
@@ -104,20 +89,19 @@ class PolicyWriter:
             base_version = version_in(if_match)
             if error.status != 412 or base_version is None or present is None or base_version >= present.version:  # noqa: PLR2004
                 raise
-            raise await self.conflict(model, base_version, str(error)) from error
+            raise self.conflict(model, base_version, str(error)) from error
 
-    async def conflict(self, model: str, base_version: int, message: str) -> ApiError:
+    def conflict(self, model: str, base_version: int, message: str) -> ApiError:
         """Return the error for a write over `base_version`, with the authors and changes since."""
-        latest = await asyncio.to_thread(self.store.policy_versions, model, 50)
-        versions = [item for item in latest if item.version > base_version]
-        before = await asyncio.to_thread(self.store.policy_version, model, base_version)
+        versions = [item for item in self.store.policy_versions(model, 50) if item.version > base_version]
+        before = self.store.policy_version(model, base_version)
         since = _since(before, versions) if versions else ""
         return ApiError(412, "version_conflict", message + since, param="If-Match")
 
-    async def _next_version(self, model: str, present: VersionedPolicy | None) -> int:
+    def _next_version(self, model: str, present: VersionedPolicy | None) -> int:
         if present is not None:
             return present.version + 1
-        latest = await asyncio.to_thread(self.store.policy_versions, model, 1)
+        latest = self.store.policy_versions(model, 1)
         return latest[0].version + 1 if latest else 1
 
 
@@ -125,21 +109,20 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     """Add the routes of policies to `router`, and return it."""
     store = writer.store
 
-    @router.get("/policies", response_model=PolicyList)
-    async def list_policies() -> JSONResponse:
+    @router.get("/policies")
+    def list_policies() -> PolicyList:
         """Every policy with its version; `default_mode` is the mode of models without one."""
-        policies = [to_plain(item) for item in await asyncio.to_thread(store.policies)]
-        return JSONResponse({"policies": policies, "default_mode": writer.default_mode.value})
+        return PolicyList(store.policies(), writer.default_mode)
 
-    @router.get("/policy-schema", response_model=dict[str, Any])
-    async def policy_schema() -> JSONResponse:
+    @router.get("/policy-schema")
+    def policy_schema() -> dict[str, Any]:
         """The JSON schema of a policy."""
-        return JSONResponse(schema(Policy))
+        return schema(Policy)
 
     @router.get("/policies/{model:path}", response_model=VersionedPolicy)
-    async def get_policy(model: str) -> Response:
+    def get_policy(model: str) -> Response:
         """One policy; its ETag goes into If-Match of a later PUT."""
-        return policy_response(await writer.existing(model))
+        return policy_response(writer.existing(model))
 
     @router.put(
         "/policies/{model:path}",
@@ -147,14 +130,13 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         response_model=VersionedPolicy | DryRun,
         responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
     )
-    async def put_policy(
-        model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    def put_policy(
+        model: str, write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
         """Create a policy (If-None-Match: * or nothing) or replace one (If-Match: its ETag)."""
-        policy = policy_from(await object_of(request), model)
-        present = await writer.stored(model)
-        await writer.expected(model, present, if_match, if_none_match)
-        return await writer.put(policy, present, write, VersionCause.PUT)
+        policy, present = policy_from(plain, model), store.policy(model)
+        writer.expected(model, present, if_match, if_none_match)
+        return writer.put(policy, present, write, VersionCause.PUT)
 
     @router.patch(
         "/policies/{model:path}",
@@ -162,23 +144,22 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         response_model=VersionedPolicy | DryRun,
         responses=refusals(400, 412, 413),
     )
-    async def patch_policy(model: str, request: Request, write: Writing, if_match: IfMatch = None) -> Response:
+    def patch_policy(model: str, write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
-        change = await object_of(request)
-        present = await writer.existing(model)
+        present = writer.existing(model)
         if if_match is not None:
-            await writer.expected(model, present, if_match, None)
+            writer.expected(model, present, if_match, None)
         policy = policy_from(patched(to_plain(present.policy), change), model)
-        return await writer.put(policy, present, write, VersionCause.PATCH)
+        return writer.put(policy, present, write, VersionCause.PATCH)
 
     @router.delete(
         "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
     )
-    async def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> Response:
+    def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> None:
         """Remove a policy (If-Match: its ETag); the defaults apply from then on."""
-        present = await writer.existing(model)
-        await writer.expected(model, present, if_match, None)
-        return await writer.delete(present, write)
+        present = writer.existing(model)
+        writer.expected(model, present, if_match, None)
+        writer.delete(present, write)
 
     return router
 

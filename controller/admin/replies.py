@@ -1,8 +1,10 @@
-"""The shapes of the admin API's replies, for its OpenAPI page. A test checks every reply against them.
+"""The shapes of the admin API's replies. A test checks every reply against its OpenAPI page.
 
-The routes reply with plain JSON; the types are not used at run time.
+Replies with an ETag, without a secret's hash, or with members that depend on the evidence are plain JSON instead: of
+those the page alone uses the types.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,7 @@ class Problem:
 class PolicyList:
     """Every policy, and the mode of models without one."""
 
-    policies: list[VersionedPolicy]
+    policies: Sequence[VersionedPolicy]
     default_mode: Mode
 
 
@@ -58,21 +60,21 @@ class PolicyList:
 class CanaryList:
     """The running or latest canary of every model."""
 
-    canaries: list[Experiment]
+    canaries: Sequence[Experiment]
 
 
 @dataclass(frozen=True)
 class ScheduleList:
     """Every schedule in force."""
 
-    schedules: list[Schedule]
+    schedules: Sequence[Schedule]
 
 
 @dataclass(frozen=True)
 class EngineList:
     """The engines whose heartbeat is fresh; `now` in Unix seconds."""
 
-    engines: list[EngineRecord]
+    engines: Sequence[EngineRecord]
     now: float
 
 
@@ -80,7 +82,7 @@ class EngineList:
 class DecisionList:
     """A pool's decisions, newest first."""
 
-    decisions: list[Decision]
+    decisions: Sequence[Decision]
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class NewKey(KeyShown):
 class VersionList:
     """A policy's versions, newest first."""
 
-    versions: list[PolicyVersion]
+    versions: Sequence[PolicyVersion]
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class WhoAmI:
 class FreezeList:
     """The freezes in force; `now` in Unix seconds."""
 
-    freezes: list[Freeze]
+    freezes: Sequence[Freeze]
     now: float
 
 
@@ -187,7 +189,7 @@ class FreezeList:
 class AuditPage:
     """Entries of the audit."""
 
-    entries: list[AuditEntry]
+    entries: Sequence[AuditEntry]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Reads and writes go to Redis directly, so that every controller, leader or stand
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Security
@@ -25,7 +25,6 @@ from specpilot.controller.admin.tokens import token_routes
 from specpilot.controller.admin.versions import version_routes
 from specpilot.controller.recording.explanation import explain
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import to_plain
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.questions import Kind
 from specpilot.policy.records import Decision
@@ -49,84 +48,82 @@ def routes(  # noqa: PLR0913 - collaborators
     asker: Asker,
     default_mode: Mode = Mode.ACT,
 ) -> APIRouter:
-    """Return the admin API over `store`; it calls `on_change` after every write that the loop reads.
+    """Return the admin API over `store`; it calls `on_change` after every write, so that the loop ticks at once.
 
     `default_mode` is the mode of models without a policy.
     """
     shown = Security(HTTPBearer(auto_error=False, description="a token of the admin API"))  # `access` decides
     router = APIRouter(
         prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS,
-        route_class=audited(trail),
+        route_class=audited(trail, on_change),
     )  # fmt: skip
-    writer = PolicyWriter(store, clock, asker, on_change, default_mode)
+    writer = PolicyWriter(store, clock, asker, default_mode)
     version_routes(writer, router)
     policy_routes(writer, router)
     canary_routes(writer, router)
-    freeze_routes(store, clock, on_change, router)
+    freeze_routes(store, clock, router)
     key_routes(store, clock, router)
     model_route_routes(store, clock, router)
     token_routes(store, clock, router)
 
-    @router.get("/audit", response_model=AuditPage)
-    async def read_audit(
+    @router.get("/audit")
+    def read_audit(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100, before: EntryNumber = None, after: EntryNumber = None
-    ) -> JSONResponse:
+    ) -> AuditPage:
         """Writes and rejected writes, newest first; `before` (a number) pages back.
 
         With `after` (a number): the entries after that one, oldest first; repeat with the last number to follow.
         """
-        entries = await asyncio.to_thread(store.audit, limit, before, after)
-        return JSONResponse({"entries": [to_plain(item) for item in entries]})
+        return AuditPage(store.audit(limit, before, after))
 
-    @router.get("/schedules", response_model=ScheduleList)
-    async def list_schedules() -> JSONResponse:
+    @router.get("/schedules")
+    def list_schedules() -> ScheduleList:
         """The schedules in force."""
-        return JSONResponse({"schedules": [to_plain(item) for item in await asyncio.to_thread(store.schedules)]})
+        return ScheduleList(store.schedules())
 
-    @router.get("/engines", response_model=EngineList)
-    async def list_engines() -> JSONResponse:
+    @router.get("/engines")
+    def list_engines() -> EngineList:
         """The engines whose heartbeat is fresh."""
-        engines = await asyncio.to_thread(store.engines)
-        return JSONResponse({"engines": [to_plain(item) for item in engines], "now": clock.now()})
+        return EngineList(store.engines(), clock.now())
 
-    @router.get("/decisions", response_model=DecisionList)
-    async def list_decisions(
+    @router.get("/decisions")
+    def list_decisions(
         model: str,
         pool: str = "default",
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         before: Moment = None,
-    ) -> JSONResponse:
+    ) -> DecisionList:
         """A pool's decisions, newest first; `before` (Unix seconds) pages back."""
-        decisions = await _decisions(store, model, pool, limit, before)
+        decisions = _decisions(store, model, pool, limit, before)
         if not decisions:
-            await _check_pool(store, model, pool)
-        return JSONResponse({"decisions": [to_plain(item) for item in decisions]})
+            _check_pool(store, model, pool)
+        return DecisionList(decisions)
 
     @router.get("/explain", response_model=Explanation)
-    async def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
+    def explain_moment(model: str, pool: str = "default", at: Moment = None) -> JSONResponse:
         """The measured K at a moment (default: now), the decision, its reason, its evidence, the measured gain."""
-        decisions = await _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
+        decisions = _decisions(store, model, pool, 1, None if at is None else at + _AT_ONCE_S)
         if not decisions:
-            await _check_pool(store, model, pool)
+            _check_pool(store, model, pool)
             raise ApiError(
                 404, "no_decision", f"there is no decision of {model!r} in pool {pool!r} by then", param="at"
             )
-        return JSONResponse(explain(decisions[0], await asyncio.to_thread(store.daily_gains, model, pool)))
+        return JSONResponse(explain(decisions[0], store.daily_gains(model, pool)))
 
-    @router.get("/ask", response_model=Asked)
-    async def ask_engines(model: str, pool: str = "default", kind: Kind = Kind.EXPLAIN) -> JSONResponse:
+    @router.get("/ask")
+    async def ask_engines(model: str, pool: str = "default", kind: Kind = Kind.EXPLAIN) -> Asked:
         """What engines of a pool say now: `explain` (K, why, predictions) or `k_by_load`; takes a second at most."""
-        await _check_pool(store, model, pool)
-        return JSONResponse(to_plain(await asker.ask(model, pool, kind)))
+        await asyncio.to_thread(_check_pool, store, model, pool)
+        return await asker.ask(model, pool, kind)
 
     return router
 
 
-async def _check_pool(store: Store, model: str, pool: str) -> None:
+def _check_pool(store: Store, model: str, pool: str) -> None:
     """Raise `ApiError` 404 for a pool without an engine, a schedule or a decision; it names the field."""
-    if await _decisions(store, model, pool, 1, None):
+    if _decisions(store, model, pool, 1, None):
         return
-    engines, schedules = await asyncio.to_thread(lambda: (store.engines(), store.schedules()))
+    engines, schedules = store.engines(), store.schedules()
     known = {(item.model, item.pool) for item in engines} | {(item.model, item.pool) for item in schedules}
     models = sorted({name for name, _ in known})
     if model not in models:
@@ -137,12 +134,12 @@ async def _check_pool(store: Store, model: str, pool: str) -> None:
         raise ApiError(404, "pool_not_found", f"model {model!r} has no pool {pool!r}; it has {pools}", param="pool")
 
 
-async def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> list[Decision]:
+def _decisions(store: Store, model: str, pool: str, limit: int, before: float | None) -> Sequence[Decision]:
     """Return the decisions made before `before`, newest first.
 
     Redis orders decisions by arrival, a moment after they were made. So a few more are read, and the excess is dropped.
     """
     if before is None:
-        return list(await asyncio.to_thread(store.decisions, model, pool, limit))
-    decisions = await asyncio.to_thread(store.decisions, model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
+        return store.decisions(model, pool, limit)
+    decisions = store.decisions(model, pool, limit + _ARRIVING, before + _ARRIVES_WITHIN_S)
     return [item for item in decisions if item.at < before][:limit]

@@ -1,16 +1,15 @@
 """The admin API's own tokens: named, with a role, made and shown once, stored as SHA-256 only."""
 
-import asyncio
 import secrets
 from dataclasses import replace
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import WritingAlone, body_schema, document_from, object_of
-from specpilot.controller.admin.dry_run import DryRun, answer
+from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
+from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.expiry import (
     expiry_faults,
     expiry_in,
@@ -26,20 +25,19 @@ from specpilot.policy.history import differences
 from specpilot.policy.store import Store
 
 
-def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
+def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
     """Add the routes of tokens to `router`, and return it."""
 
-    @router.get("/whoami", response_model=WhoAmI)
-    async def who_am_i(request: Request) -> JSONResponse:
+    @router.get("/whoami")
+    def who_am_i(request: Request) -> WhoAmI:
         """The caller's own name, role and when its token expires."""
         caller: Caller = request.state.caller
-        return JSONResponse({"name": caller.name, "role": caller.role.value, "expires_at": caller.expires_at})
+        return WhoAmI(caller.name, caller.role, caller.expires_at)
 
     @router.get("/tokens", response_model=TokenList)
-    async def list_tokens() -> JSONResponse:
+    def list_tokens() -> JSONResponse:
         """Every named token, without its secret."""
-        tokens = await asyncio.to_thread(store.admin_tokens)
-        return JSONResponse({"tokens": [shown(token) for token in tokens], "now": clock.now()})
+        return JSONResponse({"tokens": [shown(token) for token in store.admin_tokens()], "now": clock.now()})
 
     @router.post(
         "/tokens",
@@ -48,19 +46,17 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         response_model=NewToken,
         responses={200: {"model": DryRun}, **refusals(413)},
     )
-    async def add_token(request: Request, write: Writing) -> JSONResponse:
+    def add_token(write: Writing, plain: Body) -> JSONResponse:
         """Make a token. It is shown only this once."""
-        plain, now = await object_of(request), clock.now()
+        now = clock.now()
         document = document_from(TokenRequest, plain, "token", expiry_faults(plain, now))
         name, role, expires_at = document.name, Role(document.role), expiry_in(plain, now)
         token_id = secrets.token_hex(6)
         secret = _secret(token_id)
-        token = AdminToken(token_id, name, role, sha256_of(secret), now, write.caller.name, expires_at)
-        changes = differences({}, {"name": name, "role": role.value, "expires_at": expires_at})
-        if write.is_dry_run:
-            return answer(name, None, changes)
-        write.note.subject, write.note.changes = f"{token_id} {name}", changes
-        await asyncio.to_thread(store.put_admin_token, token, None)
+        token = AdminToken(token_id, name, role, sha256_of(secret), now, write.author, expires_at)
+        write.begin(differences({}, {"name": name, "role": role.value, "expires_at": expires_at}), subject=name)
+        write.subject = f"{token_id} {name}"
+        store.put_admin_token(token, None)
         return JSONResponse({**shown(token), "token": secret}, status_code=201)
 
     @router.post(
@@ -69,13 +65,12 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         response_model=NewToken | DryRun,
         responses=refusals(409, 413),
     )
-    async def rotate_token(token_id: str, request: Request, write: Writing) -> JSONResponse:
+    def rotate_token(token_id: str, write: Writing, plain: Body) -> JSONResponse:
         """Replace the secret of a token, and its expiry if one is named; the old secret is rejected at once.
 
         An expired token needs a new expiry.
         """
-        plain, now = await object_of(request), clock.now()
-        before = await asyncio.to_thread(store.admin_token, token_id)
+        now, before = clock.now(), store.admin_token(token_id)
         faults = expiry_faults(plain, now) + rotation_faults(plain, before.expires_at if before else None, now)
         document_from(Rotation, plain, "rotation", faults)
         if before is None:
@@ -83,30 +78,22 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  #
         secret = _secret(token_id)
         expires_at = rotated_expiry(plain, before.expires_at, now)
         after = replace(before, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
-        changes = differences(shown(before), shown(after))
-        if write.is_dry_run:
-            return answer(before.name, None, changes)
-        write.note.subject, write.note.changes = f"{token_id} {before.name}", changes
-        if not await asyncio.to_thread(store.put_admin_token, after, before):
+        write.begin(differences(shown(before), shown(after)), subject=before.name)
+        write.subject = f"{token_id} {before.name}"
+        if not store.put_admin_token(after, before):
             raise ApiError(409, "token_changed", "somebody else changed this token just now; try again")
         return JSONResponse({**shown(after), "token": secret})
 
     @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
-    async def revoke_token(token_id: str, write: WritingAlone) -> Response:
+    def revoke_token(token_id: str, write: WritingAlone) -> None:
         """Revoke a token, also one whose document cannot be read; it is rejected at once."""
-        token = await asyncio.to_thread(store.admin_token, token_id)
-        changes = differences(shown(token), {}) if token is not None else []
-        if write.is_dry_run:
-            if token is None:
-                raise unknown_id("token", token_id)
-            return answer(token.name, None, changes)
+        token = store.admin_token(token_id)
         if token is not None:
-            write.note.subject = f"{token_id} {token.name}"
-        write.note.changes = changes
-        if not await asyncio.to_thread(store.delete_admin_token, token_id):
+            write.begin(differences(shown(token), {}), subject=token.name)
+            write.subject = f"{token_id} {token.name}"
+        if write.is_dry_run or not store.delete_admin_token(token_id):
             raise unknown_id("token", token_id)
-        write.note.subject = write.note.subject or token_id
-        return Response(status_code=204)
+        write.subject = write.subject or token_id
 
     return router
 

@@ -5,21 +5,19 @@ added before those of single policies, whose path would match `/policies/MODEL/v
 policy of a model with a name that ends in `/versions` cannot be read.
 """
 
-import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
-from specpilot.controller.admin.body import body_schema, document_from, object_of
+from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
 from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
 from specpilot.controller.admin.requests import NEWEST_VERSION, Rollback
-from specpilot.policy.codec import to_plain
 from specpilot.policy.history import VERSIONS_KEPT, PolicyVersion, VersionCause, differences
 from specpilot.policy.model_policy import VersionedPolicy
 
@@ -30,38 +28,35 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     """Add the routes of policies' histories to `router`, and return it."""
     store = writer.store
 
-    async def version_of(model: str, number: int) -> PolicyVersion:
-        version = await asyncio.to_thread(store.policy_version, model, number)
+    def version_of(model: str, number: int) -> PolicyVersion:
+        version = store.policy_version(model, number)
         if version is None:
             message = f"there is no version {number} of the policy of {model!r}; the last {VERSIONS_KEPT} are kept"
             raise ApiError(404, "version_not_found", message, param="version")
         return version
 
-    @router.get("/policies/{model:path}/versions", response_model=VersionList)
-    async def list_versions(
+    @router.get("/policies/{model:path}/versions")
+    def list_versions(
         model: str,
         limit: Annotated[int, Query(ge=1, le=VERSIONS_KEPT)] = 50,
         before: Annotated[int | None, Query(ge=1, le=NEWEST_VERSION)] = None,
-    ) -> JSONResponse:
+    ) -> VersionList:
         """A policy's versions, newest first; `before` (a version) pages back. A deletion is a version too."""
-        versions = await asyncio.to_thread(store.policy_versions, model, limit, before)
-        return JSONResponse({"versions": [to_plain(item) for item in versions]})
+        return VersionList(store.policy_versions(model, limit, before))
 
-    @router.get("/policies/{model:path}/versions/{version}", response_model=PolicyVersion)
-    async def get_version(model: str, version: Number) -> JSONResponse:
+    @router.get("/policies/{model:path}/versions/{version}")
+    def get_version(model: str, version: Number) -> PolicyVersion:
         """One version of a policy; its `policy` is null where it was deleted."""
-        return JSONResponse(to_plain(await version_of(model, version)))
+        return version_of(model, version)
 
     @router.get("/policies/{model:path}/diff", response_model=PolicyDiff)
-    async def diff_versions(
+    def diff_versions(
         model: str,
         before: Annotated[int, Query(alias="from", ge=0, le=NEWEST_VERSION, description="version; 0: the defaults")],
         after: Annotated[int, Query(alias="to", ge=0, le=NEWEST_VERSION, description="version; 0: the defaults")],
     ) -> JSONResponse:
         """The fields in which two versions of a policy differ."""
-        older, newer = [
-            writer.plain(await version_of(model, item) if item else None, model) for item in (before, after)
-        ]
+        older, newer = [writer.plain(version_of(model, item) if item else None, model) for item in (before, after)]
         changes = [{"field": at, "before": old, "after": new} for at, old, new in differences(older, newer)]
         return JSONResponse({"model": model, "from": before, "to": after, "changes": changes})
 
@@ -71,18 +66,17 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         response_model=VersionedPolicy | DryRun,
         responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
     )
-    async def rollback_policy(
-        model: str, request: Request, write: Writing, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    def rollback_policy(
+        model: str, write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
     ) -> Response:
         """Write an older version of a policy again, as a new version; conditions as for PUT."""
-        number = document_from(Rollback, await object_of(request), "rollback").version
-        present = await writer.stored(model)
-        await writer.expected(model, present, if_match, if_none_match)
-        version = await version_of(model, number)
+        number, present = document_from(Rollback, plain, "rollback").version, store.policy(model)
+        writer.expected(model, present, if_match, if_none_match)
+        version = version_of(model, number)
         if version.policy is None:
             message = f"version {number} is a deletion; DELETE the policy, or name another version"
             raise ApiError(422, "version_is_deletion", message, param="version")
-        write.note.comment = write.note.comment or f"back to version {number}"
-        return await writer.put(version.policy, present, write, VersionCause.ROLLBACK)
+        write.comment = write.comment or f"back to version {number}"
+        return writer.put(version.policy, present, write, VersionCause.ROLLBACK)
 
     return router

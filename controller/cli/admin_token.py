@@ -1,6 +1,5 @@
 """`specpilot token`: the named tokens of the admin API."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -8,7 +7,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.credentials import expiry, expiry_body, secret
 from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail, load
@@ -51,11 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command == "create":
         if settings.role is None:
             fail(PROGRAM, "create: --role: name viewer, operator or admin")
-        request = json.dumps({"name": name, "role": settings.role, **body}).encode()
-        secret(client.ask(write_path("/admin/tokens", settings.comment), "POST", request)[0], "token")
+        request = {"name": name, "role": settings.role, **body}
+        secret(client.write("POST", "/admin/tokens", request, settings.comment), "token")
     elif command == "rotate":
-        path = write_path(f"{place}/rotate", settings.comment)
-        secret(client.ask(path, "POST", json.dumps(body).encode())[0], "token")
+        secret(client.write("POST", f"{place}/rotate", body, settings.comment), "token")
     else:
-        client.ask(write_path(place, settings.comment), "DELETE")
+        client.write("DELETE", place, None, settings.comment)
         sys.stdout.write(f"revoked {name}\n")

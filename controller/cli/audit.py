@@ -34,13 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = load(AuditSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
     client = AdminClient(settings, PROGRAM)
     with suppress(KeyboardInterrupt):
-        latest = client.ask(f"/admin/audit?limit={settings.limit}")[0]["entries"]
+        latest = client.ask(f"/admin/audit?limit={settings.limit}")["entries"]
         if not latest:
             sys.stderr.write("the audit has no entry yet\n")
         last = _print(reversed(latest), settings, 0)
         while settings.follow:
             time.sleep(POLL_S)
-            last = _print(client.ask(f"/admin/audit?limit={_PAGE}&after={last}")[0]["entries"], settings, last)
+            last = _print(client.ask(f"/admin/audit?limit={_PAGE}&after={last}")["entries"], settings, last)
 
 
 def _print(entries: Any, settings: AuditSettings, last: int) -> int:

@@ -46,22 +46,36 @@ class AdminClient:
         self._base = settings.admin_url.rstrip("/")
         self._token = settings.token.get_secret_value() if settings.token else None
 
-    def ask(
-        self, path: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[Any, Mapping[str, str]]:
-        """Return the answer's JSON (`None` when it is empty) and its headers."""
-        answer: tuple[Any, Mapping[str, str]] = self._send(self._request(path, method, body, headers))
-        return answer
+    def ask(self, path: str) -> Any:
+        """Return the JSON at `path`."""
+        return self._send(path, "GET", None, {})
 
     def read(self, path: str) -> Any:
         """Return the JSON at `path` with control characters escaped, to print as text."""
-        return printable(self.ask(path)[0])
+        return printable(self.ask(path))
 
-    def find(self, path: str) -> tuple[Any, Mapping[str, str]] | None:
-        """Return as `ask`; `None` when the reply is 404."""
-        request = self._request(path, "GET", None, None)
-        answer: tuple[Any, Mapping[str, str]] | None = self._send(request, is_optional=True)
-        return answer
+    def find(self, path: str) -> Any:
+        """Return the JSON at `path`; `None` when the reply is 404."""
+        return self._send(path, "GET", None, {}, is_optional=True)
+
+    def write(  # noqa: PLR0913 - the parts of a call
+        self,
+        method: str,
+        path: str,
+        document: object,
+        comment: str,
+        *,
+        is_dry_run: bool = False,
+        condition: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Write `document` (`None`: no body); return the reply's JSON, `None` when it is empty.
+
+        `comment` goes into the audit; `condition` are headers.
+        """
+        parameters = {"comment": comment} if comment else {}
+        if is_dry_run:
+            parameters["validate_only"] = "true"
+        return self._send(f"{path}?{urlencode(parameters)}" if parameters else path, method, document, condition or {})
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
@@ -75,15 +89,15 @@ class AdminClient:
             " address, port 8081 unless it was changed, not that of a gateway or an engine"
         )
 
-    def _request(self, path: str, method: str, body: bytes | None, headers: Mapping[str, str] | None) -> Request:
-        request = Request(self._base + path, data=body, method=method, headers=dict(headers or {}))  # noqa: S310 - scheme checked
+    def _send(
+        self, path: str, method: str, document: object, headers: Mapping[str, str], *, is_optional: bool = False
+    ) -> Any:
+        body = None if document is None else json.dumps(document).encode()
+        request = Request(self._base + path, data=body, method=method, headers=dict(headers))  # noqa: S310 - scheme checked
         if body is not None:
             request.add_header("Content-Type", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
-        return request
-
-    def _send(self, request: Request, *, is_optional: bool = False) -> Any:
         try:
             with open_url(request, timeout=TIMEOUT_S, is_own=True) as response:
                 if not is_controller(response.headers):
@@ -91,7 +105,7 @@ class AdminClient:
                 text = response.read()
                 if (notice := response.headers.get("x-specpilot-notice")) is not None:
                     sys.stderr.write(f"{self._program}: {printable(notice)}\n")
-                return (json.loads(text) if text else None), response.headers
+                return json.loads(text) if text else None
         except HTTPError as error:
             with error:
                 if not is_controller(error.headers):
@@ -103,14 +117,6 @@ class AdminClient:
         except (OSError, HTTPException, ValueError) as error:
             reason, place = getattr(error, "reason", error), without_secrets(self._base)
             self.refuse(f"--admin-url: no controller answers at {place}: {reason}; start it or give its address")
-
-
-def write_path(path: str, comment: str, *, is_dry_run: bool = False) -> str:
-    """Return `path` with a write's parameters: the comment that goes into the audit, and whether it is a dry run."""
-    parameters = {"comment": comment} if comment else {}
-    if is_dry_run:
-        parameters["validate_only"] = "true"
-    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _message_of(error: HTTPError) -> str:

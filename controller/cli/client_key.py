@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.credentials import expiry, expiry_body, seconds, secret
 from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail, load
@@ -66,23 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             may = ", ".join(f"{field} {item[field]}" for field in _MAY if item[field] is not None) or "no limits"
             sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
     elif command == "create":
-        path = write_path("/admin/keys", settings.comment)
-        secret(client.ask(path, "POST", json.dumps(_key_body(settings)).encode())[0], "key")
+        secret(client.write("POST", "/admin/keys", _key_body(settings), settings.comment), "key")
         sys.stderr.write(f"{PROGRAM}: from now on gateways reject requests without a key\n")
     elif command == "change":
-        body = json.dumps(_key_body(settings)).encode()
-        path = write_path(place, settings.comment)
-        sys.stdout.write(json.dumps(client.ask(path, "PATCH", body)[0], indent=2) + "\n")
+        changed = client.write("PATCH", place, _key_body(settings), settings.comment)
+        sys.stdout.write(json.dumps(changed, indent=2) + "\n")
     elif command == "rotate":
         rotation = expiry_body(PROGRAM, settings.expires_in)
         if settings.grace is not None:
             rotation["grace_s"] = seconds(PROGRAM, "--grace", settings.grace)
-        path = write_path(f"{place}/rotate", settings.comment)
-        secret(client.ask(path, "POST", json.dumps(rotation).encode())[0], "key")
+        secret(client.write("POST", f"{place}/rotate", rotation, settings.comment), "key")
     else:
-        client.ask(write_path(place, settings.comment), "DELETE")
+        client.write("DELETE", place, None, settings.comment)
         sys.stdout.write(f"revoked {name}\n")
-        if not client.ask("/admin/keys")[0]["keys"]:
+        if not client.ask("/admin/keys")["keys"]:
             sys.stderr.write(
                 f"{PROGRAM}: no key is left: a gateway that has seen one rejects all requests until it is restarted\n"
             )

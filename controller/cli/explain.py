@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if model is None or pool is None:
         model, pool = only_one(client, model, pool)
     query = {"model": model, "pool": pool, **moment}
-    explanation, _ = client.ask("/admin/explain?" + urlencode(query))
-    answers = client.ask("/admin/ask?" + urlencode(query))[0] if settings.at is None else None
+    explanation = client.ask("/admin/explain?" + urlencode(query))
+    answers = client.ask("/admin/ask?" + urlencode(query)) if settings.at is None else None
     if settings.as_json:
         sys.stdout.write(json.dumps({**explanation, "engines": answers}, indent=2) + "\n")
         return
@@ -89,7 +89,7 @@ def _moment(value: str) -> float:
 
 def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:
     """Return the only model and pool of running engines that match the given ones (`None`: any)."""
-    answer, _ = client.ask("/admin/engines")
+    answer = client.ask("/admin/engines")
     pairs = sorted(
         {
             (item["model"], item["pool"])
@@ -105,7 +105,3 @@ def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[
     if len(pools) > 1:
         client.refuse(f"--pool: name one of: {', '.join(pools)}")
     return pairs[0]
-
-
-if __name__ == "__main__":
-    main()

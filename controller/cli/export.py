@@ -100,7 +100,3 @@ def sglang_notes(row: Sequence[KRange]) -> list[str]:
         f"save it as a file and start SGLang with --speculative-adaptive --speculative-adaptive-config FILE {flags}",
         "an SGLang that knows no batch sizes in this file chooses among its steps by acceptance, without K = 0",
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
 """`specpilot freeze`: freezes K of one model or of all, through the admin API."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.credentials import seconds
 from specpilot.policy.settings import fail, load
 
@@ -44,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(PROGRAM, "name one model, or give --all")
     name = settings.model or "everything"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
-    path = write_path(path, settings.comment, is_dry_run=settings.dry_run)
     warning = ""
     if settings.model and not settings.lift:
         warning = text.unless_it_runs(settings.model, client.read("/admin/engines")["engines"])
-    answer = client.ask(path, "DELETE")[0] if settings.lift else client.ask(path, "PUT", _body(settings))[0]
+    method, body = ("DELETE", None) if settings.lift else ("PUT", _body(settings))
+    answer = client.write(method, path, body, settings.comment, is_dry_run=settings.dry_run)
     if answer is not None and answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
     elif settings.lift:
@@ -58,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stderr.write(warning)
 
 
-def _body(settings: FreezeSettings) -> bytes:
+def _body(settings: FreezeSettings) -> dict[str, object]:
     body: dict[str, object] = {"hold": settings.hold}
     if settings.replace:
         body["replace"] = True
     if settings.duration is not None:
         body["for_s"] = seconds(PROGRAM, "--for", settings.duration)
-    return json.dumps(body).encode()
+    return body
 
 
 def _list(client: AdminClient) -> None:

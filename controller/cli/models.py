@@ -1,6 +1,5 @@
 """`specpilot models`: the routes from model names in requests to models, through the admin API."""
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail, load
 
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _list(client)
     elif command == "set":
         _write(client, settings, names[0], _route(names[1:], settings.fallback))
-    elif names[0] in client.ask(_PATH)[0]["routes"]:
+    elif names[0] in client.ask(_PATH)["routes"]:
         _write(client, settings, names[0], None)
     else:
         client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists the names with one")
@@ -72,9 +71,8 @@ def _weight(text: str) -> float:
 
 
 def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict[str, Any] | None) -> None:
-    body = json.dumps({"routes": {name: route}}).encode()
-    path = write_path(_PATH, settings.comment, is_dry_run=settings.dry_run)
-    answer = client.ask(path, "PATCH", body)[0]
+    change = {"routes": {name: route}}
+    answer = client.write("PATCH", _PATH, change, settings.comment, is_dry_run=settings.dry_run)
     if answer.get("dry_run"):
         sys.stdout.write(text.dry_run(answer))
     elif route is None:

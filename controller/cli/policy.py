@@ -14,7 +14,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings, write_path
+from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
@@ -96,7 +96,7 @@ class _Commands:
         if command == "list":
             self._list()
         elif command == "get":
-            _print(self._client.ask(_path(names[0]))[0])
+            _print(self._client.ask(_path(names[0])))
         elif command == "put":
             document, version = _policy_in(names[0])
             if self._settings.version is None:
@@ -111,17 +111,16 @@ class _Commands:
         elif command == "diff":
             self._diff(names[0], *map(_version, names[1:]))
         elif command == "rollback":
-            body = json.dumps({"version": _version(names[1])}).encode()
-            path = _path(names[0])
-            self._show(self._write(path + "/rollback", "POST", body, self._condition(path)))
+            body, path = {"version": _version(names[1])}, _path(names[0])
+            self._show(self._write("POST", path + "/rollback", body, self._condition(path)))
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
     def _write(
-        self, path: str, method: str, body: bytes | None, headers: dict[str, str], *, is_dry_run: bool = False
+        self, method: str, path: str, document: object, condition: dict[str, str], *, is_dry_run: bool = False
     ) -> Any:
-        path = write_path(path, self._settings.comment, is_dry_run=is_dry_run or self._settings.dry_run)
-        return self._client.ask(path, method, body, headers)[0]
+        is_dry_run, comment = is_dry_run or self._settings.dry_run, self._settings.comment
+        return self._client.write(method, path, document, comment, is_dry_run=is_dry_run, condition=condition)
 
     def _show(self, answer: Any) -> None:
         if isinstance(answer, dict) and answer.get("dry_run"):
@@ -140,7 +139,7 @@ class _Commands:
         version = self._settings.version
         if version is None:
             present = self._client.find(path)
-            version = present[0]["version"] if present else 0
+            version = present["version"] if present else 0
         return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
 
     def _list(self) -> None:
@@ -153,8 +152,7 @@ class _Commands:
     def _put(self, document: dict[str, Any], *, is_dry_run: bool = False) -> Any:
         path = _path(str(document["model"]))
         engines = self._client.read("/admin/engines")["engines"]
-        body = json.dumps(document).encode()
-        answer = self._write(path, "PUT", body, self._condition(path), is_dry_run=is_dry_run)
+        answer = self._write("PUT", path, document, self._condition(path), is_dry_run=is_dry_run)
         limits: dict[str, int] = {}
         for engine in engines:
             if engine["model"] == document["model"] and engine["k_max"]:
@@ -165,9 +163,9 @@ class _Commands:
 
     def _edit(self, model: str) -> None:
         present = self._client.find(_path(model))
-        document = present[0]["policy"] if present else {"model": model}
+        document = present["policy"] if present else {"model": model}
         if self._settings.version is None:
-            self._settings.version = present[0]["version"] if present else 0
+            self._settings.version = present["version"] if present else 0
         file = _draft(document)
         is_kept = True
         try:
@@ -195,7 +193,7 @@ class _Commands:
         return False
 
     def _delete(self, model: str) -> None:
-        answer = self._write(_path(model), "DELETE", None, self._condition(_path(model)))
+        answer = self._write("DELETE", _path(model), None, self._condition(_path(model)))
         if answer is None:
             sys.stdout.write(f"deleted the policy of {model}\n")
         else:
@@ -214,7 +212,7 @@ class _Commands:
 
     def _diff(self, model: str, older: int, newer: int | None = None) -> None:
         if newer is None:
-            newer = int(self._client.ask(_path(model))[0]["version"])
+            newer = int(self._client.ask(_path(model))["version"])
         diff = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
         sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(diff["changes"]))
 
@@ -227,13 +225,13 @@ class _Commands:
                 fail(PROGRAM, f"canary start: {named}")
             path = _canary_path(str(policy["model"]))
             headers = self._if_match() if self._settings.version else {}
-            self._show(self._write(path, "PUT", json.dumps(document).encode(), headers))
+            self._show(self._write("PUT", path, document, headers))
         elif command == "promote":
-            self._show(self._write("/admin/canary-promotions/" + quote(name), "POST", None, self._only_experiment()))
+            self._show(self._write("POST", "/admin/canary-promotions/" + quote(name), None, self._only_experiment()))
         elif command == "abort":
-            self._show(self._write(_canary_path(name), "DELETE", None, self._only_experiment()))
+            self._show(self._write("DELETE", _canary_path(name), None, self._only_experiment()))
         else:
-            experiment = self._client.ask(_canary_path(name))[0]
+            experiment = self._client.ask(_canary_path(name))
             _print(experiment)
             sys.stderr.writelines(f"{line}\n" for line in canary_lines(experiment["evidence"]))
 
@@ -302,7 +300,3 @@ def _print(document: object) -> None:
 
 def _lines(document: object) -> str:
     return json.dumps(document, indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -8,8 +8,8 @@ from redis.exceptions import NoPermissionError
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.store import Store
 from tests.support.certificates import make_certificates
-from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
-from tests.support.redis_topologies import Node, is_answering
+from tests.support.redis_server import NEEDS_SYSTEM, SERVERS, is_answering
+from tests.support.redis_topologies import Node
 from tests.support.stack import until
 from tests.support.store_operations import use_everything
 

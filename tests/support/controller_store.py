@@ -1,9 +1,9 @@
 """The shared state in memory, for tests that need no Redis; a test can make it silent, or full."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specpilot.policy.api_key import ApiKey, GatewayUsage
+from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.errors import (
@@ -36,7 +36,6 @@ class MemoryStore:
     records: dict[str, EngineRecord] = field(default_factory=dict)
     log: list[Decision] = field(default_factory=list)
     keys: dict[str, ApiKey] = field(default_factory=dict)
-    usage: dict[str, GatewayUsage] = field(default_factory=dict)
     tried: dict[str, Experiment] = field(default_factory=dict)
     frozen: dict[str, Freeze] = field(default_factory=dict)
     audited: list[AuditEntry] = field(default_factory=list)
@@ -59,9 +58,6 @@ class MemoryStore:
     def unannounced(self) -> None:
         """Every write is announced."""
 
-    def missing_rights(self) -> None:
-        """No right is missing."""
-
     def grow(self) -> None:
         """What a write that grows the store meets."""
         self.ping()
@@ -71,10 +67,6 @@ class MemoryStore:
     def policy(self, model: str) -> VersionedPolicy | None:
         self.ping()
         return self.stored.get(model)
-
-    def policies(self) -> Sequence[VersionedPolicy]:
-        self.ping()
-        return [self.stored[model] for model in sorted(self.stored)]
 
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
         self.ping()
@@ -89,14 +81,6 @@ class MemoryStore:
             raise VersionConflictError(policy.model, expected_version, found)
         self.stored[policy.model] = VersionedPolicy(found + 1, now, policy)
         return self.stored[policy.model]
-
-    def delete_policy(self, model: str, expected_version: int | None, now: float, change: Change = WRITTEN) -> bool:
-        self.ping()
-        return self.stored.pop(model, None) is not None
-
-    def schedule(self, model: str, pool: str) -> Schedule | None:
-        self.ping()
-        return self.published.get((model, pool))
 
     def schedules(self) -> Sequence[Schedule]:
         self.ping()
@@ -142,9 +126,6 @@ class MemoryStore:
         self.ping()
         return list(self.asked.get((model, pool), ()))
 
-    def put_answer(self, answer: Answer) -> None:
-        self.answered[answer.question_id, answer.engine_id] = answer
-
     def answers(self, question: Question) -> Mapping[str, Answer | InvalidDocumentError]:
         self.ping()
         found = {name: self.answered.get((question.question_id, name)) for name in question.engines}
@@ -173,10 +154,6 @@ class MemoryStore:
         self.ping()
         return list(self.keys.values())
 
-    def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
-        self.ping()
-        return dict(self.keys)
-
     def put_api_key(self, key: ApiKey) -> None:
         self.ping()
         self.keys[key.key_id] = key
@@ -187,15 +164,6 @@ class MemoryStore:
             return False
         self.keys[after.key_id] = after
         return True
-
-    def delete_api_key(self, key_id: str) -> bool:
-        self.ping()
-        return self.keys.pop(key_id, None) is not None
-
-    def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
-        self.ping()
-        self.usage[usage.gateway_id] = usage
-        return list(self.usage.values())
 
     def freezes(self) -> Mapping[str, Freeze]:
         self.ping()
@@ -234,6 +202,3 @@ class MemoryStore:
     def release_lease(self, lease: Lease) -> None:
         if self.leader == lease:
             self.leader = None
-
-    def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
-        yield None

@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import subprocess
 import tempfile
 import threading
 from contextlib import suppress
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import redis
 
-from tests.support.redis_server import EMBEDDED
+from tests.support.redis_server import EMBEDDED, is_answering
+from tests.support.redis_topologies import Node
 from tests.support.stack import free_port, until
 
 
@@ -77,29 +77,15 @@ class Pair:
 
     def __init__(self, executable: str = EMBEDDED) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="specpilot-test-"))
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.ports = [self._start(executable) for _ in range(2)]
+        flags = ("--save", "", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+        self._nodes = [Node(self._folder, *flags, executable=executable) for _ in range(2)]
+        self.ports = [node.port for node in self._nodes]
+        until(lambda: all(is_answering(f"redis://127.0.0.1:{port}") for port in self.ports), every=0.02)
         self.first, self.second = [redis.Redis(port=port, decode_responses=True) for port in self.ports]
         self.second.replicaof("127.0.0.1", self.ports[0])
         until(lambda: self.second.info("replication")["master_link_status"] == "up", every=0.02)
         self.address = Address(self.ports[0])
         self.url = f"redis://127.0.0.1:{self.address.port}"
-
-    def _start(self, executable: str) -> int:
-        port = free_port()
-        folder = self._folder / str(port)
-        folder.mkdir()
-        command = [executable, "--port", str(port), "--save", "", "--dir", str(folder), "--repl-diskless-sync", "yes"]
-        command += ["--repl-diskless-sync-delay", "0", "--bind", "127.0.0.1"]
-        self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-
-        def answers() -> bool:
-            with suppress(redis.ConnectionError):
-                return bool(redis.Redis(port=port).ping())
-            return False
-
-        until(answers, every=0.02)
-        return port
 
     def fail_over(self, how: str) -> None:
         """Make the second server the primary; connections to the first stay open and are answered by `how`."""
@@ -124,7 +110,6 @@ class Pair:
 
     def close(self) -> None:
         self.address.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for node in self._nodes:
+            node.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

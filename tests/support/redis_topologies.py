@@ -1,29 +1,15 @@
 """Redis of the system's package: a node, behind Sentinel, as a cluster."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 from specpilot.policy import redis_keys
-from specpilot.policy.errors import PolicyError
-from specpilot.policy.store import Store
+from tests.support.redis_server import SYSTEM
 from tests.support.stack import LAST_PORT, free_port, is_free, until
-
-SYSTEM = shutil.which("redis-server", path="/usr/local/bin:/usr/bin")
-"""The system's server; a virtual environment's has neither Sentinel nor `redis-cli`. `None` without one."""
 
 WITHIN_S = 20.0
 BUS = 10_000  # the port of a cluster's bus is the node's port plus this
-
-
-def is_answering(url: str) -> bool:
-    """Whether a Redis answers at `url`."""
-    try:
-        Store(url).ping()
-    except PolicyError:
-        return False
-    return True
 
 
 class Node:

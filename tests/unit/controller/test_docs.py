@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.controller.admin.access import Access, Entrance
+from specpilot.controller.admin.access import Access
 from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
@@ -50,7 +50,7 @@ def test_no_row_names_a_metric_that_is_not_there() -> None:
 
 def test_every_route_has_a_row() -> None:
     store, clock = MemoryStore(), SystemClock()
-    access, trail, asker = Access(store, clock, Entrance()), AuditTrail(store, clock), Asker(store, clock)
+    access, trail, asker = Access(store, clock), AuditTrail(store, clock), Asker(store, clock)
     router = routes(store, access, clock, trail, on_change=lambda: None, asker=asker)
     for route in router.routes:
         path = route.path.replace(":path", "")

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from typing_extensions import override
 
 from specpilot.controller.admin import problems
-from specpilot.controller.admin.access import Access, Entrance
+from specpilot.controller.admin.access import Access
 from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
@@ -56,7 +56,7 @@ def store() -> OvertakenStore:
 def api(store: OvertakenStore) -> Iterator[TestClient]:
     app, clock = FastAPI(), Clock()
     problems.install(app)
-    access = Access(store, clock, Entrance(admin_token="t"))  # type: ignore[arg-type]
+    access = Access(store, clock, "t")  # type: ignore[arg-type]
     trail, asker = AuditTrail(store, clock), Asker(store, clock)  # type: ignore[arg-type]
     app.include_router(routes(store, access, clock, trail, on_change=lambda: None, asker=asker))  # type: ignore[arg-type]
     with TestClient(app, headers={"Authorization": "Bearer t"}) as found:
