@@ -119,23 +119,22 @@ class Behaviour:
 
 Item = Method | Attributes | Names | Reads | Record | Behaviour
 
-
 _METHOD = re.compile(r"(\w+)\((.*)\)(?: by (?:(\S+) (?:(\w+)\.)?)?(\w+))?")
 """Name, parameters, and the caller's file, class and name."""
 
 
 def items(text: str) -> tuple[Item, ...]:
     """Return the items that `text` lists."""
-    found: list[Item] = []
+    listed: list[Item] = []
     file, owner = "", ""
     for line in re.sub(r"\n {8,}", " ", text).splitlines():
         kind, _, rest = line.strip().partition(" ")
         if line.startswith(" "):
-            found.append(_item(file, owner, kind, rest))
+            listed.append(_item(file, owner, kind, rest))
         elif kind not in ("", "#"):
             file, owner = kind, rest
-            found += [] if owner else [Names(file)]
-    return tuple(found)
+            listed += [] if owner else [Names(file)]
+    return tuple(listed)
 
 
 def _item(file: str, owner: str, kind: str, rest: str) -> Item:
