@@ -239,7 +239,7 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
         pipeline_parallel=sizes.pipeline,
         context_parallel=sizes.context,
     )
-    faults = compat.drafter_faults(facts) + compat.parallel_faults(facts) + compat.setting_faults(facts, settings)
+    faults = [*compat.drafter_faults(facts), *compat.parallel_faults(facts), *compat.setting_faults(facts, settings)]
     if faults:
         fail(PROGRAM, "; ".join(faults))
 

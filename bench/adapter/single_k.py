@@ -125,7 +125,7 @@ def played(llm: Any, load: str, chats: Mapping[str, Sequence[Any]], rounds: int)
             seconds = time.perf_counter() - began
             rates.setdefault(BY_LAW if k is None else str(k), []).append((traffic.tokens - tokens) / seconds)
     traffic.end()
-    prices = dict(zip(PARTS, scheduler.law.price_list.coefficients.parts, strict=True))
+    prices = dict(zip(PARTS, scheduler.law.prices.coefficients.parts, strict=True))
     return {
         "steps_ms": steps_ms,
         "rates": rates,

@@ -12,9 +12,9 @@ The forecast's error is the measured mean TPOT over the predicted one, less 1, o
 """
 
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final
 
 from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.law.latency_margin import Ended, Margin
@@ -30,44 +30,30 @@ _PARTS = 60  # of a window; a part is counted or dropped as a whole
 _MS = 1000.0
 
 
-class _Forecast(NamedTuple):
-    """Summed over requests that ended: TPOT as predicted when they did, and as measured (s)."""
-
-    predicted_s: float = 0.0
-    measured_s: float = 0.0
-
-
-T = TypeVar("T", Ended, _Forecast)
-
-
-def _sum(first: T, second: T) -> T:
-    return type(first)(*map(sum, zip(first, second, strict=True)))
+def _sum(parts: Iterable[Ended]) -> Ended:
+    return Ended(*map(sum, zip(*parts, strict=True)))
 
 
 @dataclass(slots=True)
-class _Window(Generic[T]):
+class _Window:
     """The requests that ended in the last `seconds`; `parts` are sums, and the times at which they begin."""
 
     seconds: float
-    none: T
-    parts: deque[tuple[float, T]] = field(default_factory=deque)
+    parts: deque[tuple[float, Ended]] = field(default_factory=deque)
 
-    def add(self, ended: T, at: float) -> None:
+    def add(self, ended: Ended, at: float) -> None:
         """Add requests that ended until `at`."""
         if self.parts and at < self.parts[-1][0] + self.seconds / _PARTS:
             begins_at, before = self.parts.pop()
-            self.parts.append((begins_at, _sum(before, ended)))
+            self.parts.append((begins_at, _sum([before, ended])))
         else:
             self.parts.append((at, ended))
 
-    def total(self, at: float) -> T:
+    def total(self, at: float) -> Ended:
         """Return the sum at `at`."""
         while self.parts and self.parts[0][0] <= at - self.seconds:
             self.parts.popleft()
-        total = self.none
-        for _, part in self.parts:
-            total = _sum(total, part)
-        return total
+        return _sum([Ended(), *(part for _, part in self.parts)])
 
 
 @dataclass(slots=True)
@@ -76,17 +62,17 @@ class _Record:
 
     goal: Goal
     margin: Margin | None
-    windows: dict[str, _Window[Ended]] = field(
-        default_factory=lambda: {name: _Window(seconds, Ended()) for name, seconds in WINDOWS.items()}
+    windows: dict[str, _Window] = field(
+        default_factory=lambda: {name: _Window(seconds) for name, seconds in WINDOWS.items()}
     )
-    forecasts: _Window[_Forecast] = field(default_factory=lambda: _Window(WINDOWS["1h"], _Forecast()))
+    forecasts: _Window = field(default_factory=lambda: _Window(WINDOWS["1h"]))
     unseen: Ended = field(default_factory=Ended)
 
     def learn(self, ended: Ended, predicted_s: float | None, at: float) -> None:
         """Add requests that ran by the law's K, and the predicted mean of their class."""
-        self.unseen = _sum(self.unseen, ended)
+        self.unseen = _sum([self.unseen, ended])
         if predicted_s is not None:
-            self.forecasts.add(_Forecast(predicted_s * ended.requests, ended.tpot_s), at)
+            self.forecasts.add(ended._replace(predicted_s=predicted_s * ended.requests), at)
 
     def described(self, at: float, margin: float) -> dict[str, Any]:
         """Return the goal and what was measured, ready for JSON; unknown shares are `None`."""
@@ -107,7 +93,7 @@ class _Record:
         }
         if self.margin is not None:
             forecast = self.forecasts.total(at)
-            error = forecast.measured_s / forecast.predicted_s - 1 if forecast.predicted_s else None
+            error = forecast.tpot_s / forecast.predicted_s - 1 if forecast.predicted_s else None
             # Without requests it is no fact: the load at which it was one is gone.
             is_unreachable = self.margin.is_unreachable and totals["5m"].requests > 0
             facts |= {"margin": margin, "is_unreachable": is_unreachable, "forecast_error_ratio": error}

@@ -97,11 +97,15 @@ def margins_of(guidance: Guidance | None, slos: Mapping[str, Slo]) -> dict[str, 
 
 
 class Ended(NamedTuple):
-    """The requests of a class that ended: how many, how many of them missed the goal, and their TPOT summed (s)."""
+    """The requests of a class that ended: how many, how many of them missed the goal, and their TPOT summed (s).
+
+    `predicted_s`: the same sum as it was predicted when they ended; 0: unknown.
+    """
 
     requests: float = 0.0
     missed: float = 0.0
     tpot_s: float = 0.0
+    predicted_s: float = 0.0
 
 
 @dataclass(slots=True)

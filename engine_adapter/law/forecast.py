@@ -150,14 +150,12 @@ def mean_s(choice: Choice) -> dict[int, float]:
     """Return the predicted mean time per token of the requests of each requirement with a bound, in seconds."""
     if choice.estimates is None or not choice.requirements.has_bounds:
         return {}
-    step, tokens = choice.step(), dict[int, float]()
-    decodes: Counter[int] = Counter()
-    for code, group, length in zip(choice.counts, choice.groups, step.lengths, strict=True):
-        if group.decodes and group.tpot_bound_s:
-            decodes[code >> REQUIREMENT_AT] += group.decodes
-            tokens[code >> REQUIREMENT_AT] = tokens.get(code >> REQUIREMENT_AT, 0.0) + group.decodes * float(length)
-    step_s = (step.seconds + step.prompts_s) * choice.estimates.slowdown
-    return {index: step_s * count / tokens[index] for index, count in decodes.items()}
+    return {index: _mean(item) for index, item in _latencies(choice, choice.step()).items()}
+
+
+def _mean(latencies: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of latencies by the share of each."""
+    return sum(seconds * share for seconds, share in latencies) / sum(share for _, share in latencies)
 
 
 def _latencies(choice: Choice, step: Step) -> dict[int, list[tuple[float, float]]]:
@@ -182,10 +180,11 @@ def _of_goals(choice: Choice, k_of: Mapping[int, int] | None) -> dict[int, float
 
 def _of_goal(choice: Choice, index: int, latencies: Sequence[tuple[float, float]]) -> float:
     """Return the statistic of a requirement's goal; the largest latency for a bound without one."""
-    slo, whole = choice.requirements.distinct[index].slo, sum(share for _, share in latencies)
+    slo = choice.requirements.distinct[index].slo
     goal = slo.tpot if slo is not None else None
     if goal is not None and goal.statistic.ratio is None:
-        return sum(seconds * share for seconds, share in latencies) / whole
+        return _mean(latencies)
+    whole = sum(share for _, share in latencies)
     slower, most = 0.0, 0.0 if goal is None else (1 - (goal.statistic.ratio or 0.0)) * whole
     for seconds, share in sorted(latencies, reverse=True):
         slower += share

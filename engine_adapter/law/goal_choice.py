@@ -9,11 +9,12 @@ All changes are evaluated together in some thirty numpy operations; a climb take
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import numpy as np
 
 from specpilot.engine_adapter.law.prices import Prices
-from specpilot.engine_adapter.law.step_worth import Group, Ints, Vector, goals_factor, steps_of, worths
+from specpilot.engine_adapter.law.step_worth import Group, Ints, Vector, goals_factor, steps_of, worth_of_steps
 from specpilot.policy.schedule import Objective
 
 _LEAST_GAIN = 1e-6
@@ -60,7 +61,7 @@ class GoalChooser:
         one_k = self._one_k[int(worth_of(self._one_k).argmax())]
         if self._prices.need_one_k:
             return _plain(one_k)
-        return _plain(max((self._climb(np.array(ks), worth_of) for ks in (one_k, *starts)), key=_worth)[1])
+        return _plain(max((self._climb(np.array(ks), worth_of) for ks in (one_k, *starts)), key=itemgetter(0))[1])
 
     def _climb(self, ks: Ints, worth_of: Callable[[Ints], Vector]) -> tuple[float, Ints]:
         """Return the worth and K of the end of a climb."""
@@ -78,7 +79,7 @@ class GoalChooser:
                 self._between()
 
     def _worths(self, ks: Ints) -> Vector:
-        return worths(self._groups, *steps_of(self._groups, self._lengths, self._prices, ks), self._objective)
+        return worth_of_steps(self._groups, *steps_of(self._groups, self._lengths, self._prices, ks), self._objective)
 
     def _goals_factors(self, ks: Ints) -> Vector:
         return goals_factor(self._groups, *steps_of(self._groups, self._lengths, self._prices, ks))
@@ -87,7 +88,3 @@ class GoalChooser:
 def _plain(ks: Ints) -> list[int]:
     plain: list[int] = ks.tolist()
     return plain
-
-
-def _worth(end: tuple[float, Ints]) -> float:
-    return end[0]

@@ -65,7 +65,7 @@ from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, out_of_rea
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
 from specpilot.engine_adapter.law.price_fit import LONG_CONTEXT, StepCost, features_of, step_s
-from specpilot.engine_adapter.law.prices import PriceList, StepExtras
+from specpilot.engine_adapter.law.prices import Prices, StepExtras
 from specpilot.engine_adapter.law.probe_prices import ProbePrices
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance
@@ -114,7 +114,7 @@ class EngineLaw:
         self.mean_predicted_s: Mapping[str, float] = {}  # the same of `forecast.mean_s`
         self.out_of_reach: Collection[str] = ()  # classes whose bound only fewer requests at once would keep
         self.estimates: Estimates | None = None
-        self.price_list: PriceList | None = None  # replaced as a whole, also before traffic is seen
+        self.prices: Prices | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
         self.acceptance = BandAcceptance(k_max)
         self.cost = StepCost(graphs)
@@ -123,6 +123,7 @@ class EngineLaw:
         self._graphs, self._widths = graphs, (least_width, narrowest)
         self._most = max_running * (1 + k_max)
         self._extras = StepExtras()
+        self._slowdown = 1.0  # at the latest refresh
         self._has_traffic = False
         self._decodes = 1.0  # mean of the latest steps
         self._left_out = 0.0  # sum over steps that draft: decodes left out, times the share of decodes drafted for
@@ -236,12 +237,12 @@ class EngineLaw:
 
     def _prefill_s(self, shape: StepShape) -> float:
         """Return the seconds of prefilling and catching up in a step that prefills, by the prices; 0 without prices."""
-        price_list = self.price_list
-        if not shape.prefill or price_list is None:
+        prices = self.prices
+        if not shape.prefill or prices is None:
             return 0.0
         both = shape, shape._replace(prefill=0, read=0)
-        whole, without = (step_s(price_list.coefficients, features_of(each, 0, self._graphs)) for each in both)
-        return max(0.0, whole - without) * price_list.slowdown
+        whole, without = (step_s(prices.coefficients, features_of(each, 0, self._graphs)) for each in both)
+        return max(0.0, whole - without) * self._slowdown
 
     def refresh(self, between: Callable[[], None] = lambda: None) -> None:
         """Compute prices and acceptance from the evidence so far, and choose K anew, in about a millisecond.
@@ -254,14 +255,14 @@ class EngineLaw:
         if coefficients is None:
             return
         left_out_s = self._catch_up_s / self._left_out if self._left_out >= 1 else 0.0
-        self.price_list = price_list = PriceList(coefficients, self._extras, left_out_s, self.cost.slowdown)
         between()
-        prices = price_list.prices(self._most, self._graphs, *self._widths)
+        prices = Prices(coefficients, self._most, self._graphs, self._extras, left_out_s, *self._widths)
+        self.prices, self._slowdown = prices, self.cost.slowdown
         self.probe_prices = ProbePrices.of(prices, max(1, round(self._decodes)), self.k_max)
         between()
         if self._has_traffic or self.acceptance.has_prior:
             contexts = Contexts.of(prices, max(1, round(self._decodes)), latest.lengths if latest is not None else ())
-            estimates = Estimates(self.acceptance.lengths(), prices, price_list.slowdown, contexts)
+            estimates = Estimates(self.acceptance.lengths(), prices, self._slowdown, contexts)
             if latest is not None and latest.codes and latest.requirements is self.requirements:
                 counts = Counter(latest.groups(contexts))
                 choice = chosen(estimates, latest.requirements, counts, None, between)

@@ -83,25 +83,8 @@ class Coefficients:
     slopes: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PriceList:
-    """The prices of an engine; `prices` also needs its graphs and its largest number of tokens.
-
-    `slowdown` is the present time of a step divided by its usual time. `left_out_s` is as in `Prices`.
-    """
-
-    coefficients: Coefficients
-    extras: StepExtras = StepExtras()  # noqa: RUF009 - frozen
-    left_out_s: float = 0.0
-    slowdown: float = 1.0
-
-    def prices(self, most: int, graphs: Graphs | None, least_width: int | None = None, narrowest: int = 1) -> "Prices":
-        """Return T, without the slowdown, for steps of at most `most` tokens to verify."""
-        return Prices(self.coefficients, most, graphs, self.extras, self.left_out_s, least_width, narrowest)
-
-
 class Prices:
-    """T by `coefficients` with these `extras`, for steps of at most `most` tokens to verify.
+    """T, without the slowdown factor, by `coefficients` and `extras`, for steps of at most `most` tokens to verify.
 
     The time of prefilling alone is left out, because K does not change it: `prompts_s` is that of the mean step, for
     latencies. All decodes have the mean context (`law.contexts` has what a decode's own context changes). A step that
@@ -122,6 +105,7 @@ class Prices:
         least_width: int | None = None,
         narrowest: int = 1,
     ) -> None:
+        self.coefficients = coefficients
         self._c = dict(zip(PARTS, coefficients.parts, strict=True))
         self.has_graphs = graphs is not None
         self.need_one_k = graphs is not None and graphs.need_one_k

@@ -94,10 +94,12 @@ def steps_of(groups: Sequence[Group], lengths: Vector, prices: Prices, ks: Ints)
 
 def worth_of_step(groups: Sequence[Group], step: Step, objective: Objective = Objective.THROUGHPUT) -> float:
     """Return the worth of a step, by the formula above."""
-    return float(worths(groups, np.array([step.seconds]), step.lengths[None], step.prompts_s, objective)[0])
+    return float(worth_of_steps(groups, np.array([step.seconds]), step.lengths[None], step.prompts_s, objective)[0])
 
 
-def worths(groups: Sequence[Group], seconds: Vector, lengths: Vector, prompts_s: float, objective: Objective) -> Vector:
+def worth_of_steps(
+    groups: Sequence[Group], seconds: Vector, lengths: Vector, prompts_s: float, objective: Objective
+) -> Vector:
     """Return the worth of steps of these `seconds` [steps], and AL `lengths` [steps, groups]."""
     values = lengths if objective is Objective.THROUGHPUT else -1.0 / lengths
     value = values @ np.array([group.decodes * group.weight for group in groups])

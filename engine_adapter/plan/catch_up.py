@@ -36,6 +36,7 @@ A pass of the drafter reads at most `max_num_batched_tokens` positions. A larger
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.step_plan import StepPlan
@@ -53,6 +54,8 @@ drafts of these requests."""
 DEFERRED_STEPS = 16
 """Steps after which a deferred prompt catches up at the latest. Until then the prefix cache has blocks without draft
 KV."""
+
+_BACKLOG = attrgetter("backlog")
 
 
 class CatchUp:
@@ -170,7 +173,7 @@ class CatchUp:
         backlogs = [state.backlog for state in left_out]
         excess = sum(backlogs) + len(left_out) - self._backlog_rows
         if excess > 0 or max(backlogs, default=0) >= self._rows_per_step:  # C2
-            behind = sorted(filter(_may_catch_up, left_out), key=backlog_of, reverse=True)
+            behind = sorted(filter(_may_catch_up, left_out), key=_BACKLOG, reverse=True)
             must = _number_above(behind, excess) or int(room > 0 or not caught_up)
             for place, state in enumerate(behind):
                 if place < must or state.backlog <= room:
@@ -194,11 +197,6 @@ def _number_above(behind: Sequence[DraftState], excess: int) -> int:
         excess -= behind[number].backlog
         number += 1
     return number
-
-
-def backlog_of(state: DraftState) -> int:
-    """Return the number of rows of a request: a key to sort by."""
-    return state.backlog
 
 
 def _probes_last(state: DraftState) -> tuple[bool, int]:

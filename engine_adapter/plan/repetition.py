@@ -6,7 +6,6 @@ one more position of each request joins its backlog.
 
 from typing import Any
 
-from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.plan.scheduled_step import ScheduledStep
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 
@@ -18,7 +17,7 @@ class Repetition:
     """
 
     def __init__(self) -> None:
-        self.step = ScheduledStep({}, StepShape(0, 0, 0))
+        self.step = ScheduledStep({})
         self.plan = StepPlan(0)
         self.unsettled = 0
         self._repeats_left = 0

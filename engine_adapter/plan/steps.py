@@ -39,7 +39,6 @@ from specpilot.engine_adapter.plan.scheduled_step import ScheduledDraft, Schedul
 from specpilot.engine_adapter.plan.speculation_control import KTable
 from specpilot.engine_adapter.plan.step_clock import StepClock
 from specpilot.engine_adapter.plan.step_plan import StepPlan
-from specpilot.engine_adapter.plan.step_view import StepView
 from specpilot.policy.names import DEFAULT_CLASS
 
 
@@ -88,60 +87,59 @@ class Steps:
         self._drop_finished(output, requests)
         self._use(table)
         self._restart_unverified()
-        view = self._read(output, requests)
+        step = self._read(output, requests)
         plan = self._planner.plan(
-            view.decoding,
+            step.decoding,
             table,
-            can_draft=view.longest <= self._longest_to_draft,
-            prefilling=view.prefilling,
+            can_draft=step.longest <= self._longest_to_draft,
+            prefilling=step.prefilling,
             waiting=waiting_decodes(running, output.num_scheduled_tokens, self.states),
         )
-        self._note(output, now, view, plan)
+        self._note(output, now, step, plan)
         return plan
 
-    def _read(self, output: Any, requests: Mapping[str, Any]) -> StepView:
+    def _read(self, output: Any, requests: Mapping[str, Any]) -> ScheduledStep:
         """Return what a scheduled step contains, and set the state of each of its requests as it is after the step."""
-        view = StepView()
+        step = ScheduledStep(output.num_scheduled_tokens)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request = requests[request_id]
             state = self._state_of(request_id, request)
             context = state.context = request.num_computed_tokens
-            view.context += context
-            view.longest = max(view.longest, context)
+            step.context += context
+            step.longest = max(step.longest, context)
             drafted = len(output.scheduled_spec_decode_tokens.get(request_id) or ())
             # The request in this step
             if state.decoding:
-                view.verified += scheduled
-                view.lengths.add(scheduled)
+                step.verified += scheduled
+                step.lengths.add(scheduled)
                 if drafted:
-                    view.draft_context += drafted * context
-                    view.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_unprobed)
+                    step.draft_context += drafted * context
+                    step.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_unprobed)
                 else:
-                    view.plain[request_id] = self._cohort(state)
+                    step.plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
-                    view.refused[request_id] = state.is_unprobed
+                    step.refused[request_id] = state.is_unprobed
                     if not drafted:
                         self._learn(state, Draft(state.label, state.band, 0, 0, is_refused=True))
             else:
-                view.prefill += scheduled
+                step.prefill += scheduled
             # Its state after the step
             state.grammar_allows, state.positions = None, scheduled
             state.is_text_prompt = reads_text_prompt(state, request, drafted)
             state.decoding = not request.is_prefill_chunk
             draftable = draftable_tokens(state, request, drafted, may_exceed=self._planner.one_k)
             state.ceiling = max(0, min(state.stated_ceiling, self._planner.k_max, draftable))
-            (view.decoding if state.decoding else view.prefilling).append(state)
-        return view
+            (step.decoding if state.decoding else step.prefilling).append(state)
+        return step
 
-    def _note(self, output: Any, now: float, view: StepView, plan: StepPlan) -> None:
+    def _note(self, output: Any, now: float, step: ScheduledStep, plan: StepPlan) -> None:
         """Add a planned step to those under way, and determine how many steps may repeat it."""
-        shape = view.shape(plan, self._planner.further_passes(plan.width))
-        step = ScheduledStep(output.num_scheduled_tokens, shape, view.plain, view.drafts, view.refused)
-        self._context = view.context
-        self._under_way.append(UnderWay(output, now, view.context, step))
-        self.decoding = view.decoding
-        if self._drafts_nothing(view, plan):
-            ahead = self._planner.identical_steps_ahead(view.decoding, self.table)
+        step.follow(plan, self._planner.further_passes(plan.width))
+        self._context = step.context
+        self._under_way.append(UnderWay(output, now, step.context, step))
+        self.decoding = step.decoding
+        if self._drafts_nothing(step, plan):
+            ahead = self._planner.identical_steps_ahead(step.decoding, self.table)
             self._repetition.start(step, plan, ahead)
 
     def _begin_empty(self, output: Any, requests: Mapping[str, Any], table: KTable) -> StepPlan:
@@ -288,18 +286,18 @@ class Steps:
             and self._repetition.is_repeated_by(output)
         )
 
-    def _drafts_nothing(self, view: StepView, plan: StepPlan) -> bool:
-        """Whether a next step with the same requests and one token each repeats the step of `view`.
+    def _drafts_nothing(self, step: ScheduledStep, plan: StepPlan) -> bool:
+        """Whether a next step with the same requests and one token each repeats the `step`.
 
         That is so if nothing was prefilled, verified or drafted, no request catches up or has changed its band, and the
         scheduled K is 0. While a request is shorter than its `min_tokens` no step repeats, because its K may be 0 for
         this reason alone.
         """
-        if plan.width or view.prefill or view.drafts or view.refused or plan.catch_up:
+        if plan.width or step.prefill or step.drafts or step.refused or plan.catch_up:
             return False
         return all(
-            state.scheduled_k == 0 and not state.min_tokens and view.plain.get(state.request_id) == self._cohort(state)
-            for state in view.decoding
+            state.scheduled_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._cohort(state)
+            for state in step.decoding
         )
 
     def _stop_repeating(self) -> None:

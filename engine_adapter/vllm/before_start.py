@@ -4,7 +4,7 @@ vLLM completes a configuration in its own order, partly by the machine. What it 
 tested versions decide it, and listed as assumed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from specpilot.engine_adapter.vllm.serve_names import SPECULATIVE_METHODS
 
 _FLAG = "speculative-config"
 _K = "num_speculative_tokens"
-_SHORT = {"method": "spec-method", "model": "spec-model", _K: "spec-tokens"}
+SHORT_FLAGS = {"method": "spec-method", "model": "spec-model", _K: "spec-tokens"}
 """vLLM's short flags for fields of the speculative configuration."""
 _WITH_OWN_FILES = (MTP, "dspark")
 """Methods whose head may be in the target's own files."""
@@ -119,7 +119,7 @@ def of_flags(name: str, read: Callable[[str], Config], flags: Flags, machine: Ma
 
 def _speculative(flags: Flags) -> dict[str, Any]:
     """Return the speculative configuration: as JSON, by fields, or by vLLM's short flags."""
-    stated = {field: flags[name] for field, name in _SHORT.items() if name in flags}
+    stated = {field: flags[name] for field, name in SHORT_FLAGS.items() if name in flags}
     by_json = serve_flags.config(flags, _FLAG)
     twice = sorted(stated.keys() & by_json.keys())
     if twice:
@@ -132,7 +132,7 @@ def _speculative(flags: Flags) -> dict[str, Any]:
 
 def _with_its_head(head: Config, name: str, speculative: Mapping[str, Any], flags: Flags) -> dict[str, Any]:
     """Return the speculative configuration of `vllm serve HEAD`: what the user states replaces all but the method."""
-    short = [f"--{flag}" for flag in _SHORT.values() if flag in flags]
+    short = [f"--{flag}" for flag in SHORT_FLAGS.values() if flag in flags]
     if short:
         fault = f"{' and '.join(short)}: vLLM takes it from the head {name}: state it in --{_FLAG}"
         raise InvalidSettingsError([fault])
@@ -153,7 +153,7 @@ def by_its_head(head: Config) -> dict[str, Any]:
 
 def _named(flags: Flags, field: str) -> str:
     """Return the name of a field of the speculative configuration, in the form in which the flags state it."""
-    return f"--{_SHORT[field]}" if _SHORT[field] in flags or _FLAG not in flags else f"--{_FLAG}: {field}"
+    return f"--{SHORT_FLAGS[field]}" if SHORT_FLAGS[field] in flags or _FLAG not in flags else f"--{_FLAG}: {field}"
 
 
 def _head_and_method(speculative: Mapping[str, Any], target: str, flags: Flags) -> tuple[str | None, str]:
@@ -267,66 +267,60 @@ def _why_synchronous(drafter: _Drafter, version: str, *, is_v2: bool) -> str | N
     return "disable_padded_drafter_batch" if drafter.speculative.get("disable_padded_drafter_batch") else None
 
 
-def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> tuple[str, ...]:
-    """Return why vLLM itself would reject the configuration."""
-    mtp, faults = drafter.mtp, []
-    remedy = f"leave out --{_FLAG}, or name another method"
+def _own_faults(facts: ConfigFacts, drafter: _Drafter, flags: Flags) -> Iterator[str]:
+    """Yield why vLLM itself would reject the configuration."""
+    mtp, remedy = drafter.mtp, f"leave out --{_FLAG}, or name another method"
     if facts.method == MTP and mtp is None:
-        faults.append(f"vLLM 0.32 makes no MTP head of this {drafter.head.get('model_type')!r} model: {remedy}")
+        yield f"vLLM 0.32 makes no MTP head of this {drafter.head.get('model_type')!r} model: {remedy}"
     elif mtp and mtp.tokens == 0:
-        faults.append(f"this model's config.json says that it has no MTP layer (0 or null): {remedy}")
+        yield f"this model's config.json says that it has no MTP layer (0 or null): {remedy}"
     elif mtp and mtp.tokens and facts.k_max > mtp.tokens and facts.k_max % mtp.tokens:
-        faults.append(f"vLLM takes a multiple of {mtp.tokens} for this head: set {_named(flags, _K)} to {mtp.tokens}")
+        yield f"vLLM takes a multiple of {mtp.tokens} for this head: set {_named(flags, _K)} to {mtp.tokens}"
     if facts.is_adaptive:
-        faults += head_faults.of_adaptive(
+        yield from head_faults.of_adaptive(
             facts, has_lora=bool(flags.get("enable-lora")), is_eager=bool(flags.get("enforce-eager"))
         )
     external = parallel_flags.balanced_outside(flags)
     if external and facts.data_parallel > 1 and not facts.is_moe:
-        faults.append(
+        yield (
             f"vLLM takes --{external[0]} for a mixture of experts alone: start a server without --data-parallel flags "
             "for each rank"
         )
     reason = _why_synchronous(drafter, facts.version, is_v2=facts.is_v2)
     if reason is not None and flags.get("async-scheduling"):
-        faults.append(f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling")
-    return tuple(faults)
+        yield f"vLLM does not schedule {reason} asynchronously: remove --async-scheduling"
 
 
-def _length_faults(facts: ConfigFacts, target: Config) -> list[str]:
-    """Return a fault if the flag states a longer sequence than the model reads (`_get_and_verify_max_len`)."""
+def _length_faults(facts: ConfigFacts, target: Config) -> Iterator[str]:
+    """Yield a fault if the flag states a longer sequence than the model reads (`_get_and_verify_max_len`)."""
     stated = model_lengths.length(target)
     longest = max(stated or 0, target.get("model_max_length") or 0)
-    if stated is None or facts.length is None or facts.length <= longest:
-        return []
-    fault = (
-        f"--max-model-len is {facts.length}, and this model's config.json says that it reads {longest} tokens: state "
-        "no more, or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
-    )
-    return [fault]
+    if stated is not None and facts.length is not None and facts.length > longest:
+        yield (
+            f"--max-model-len is {facts.length}, and this model's config.json says that it reads {longest} tokens: "
+            "state no more, or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+        )
 
 
-def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine) -> tuple[str, ...]:
-    """Return what vLLM decides only when it starts, as the facts take it."""
-    assumed = []
+def _assumed(facts: ConfigFacts, target: Config, flags: Flags, machine: Machine) -> Iterator[str]:
+    """Yield what vLLM decides only when it starts, as the facts take it."""
     if machine.runner_v2 is None:
-        assumed.append(f"model runner {'V2' if facts.is_v2 else 'V1'} (VLLM_USE_V2_MODEL_RUNNER is not set)")
+        yield f"model runner {'V2' if facts.is_v2 else 'V1'} (VLLM_USE_V2_MODEL_RUNNER is not set)"
     architecture = model_facts.architecture(target)
     unknown = "vLLM does not list this class of models" if architecture else "it names no architectures"
     if not architecture or machine.lists_model(architecture) is False:
-        assumed.append(
+        yield (
             f"what config.json states of {architecture or target['model_type']}: {unknown}, so whether it has "
             "recurrent layers, MLA or an MTP head is not known"
         )
     if facts.data_parallel > 1 and not facts.is_moe:
-        assumed.append("a dense model: its config.json states no number of experts")
+        yield "a dense model: its config.json states no number of experts"
     if facts.is_async and "async-scheduling" not in flags:
-        assumed.append("asynchronous scheduling, vLLM's default on GPUs")
+        yield "asynchronous scheduling, vLLM's default on GPUs"
     backends = attention_choice.backends(target, {}, flags)
     by_gpu = {gpu: name for gpu, name in backends.items() if not gpu.startswith("--")}
     if facts.device == "cuda" and by_gpu:
         names = ", ".join(f"{name} on {gpu} GPUs" for gpu, name in by_gpu.items())
-        assumed.append(f"attention backend {names}; on others vLLM takes one that the start may refuse")
+        yield f"attention backend {names}; on others vLLM takes one that the start may refuse"
     elif facts.device == "cuda" and not backends:
-        assumed.append(_FULL_GRAPHS)
-    return tuple(assumed)
+        yield _FULL_GRAPHS

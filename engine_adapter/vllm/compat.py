@@ -7,7 +7,7 @@ recurrent layers, a synchronous scheduler in the asynchronous loop or the revers
 start. An engine without speculation may carry the adapter in any configuration.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
@@ -55,7 +55,7 @@ def check_config(vllm_config: Any, *, is_async_scheduler: bool) -> None:
 
 def check_parallel(vllm_config: Any) -> None:
     """Raise `UnsupportedEngineError` for parallelism that the adapter cannot steer; for the server's process."""
-    faults = parallel_faults(config_facts.of_engine(vllm_config))
+    faults = [*parallel_faults(config_facts.of_engine(vllm_config))]
     if faults:
         raise UnsupportedEngineError("; ".join(faults))
 
@@ -97,84 +97,76 @@ def scheduler_faults(facts: ConfigFacts, *, is_async_scheduler: bool) -> list[st
     return [f"vLLM schedules {loop} here: use --scheduler-cls specpilot.engine_adapter.vllm.scheduler.{right}"]
 
 
-def drafter_faults(facts: ConfigFacts) -> list[str]:
-    """Return why the adapter cannot steer a speculative configuration: its method, vLLM's own table of K."""
-    faults = []
+def drafter_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield why the adapter cannot steer a speculative configuration: its method, vLLM's own table of K."""
     runner, drafter = "V2" if facts.is_v2 else "V1", DRAFTERS.get(facts.method)
     if drafter is None:
-        faults.append(
+        yield (
             f"the adapter steers {', '.join(DRAFTERS)} drafters, not method {facts.method!r}: start vLLM without the "
             "adapter for it"
         )
     elif runner not in drafter.runners:
-        faults.append(
+        yield (
             f"the adapter steers method {facts.method!r} on model runner {drafter.runners[0]} alone: set "
             f"VLLM_USE_V2_MODEL_RUNNER={int(not facts.is_v2)}, or start vLLM without the adapter for it"
         )
     if facts.has_table:
-        faults.append(
-            "num_speculative_tokens_per_batch_size and the adapter both set K: remove it from --speculative-config"
-        )
-    return faults
+        yield ("num_speculative_tokens_per_batch_size and the adapter both set K: remove it from --speculative-config")
 
 
-def parallel_faults(facts: ConfigFacts) -> list[str]:
-    """Return the configured kinds of parallelism that the adapter does not steer.
+def parallel_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield the configured kinds of parallelism that the adapter does not steer.
 
     It steers tensor parallelism, and data parallelism, whose ranks are engines of their own (`vllm.data_parallel`).
     """
-    faults = []
     if facts.has_ranks_elsewhere:
-        faults.append(
+        yield (
             "data-parallel ranks on other machines than their server are not steered: start a server on each machine "
             "(--data-parallel-hybrid-lb), with --data-parallel-backend mp"
         )
     if facts.is_launched_outside:
-        faults.append(
+        yield (
             "workers of an external launcher each have a scheduler, and would choose different K for steps that they "
             "run together: leave --distributed-executor-backend unset"
         )
     if facts.pipeline_parallel > 1:
-        faults.append("pipeline parallelism is not steered: use tensor parallelism, or one stage")
+        yield "pipeline parallelism is not steered: use tensor parallelism, or one stage"
     if facts.context_parallel > 1:
-        faults.append("context parallelism is not steered: use tensor parallelism alone")
-    return faults
+        yield "context parallelism is not steered: use tensor parallelism alone"
 
 
-def v2_faults(facts: ConfigFacts) -> list[str]:
-    """Return why the adapter cannot steer this engine on model runner V2; none on V1."""
+def v2_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield why the adapter cannot steer this engine on model runner V2; none on V1."""
     if not facts.is_v2:
-        return []
-    faults = []
+        return
     if not is_among(facts.version, ACCEPTED_ON_V2):
-        faults.append(
+        yield (
             f"model runner V2 is steered on vLLM {', '.join(ACCEPTED_ON_V2)}, and this is {facts.version}: "
             "set VLLM_USE_V2_MODEL_RUNNER=0, or install one of these"
         )
     if facts.is_adaptive and facts.method not in _VERIFIED_ADAPTIVELY:
-        faults.append(
+        yield (
             f"adaptive verification was run with {' and '.join(_VERIFIED_ADAPTIVELY)} drafters, not with method "
             f"{facts.method!r}: remove enable_adaptive_verification from --speculative-config"
         )
     if facts.in_lockstep and facts.is_parallel and facts.method in _EAGLE:
-        faults.append(
+        yield (
             "P-EAGLE on model runner V2 is not steered for data-parallel ranks of a mixture of experts: set "
             "VLLM_USE_V2_MODEL_RUNNER=0"
         )
     if facts.in_lockstep and facts.method == "draft_model":
-        faults.append(
+        yield (
             "on data-parallel ranks of a mixture of experts vLLM ends the engine at the first draft of a draft model, "
             "whose steps are larger than the target's: choose another method"
         )
     if facts.is_multimodal and facts.is_parallel and facts.method in _EAGLE:
-        faults.append(
+        yield (
             "P-EAGLE on model runner V2 reads no images, and this model is multimodal: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
-    return faults
 
 
-def recurrent_faults(facts: ConfigFacts) -> list[str]:
-    """Return why K = 0 would change the text of a model with recurrent layers (GDN, Mamba).
+def recurrent_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield why K = 0 would change the text of a model with recurrent layers (GDN, Mamba).
 
     A verifying step leaves such a layer's state in the slot of the last accepted token. Before 0.32 the next step reads
     the first slot if it verifies no drafts (`zero_draft_decode_mask` in vLLM 0.32's `gpu_model_runner`), which is stale
@@ -182,18 +174,16 @@ def recurrent_faults(facts: ConfigFacts) -> list[str]:
     such a layer takes a constant number of drafts, and ends an engine that verifies fewer than it accepted before.
     """
     if facts.is_recurrent and facts.device == "cpu":
-        fault = (
+        yield (
             "vLLM's recurrent layers (GDN, Mamba) take one number of drafts on a CPU, and another K would end the "
             "engine: start without speculation or without the adapter"
         )
-        return [fault]
-    if not facts.is_recurrent or not is_among(facts.version, _LOSES_RECURRENT_STATE):
-        return []
-    fault = (
-        f"on vLLM {facts.version} a model with recurrent layers (GDN, Mamba) loses their state in steps without "
-        "drafts, and its text would be wrong: install vLLM 0.32, or start without speculation or without the adapter"
-    )
-    return [fault]
+    elif facts.is_recurrent and is_among(facts.version, _LOSES_RECURRENT_STATE):
+        yield (
+            f"on vLLM {facts.version} a model with recurrent layers (GDN, Mamba) loses their state in steps without "
+            "drafts, and its text would be wrong: install vLLM 0.32, or start without speculation or without the "
+            "adapter"
+        )
 
 
 def head_fault(facts: ConfigFacts) -> str | None:
@@ -330,16 +320,14 @@ def needs_one_length(builder: Any) -> bool:
     return (support is not None and support.name == "UNIFORM") or getattr(builder, "require_uniform_decodes", False)
 
 
-def transfer_faults(facts: ConfigFacts) -> list[str]:
-    """Return a fault for a KV connector beside recurrent layers.
+def transfer_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield a fault for a KV connector beside recurrent layers.
 
     vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a connector stores while K
     changes was not examined.
     """
-    if not facts.has_connector or not facts.is_recurrent:
-        return []
-    fault = (
-        "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
-        "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
-    )
-    return [fault]
+    if facts.has_connector and facts.is_recurrent:
+        yield (
+            "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
+            "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+        )

@@ -24,9 +24,6 @@ from specpilot.engine_adapter.vllm import before_start, compat, data_parallel, e
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
 
-_SHORT_FLAGS = {"method": "method", "model": "model", "tokens": "num_speculative_tokens"}
-"""The part of vLLM's flag and argument behind `spec`, and its field of the speculative configuration."""
-
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner."""
 
@@ -117,7 +114,7 @@ def _speculation(args: Any) -> dict[str, Any]:
 
     A model that is a head in the format of `speculators` (`vllm serve HEAD`) states it in its own configuration.
     """
-    short = {name: getattr(args, f"spec_{flag}", None) for flag, name in _SHORT_FLAGS.items()}
+    short = {name: getattr(args, flag.replace("-", "_"), None) for name, flag in before_start.SHORT_FLAGS.items()}
     stated = {name: value for name, value in short.items() if value is not None} | dict(args.speculative_config or {})
     return stated if "model" in stated else _of_head(args.model) | stated
 

@@ -1,5 +1,18 @@
-"""The kinds of items in vLLM that the adapter relies on, each with its search in vLLM's source."""
+"""The kinds of items in vLLM that the adapter relies on, each with its search in vLLM's source.
 
+They are listed as text (`items`), by file and class of vLLM, or by file alone for functions and names of a module:
+
+    has NAME ...                     names in the class or module
+    fields NAME ...                  the fields of a dataclass that the adapter makes, exactly these
+    override|wrap|call NAME(PARAMETER, ...) by [FILE [CLASS.]]NAME
+                                     a method, its `Use`, and the method that must call it, if it matters
+    lookup METHOD: NAME ...          names that a method must look up at each call
+    meaning NAME ...                 methods that are only read
+
+A line that is indented deeper goes on with the line before.
+"""
+
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,6 +118,43 @@ class Behaviour:
 
 
 Item = Method | Attributes | Names | Reads | Record | Behaviour
+
+_METHOD = re.compile(r"(\w+)\((.*)\)(?: by (?:(\S+) (?:(\w+)\.)?)?(\w+))?")
+"""Name, parameters, and the caller's file, class and name."""
+
+
+def items(text: str) -> tuple[Item, ...]:
+    """Return the items that `text` lists."""
+    listed: list[Item] = []
+    file, owner = "", ""
+    for line in re.sub(r"\n {8,}", " ", text).splitlines():
+        kind, _, rest = line.strip().partition(" ")
+        if line.startswith(" "):
+            listed.append(_item(file, owner, kind, rest))
+        elif kind not in ("", "#"):
+            file, owner = kind, rest
+            listed += [] if owner else [Names(file)]
+    return tuple(listed)
+
+
+def _item(file: str, owner: str, kind: str, rest: str) -> Item:
+    """Return the item of a line; `owner` is empty for a module."""
+    names = tuple(rest.split())
+    match kind:
+        case "has":
+            return Attributes(file, owner, names) if owner else Names(file, names)
+        case "fields":
+            return Record(file, owner, names)
+        case "lookup":
+            return Reads(file, owner, names[0].removesuffix(":"), names[1:])
+        case "meaning":
+            return Behaviour(file, owner or None, names)
+    method = _METHOD.fullmatch(rest)
+    assert method is not None, rest
+    name, parameters, caller_file, caller_owner, caller = method.groups()
+    by = (caller_file, caller_owner) if caller_file else (file, owner or None)
+    takes = tuple(parameters.split(", ")) if parameters else ()
+    return Method(file, owner or None, name, takes, Use(kind), (*by, caller) if caller else None)
 
 
 def title(owner: str | None, name: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from specpilot.engine_adapter.evidence.meter import StepShape
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.price_fit import StepCost
-from specpilot.engine_adapter.law.prices import PriceList, Prices, StepExtras
+from specpilot.engine_adapter.law.prices import Prices, StepExtras
 from tests.closed_loop.single_k import best_single_k, of_single_k
 from tests.simulation.engine import K_MAX
 from tests.simulation.graph_plant import GRAPHS, graph_step_s
@@ -38,7 +38,7 @@ def fitted(graphs: Graphs | None) -> Prices:
             cost.note(StepShape(n, n * (1 + k), n * k), took(n, k), 300 * n)
     coefficients = cost.fit()
     assert coefficients is not None
-    return PriceList(coefficients, StepExtras(context_tokens=300.0)).prices(256 * (1 + K_MAX), graphs)
+    return Prices(coefficients, 256 * (1 + K_MAX), graphs, StepExtras(context_tokens=300.0))
 
 
 def predicted(prices: Prices, n: int, k: int) -> float:

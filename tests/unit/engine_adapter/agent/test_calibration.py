@@ -184,7 +184,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     assert scheduler.law.cost.steps >= 11 * calibration.STEPS
     assert scheduler.law.decode_s == 0
     scheduler.law.refresh()
-    assert scheduler.law.price_list is not None
+    assert scheduler.law.prices is not None
     assert scheduler.law.estimates is None, "no traffic was seen"
     assert (scheduler.meter.take_evidence(), scheduler.meter.take_steps()) == (Evidence(), [])
     assert scheduler.steps.starts.known() == Starts().known()

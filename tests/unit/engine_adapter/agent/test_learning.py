@@ -171,14 +171,14 @@ def test_without_a_step_or_new_counts_of_the_fleet_nothing_is_computed_anew() ->
     engine = scheduler()
     learning = Learning(engine)
     run(engine, learning, 3.0)
-    priced = engine.law.price_list
+    priced = engine.law.prices
     learning.learn(engine.meter.take_evidence(), 10.0)
-    assert engine.law.price_list is priced
+    assert engine.law.prices is priced
     trials, accepts = ((200.0, 190.0),) * 8, ((190.0, 180.0),) * 8
     engine.control.offer(replace(guided(1, 20.0), fleet=FleetAcceptance(trials, accepts)), 11.0)
     learning.learn(engine.meter.take_evidence(), 12.0)
-    assert engine.law.price_list is not priced
-    priced = engine.law.price_list
+    assert engine.law.prices is not priced
+    priced = engine.law.prices
     engine.meter.commit(StepShape(4, 4, 0), 0.005, 100, Outcome())
     learning.learn(engine.meter.take_evidence(), 14.0)
-    assert engine.law.price_list is not priced
+    assert engine.law.prices is not priced

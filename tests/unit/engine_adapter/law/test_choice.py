@@ -11,7 +11,7 @@ import pytest
 from specpilot.engine_adapter.law.choice import Chooser
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.prices import KNOTS, PARTS, Coefficients, Prices, StepExtras
-from specpilot.engine_adapter.law.step_worth import Group, step_of, steps_of, worth_of_step, worths
+from specpilot.engine_adapter.law.step_worth import Group, step_of, steps_of, worth_of_step, worth_of_steps
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.policy.schedule import Objective
 from tests.simulation.h200_plant import FULL, graphs
@@ -137,7 +137,7 @@ def test_it_is_within_two_percent_of_the_best_of_all(
         found = choose(groups, al, priced)
         assert all(k in own for k, own in zip(found, allowed, strict=True))
         every = steps_of(groups, al, priced, np.array([*itertools.product(*allowed)]))
-        best = worths(groups, *every, Objective.THROUGHPUT).max()
+        best = worth_of_steps(groups, *every, Objective.THROUGHPUT).max()
         ratios.append(rate_of(groups, al, priced, found) / best)
     is_plain = least_width is None and narrowest == 1
     assert min(ratios) >= (0.98 if is_plain else 0.96)  # one position fewer may fit into a smaller graph

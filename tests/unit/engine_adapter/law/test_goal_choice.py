@@ -16,7 +16,7 @@ from specpilot.engine_adapter.law.step_worth import (
     step_of,
     steps_of,
     worth_of_step,
-    worths,
+    worth_of_steps,
 )
 from specpilot.policy.schedule import Objective
 from tests.simulation.h200_plant import FULL, graphs
@@ -41,7 +41,7 @@ def test_it_is_close_to_the_best_of_all(objective: Objective, in_force: Graphs |
         groups = [group._replace(tpot_bound_s=draw.choice((0.0, 0.6, 0.9, 1.5)) * plain_s) for group in groups]
         every = np.array([*itertools.product(*(range(group.low, group.high + 1) for group in groups))])
         steps = steps_of(groups, al, priced, every)
-        most, kept = worths(groups, *steps, objective).max(), goals_factor(groups, *steps)
+        most, kept = worth_of_steps(groups, *steps, objective).max(), goals_factor(groups, *steps)
         chooser, start = GoalChooser(groups, al, priced, objective), choose(groups, al, priced, objective)
         fastest = chooser.fastest(start)
         found, near = chooser.best(start, fastest), chooser.nearby(start)

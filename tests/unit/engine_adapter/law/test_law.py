@@ -21,7 +21,7 @@ def test_before_steps_were_measured_and_traffic_was_seen_the_static_k_holds() ->
     calibrated.refresh()
     assert calibrated.k_of([request(HIGH)]) == [STATIC]
     assert calibrated.probe_prices is not None
-    assert calibrated.price_list is not None
+    assert calibrated.prices is not None
 
 
 def test_the_static_k_of_before_keeps_the_bounds_of_each_class() -> None:

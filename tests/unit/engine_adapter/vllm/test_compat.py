@@ -136,8 +136,8 @@ def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
     changed: dict[str, Any], words: tuple[str, ...] | None
 ) -> None:
     facts = replace(V2, **changed)
-    assert compat.v2_faults(replace(facts, is_v2=False)) == []
-    faults = compat.v2_faults(facts)
+    assert not [*compat.v2_faults(replace(facts, is_v2=False))]
+    faults = [*compat.v2_faults(facts)]
     assert len(faults) == (words is not None)
     assert [word for word in words or () if word not in faults[0]] == []
 
