@@ -83,7 +83,7 @@ class GatewayServer(Server):
             self.servers = cast("list[asyncio.Server]", self._listeners)  # uvicorn only closes them
             self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow(self.renew)))
         if self._worker is not None:
-            self._worker.serve(self.retire, self.drain)
+            self._context.spawn(asyncio.get_running_loop().create_task(self._worker.follow(self.retire, self.drain)))
             return
         for place in places:
             _log.info("listening on %s", place)
