@@ -38,17 +38,7 @@ import orjson
 from specpilot.gateway.process.listening import share, url_of
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.worker import LINE_BYTES, READ, READY, RETIRE, SKIP_REDIS
-from specpilot.gateway.process.worker_rules import (
-    Action,
-    Kill,
-    Log,
-    Retire,
-    SkipRedis,
-    Start,
-    Stop,
-    Unlisten,
-    WorkerRules,
-)
+from specpilot.gateway.process.worker_rules import Action, Give, Log, Order, Start, Unlisten, WorkerRules
 from specpilot.gateway.telemetry.families import lasting, total
 from specpilot.policy.clock import Clock
 
@@ -141,21 +131,19 @@ class Supervisor:
                         self._listeners.pop(slot).close()
                 case Log(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text)
-                case _:
-                    self._order(action)
+                case Give(worker, order):
+                    if worker in self._children:  # else it has ended, or could not be started
+                        self._give(self._children[worker], order)
 
-    def _order(self, action: SkipRedis | Retire | Stop | Kill) -> None:
-        child = self._children.get(action.worker)
-        if child is None:  # it has ended, or could not be started
-            return
-        match action:
-            case SkipRedis():
+    def _give(self, child: _Child, order: Order) -> None:
+        match order:
+            case Order.SKIP_REDIS:
                 child.channel.write(SKIP_REDIS)
-            case Retire():
+            case Order.RETIRE:
                 child.channel.write(RETIRE)
-            case Stop():
+            case Order.STOP:
                 child.process.terminate()
-            case Kill():
+            case Order.KILL:
                 child.process.kill()
 
     async def _start(self, worker: int, slot: int) -> None:
