@@ -3,7 +3,8 @@
 `gateway.process.worker_rules` decides; this module performs its actions. The parent makes each slot's listening socket
 and passes it to the slot's workers one after another, so that no connection is lost in a replacement. When a worker
 dies and is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other
-workers. One further socket only reserves the port.
+workers. At the end it closes them all, so that no connection waits for a worker that has ended. One further socket only
+reserves the port.
 
 The parent also keeps the last tally of each worker, and the counters of those that have ended: each worker sends its
 own, and asks for all of them when it is scraped. A scrape follows the scraped worker's own tally, and a worker's last
@@ -93,8 +94,9 @@ class Supervisor:
             except TimeoutError:
                 continue
             await self._perform(event(self._monotonic()))
-        for listener in self._listeners.values():
-            listener.close()
+            if rules.is_stopping:
+                while self._listeners:
+                    self._listeners.popitem()[1].close()
         return rules.status
 
     async def _follow(self, worker: int, child: _Child, reader: asyncio.StreamReader) -> None:

@@ -101,9 +101,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 def total(tallies: Iterable[Tally]) -> dict[str, Any]:
     """Return all `tallies` merged into one."""
-    found = list(tallies)
+    workers = list(tallies)
     return {
-        name: reduce(partial(_merged, family.gauge or operator.add), (tally.get(name) for tally in found), None)
+        name: reduce(partial(_merged, family.gauge or operator.add), (worker.get(name) for worker in workers), None)
         for name, family in FAMILIES.items()
     }
 
