@@ -1,18 +1,16 @@
 """The parent of several workers as a program. It does not import the code of the workers."""
 
+import asyncio
 import logging
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 from specpilot.gateway.process.listening import reserve
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.supervisor import Supervisor
 from specpilot.gateway.process.worker_rules import WorkerRules
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
-from specpilot.gateway.telemetry.worker_files import Ledger
 from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.settings import fail
@@ -37,18 +35,8 @@ def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
             flags = [*flags, "--admin-port", str(admin.getsockname()[1])]
     except StartError as error:
         fail(PROGRAM, *error.lines)
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="specpilot-gateway-")
-    except OSError as error:
-        remedy = "point TMPDIR at a directory that can be written"
-        fail(PROGRAM, f"--workers: the workers need a temporary directory: {error}; {remedy}")
-    with folder as name, reserved, admin or nullcontext():
+    with reserved, admin or nullcontext():
         rules = WorkerRules(settings.workers, settings.drain_timeout_s + STOP_MARGIN_S)
-        try:
-            ledger = Ledger(Path(name))
-        except OSError as error:
-            remedy = "make room there, or point TMPDIR at another directory"
-            fail(PROGRAM, f"--workers: the workers' counts cannot be written to {name}: {error.strerror}; {remedy}")
-        parts = (rules, reserved, Path(name), ledger, flags, SystemClock())
-        status = Supervisor(*parts, is_tls=settings.tls_cert_file is not None).run()
+        supervisor = Supervisor(rules, reserved, flags, SystemClock(), is_tls=settings.tls_cert_file is not None)
+        status = asyncio.run(supervisor.run())
     sys.exit(status)

@@ -1,6 +1,6 @@
 """A worker, started by the supervisor.
 
-`python -m specpilot.gateway.worker_program NUMBER LISTENER CHANNEL FOLDER [FLAG ...]`
+`python -m specpilot.gateway.worker_program NUMBER LISTENER CHANNEL [FLAG ...]`
 
 `LISTENER` and `CHANNEL` are inherited file descriptors; the flags are those of `specpilot gateway`.
 """
@@ -8,7 +8,6 @@
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from specpilot.gateway.app import run
 from specpilot.gateway.process.worker import Worker
@@ -18,8 +17,8 @@ from specpilot.policy.settings import load
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the supervisor or a signal ends it."""
-    number, listener, channel, folder, *flags = arguments
-    place = Worker(int(number), socket.socket(fileno=int(listener)), socket.socket(fileno=int(channel)), Path(folder))
+    number, listener, channel, *flags = arguments
+    place = Worker(int(number), socket.socket(fileno=int(listener)), socket.socket(fileno=int(channel)))
     run(load(GatewaySettings, PROGRAM, flags), place)
 
 

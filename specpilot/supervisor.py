@@ -77,12 +77,6 @@ class _Running:
         self.started_at = time.monotonic()
         self.ready_at = None
 
-    def check_ready(self) -> bool:
-        """Test whether it is ready until it was once since its start, and record the time."""
-        if self.ready_at is None and self.part.is_ready():
-            self.ready_at = time.monotonic()
-        return self.ready_at is not None
-
     def was_healthy(self) -> bool:
         """Whether it was ready for `HEALTHY_S`. Time since its start would include the loading of a model."""
         return self.ready_at is not None and time.monotonic() - self.ready_at > HEALTHY_S
@@ -155,20 +149,19 @@ class Supervisor:
 
         Raises `PartFailedError` when one ends first, or is not ready in time, which `setting` sets.
         """
-        batch = []
+        waiting = []
         for part in parts:
             log_path = self._log_folder / f"{part.name}.log"
             log_path.unlink(missing_ok=True)
             running = _Running(part, log_path, self._receive)
             running.start()
             self._running.append(running)
-            batch.append(running)
+            waiting.append(running)
         deadline = time.monotonic() + ready_within_s
         limit = f"within {ready_within_s:g} s" + (f" ({setting} sets how long it may take)" if setting else "")
-        waiting = batch
         while waiting and not self._end.is_set():
             time.sleep(0.1)
-            for running in list(waiting):
+            for running in waiting:
                 self._await_ready(running, deadline, limit)
             waiting = [running for running in waiting if running.ready_at is None]
 
@@ -177,15 +170,15 @@ class Supervisor:
         assert running.process is not None
         if (status := running.process.poll()) is not None:
             raise PartFailedError(f"{name} ended with status {status} before it was ready:\n{running.log_tail()}")
-        if not self._is_ready(running) and time.monotonic() > deadline:
+        self._check_ready(running)
+        if running.ready_at is None and time.monotonic() > deadline:
             raise PartFailedError(f"{name} is not ready {limit}; its log is {running.log_path}:\n{running.log_tail()}")
 
-    def _is_ready(self, running: _Running) -> bool:
-        """Whether a part was ready since its start; the first time it is reported."""
-        was_ready = running.ready_at is not None
-        if running.check_ready() and not was_ready:
-            self._say(f"{running.part.name}: ready after {time.monotonic() - running.started_at:.0f} s")
-        return running.ready_at is not None
+    def _check_ready(self, running: _Running) -> None:
+        """Test whether a part is ready until it was once since its start; record the time and report it."""
+        if running.ready_at is None and running.part.is_ready():
+            running.ready_at = time.monotonic()
+            self._say(f"{running.part.name}: ready after {running.ready_at - running.started_at:.0f} s")
 
     def watch(self) -> None:
         """Restart parts that died; call it about once a second. Raises `PartFailedError` for one that keeps dying."""
@@ -196,7 +189,7 @@ class Supervisor:
                 continue
             status = running.process.poll()
             if status is None:
-                self._is_ready(running)
+                self._check_ready(running)
                 continue
             lived_s = time.monotonic() - running.started_at
             was_healthy = running.was_healthy()

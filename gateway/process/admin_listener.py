@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import ssl
 from typing import Any, Final
 
 from uvicorn.config import Config
@@ -36,14 +35,14 @@ class AdminListener:
         """Start to serve. Call on the running loop."""
         self._config.load()
         loop, certificates = asyncio.get_running_loop(), self._certificates
-        context = None if certificates is None else certificates.context
-        place = url_of(self._listener, is_tls=context is not None)
-        self._server = server = await loop.create_server(self._connection, sock=self._listener, ssl=context)
-        if context is not None and certificates is not None:
-            self._server = TlsListener.in_place_of(
-                server, self._connection, context, lambda handshakes: handshakes < HANDSHAKES_ADMIN_MAX
+        place = url_of(self._listener, is_tls=certificates is not None)
+        if certificates is None:
+            self._server = await loop.create_server(self._connection, sock=self._listener)
+        else:
+            self._server = TlsListener(
+                self._listener, self._connection, certificates, lambda handshakes: handshakes < HANDSHAKES_ADMIN_MAX
             )
-            self._task = loop.create_task(certificates.follow(self._renew))
+            self._task = loop.create_task(certificates.follow())
         _log.info("pages for operators on %s", place)
 
     def close(self) -> None:
@@ -54,10 +53,6 @@ class AdminListener:
             self._server.close()
         for connection in [*self._state.connections]:
             connection.shutdown()
-
-    async def _renew(self, context: ssl.SSLContext) -> None:
-        assert isinstance(self._server, TlsListener)
-        self._server.context = context
 
     def _connection(self) -> asyncio.Protocol:
         return HttpToolsProtocol(config=self._config, server_state=self._state, app_state={})

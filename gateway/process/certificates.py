@@ -9,7 +9,7 @@ with.
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Certificates:
-    """The files of one TLS context. `context` was made from them last."""
+    """The files of one TLS context. `context` was made from them last: use it for each new connection."""
 
     def __init__(self, flag: str, paths: Sequence[str | None], make: Callable[[], ssl.SSLContext]) -> None:
         """`make` reads `paths`; `flag` is the setting of the first of them. Raises `StartError`. Blocks."""
@@ -33,35 +33,30 @@ class Certificates:
         self._last_state = self._state()
         self.context = self._made()
 
-    def reload(self) -> bool:
-        """Load the files if they have changed; return whether there is a new context. Blocks."""
+    def reload(self) -> None:
+        """Load the files if they have changed. Blocks."""
         state = self._state()
         if state == self._last_state:
-            return False
+            return
         try:
             self.context = self._made()
         except StartError as error:
             if str(error) != self._fault:
                 _log.error("the certificates in use stay: %s", error)
             self._fault = str(error)
-            return False
+            return
         self._fault = None
         self._last_state = state
         _log.info("new certificates are in use: %s", ", ".join(map(str, self._paths)))
-        return True
 
-    async def follow(self, changed: Callable[[ssl.SSLContext], Awaitable[None]] | None = None) -> None:
-        """Check the files until cancelled. `changed` gets each new context; if it fails, it is called again later."""
-        is_due = False
+    async def follow(self) -> None:
+        """Check the files until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
-                is_due = await asyncio.to_thread(self.reload) or is_due
-                if is_due and changed is not None:
-                    await changed(self.context)
-                is_due = False
+                await asyncio.to_thread(self.reload)
             except Exception:  # noqa: BLE001 - if this task ended, the certificates in use would expire
-                _log.exception("new certificates could not be applied; trying again")
+                _log.exception("the files of certificates could not be checked; trying again")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Return values that differ once a file is replaced or written. Links are followed."""

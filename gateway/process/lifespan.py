@@ -43,6 +43,8 @@ async def serving(
                 if isinstance(follower, Resolver):
                     context.fleet.resolve(follower.name, await asyncio.to_thread(follower.resolve))
             await probe.once()
+    if worker is not None:
+        await worker.connect()
     running = [probe.run()]
     running += [] if worker is None else [worker.run(context)]
     running += [] if towards_engines is None else [towards_engines.follow()]
@@ -59,8 +61,7 @@ async def serving(
         if context.recorder.tracing is not None:
             await context.recorder.tracing.close()
         if worker is not None:
-            await worker.publish(context)
-            worker.close()
+            await worker.close(context)
         context.fleet.close()
         context.recorder.log.close()
 

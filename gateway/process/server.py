@@ -19,7 +19,6 @@ A second signal ends the process at once.
 import asyncio
 import logging
 import socket
-import ssl
 from types import FrameType
 from typing import Final, cast
 
@@ -72,26 +71,18 @@ class GatewayServer(Server):
         """Start, and log the address once signals are handled and requests are accepted."""
         certificates = self._certificates
         places = [url_of(listener, is_tls=certificates is not None) for listener in sockets or ()]
-        if certificates is not None:
-            self.config.ssl = certificates.context
-        await super().startup(sockets)
+        await super().startup(sockets if certificates is None else [])
         if certificates is not None:
             self._listeners = [
-                TlsListener.in_place_of(server, self._connection, certificates.context, self._has_room)
-                for server in self.servers
+                TlsListener(listener, self._connection, certificates, self._has_room) for listener in sockets or ()
             ]
             self.servers = cast("list[asyncio.Server]", self._listeners)  # uvicorn only closes them
-            self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow(self.renew)))
+            self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow()))
         if self._worker is not None:
-            self._worker.serve(self.retire, self.drain)
+            self._context.spawn(asyncio.get_running_loop().create_task(self._worker.follow(self.retire, self.drain)))
             return
         for place in places:
             _log.info("listening on %s", place)
-
-    async def renew(self, context: ssl.SSLContext) -> None:
-        """Use `context` for new connections. Open connections keep theirs."""
-        for listener in self._listeners:
-            listener.context = context
 
     def _has_room(self, handshakes: int) -> bool:
         """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""

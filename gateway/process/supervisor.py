@@ -3,7 +3,12 @@
 `gateway.process.worker_rules` decides; this module performs its actions. The parent makes each slot's listening socket
 and passes it to the slot's workers one after another, so that no connection is lost in a replacement. When a worker
 dies and is not replaced at once, the parent closes the socket: the kernel then gives new connections to the other
-workers. One further socket only reserves the port.
+workers. At the end it closes them all, so that no connection waits for a worker that has ended. One further socket only
+reserves the port.
+
+The parent also keeps the last tally of each worker, and the counters of those that have ended: each worker sends its
+own, and asks for all of them when it is scraped. A scrape follows the scraped worker's own tally, and a worker's last
+tally is read before its end, so no counter decreases, whichever worker answers.
 
 | signal          | effect                                                                               |
 |-----------------|--------------------------------------------------------------------------------------|
@@ -17,9 +22,9 @@ twice a second, a replacement blocks the parent until the old worker's last stre
 and no second signal, and workers outlive a parent that was killed.
 """
 
+import asyncio
 import logging
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -27,179 +32,141 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Final
+from typing import Any
+
+import orjson
 
 from specpilot.gateway.process.listening import share, url_of
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.worker import READY, RETIRE, SKIP_REDIS
-from specpilot.gateway.process.worker_rules import (
-    Action,
-    Kill,
-    Log,
-    Retire,
-    SkipRedis,
-    Start,
-    Stop,
-    Unlisten,
-    WorkerRules,
-)
-from specpilot.gateway.telemetry.worker_files import Ledger
+from specpilot.gateway.process.worker import LINE_BYTES, READ, READY, RETIRE, SKIP_REDIS
+from specpilot.gateway.process.worker_rules import Action, Give, Log, Order, Start, Unlisten, WorkerRules
+from specpilot.gateway.telemetry.families import lasting, total
 from specpilot.policy.clock import Clock
 
-LEDGER_S: Final = 60.0
-"""Seconds after which the unchanged ledger is written again, because cleaners of temporary files remove old files."""
+Event = Callable[[float], list[Action]]
+"""Passes an event to the rules, with the time."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Child:
-    """A worker's process, and the parent's end of its channel."""
+    """A worker's process, the parent's end of its channel, and its last tally in JSON."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: asyncio.StreamWriter) -> None:
         self.process = process
         self.channel = channel
+        self.tally = b"{}"
 
 
 class Supervisor:
-    """Performs the actions of `rules`.
+    """Performs the actions of `rules`. `flags` are the program's own. `is_tls`: the workers speak TLS."""
 
-    `flags` are the program's own. `folder` holds the workers' tallies, and `ledger` their ledger. `is_tls`: the
-    workers speak TLS.
-    """
-
-    def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
-        self,
-        rules: WorkerRules,
-        reserved: socket.socket,
-        folder: Path,
-        ledger: Ledger,
-        flags: Sequence[str],
-        clock: Clock,
-        *,
-        is_tls: bool = False,
+    def __init__(
+        self, rules: WorkerRules, reserved: socket.socket, flags: Sequence[str], clock: Clock, *, is_tls: bool = False
     ) -> None:
         self._rules = rules
         self._reserved = reserved
-        self._folder = folder
         self._flags = flags
         self._monotonic = clock.monotonic
-        self._ledger = ledger
         self._children: dict[int, _Child] = {}
+        self._ended: dict[str, Any] = {}  # the counters of workers that have ended
         self._listeners: dict[int, socket.socket] = {}
-        self._signals: list[int] = []
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._has_listened = False
         self._is_tls = is_tls
 
-    def run(self) -> int:
+    async def run(self) -> int:
         """Run until the program is to end; return its exit status."""
-        waking, woken = socket.socketpair()
-        with selectors.DefaultSelector() as selector, waking, woken:
-            self._selector = selector
-            for end in (waking, woken):
-                end.setblocking(False)
-            selector.register(woken, selectors.EVENT_READ)
-            signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, self._on_signal)
-            while not self._rules.is_over:
-                self._perform(self._rules.due(self._monotonic()))
-                wait_s = self._rules.wait_s(self._monotonic())
-                events = selector.select(LEDGER_S if wait_s is None else min(wait_s, LEDGER_S))
-                if not events:
-                    self._write_ledger(self._ledger.write)
-                for key, _ in events:
-                    if key.fileobj is woken:
-                        woken.recv(4096)
-                        self._on_signals()
-                    else:
-                        self._on_channel(key.data)
-            signal.set_wakeup_fd(-1)
-        for listener in self._listeners.values():
-            listener.close()
-        return self._rules.status
+        rules = self._rules
+        on_signal: dict[int, Event] = {
+            signal.SIGTERM: rules.stop,
+            signal.SIGINT: rules.stop,
+            signal.SIGHUP: rules.reload,
+        }
+        for number, event in on_signal.items():
+            asyncio.get_running_loop().add_signal_handler(number, self._events.put_nowait, event)
+        while not rules.is_over:
+            await self._perform(rules.due(self._monotonic()))
+            try:
+                async with asyncio.timeout(rules.wait_s(self._monotonic())):
+                    event = await self._events.get()
+            except TimeoutError:
+                continue
+            await self._perform(event(self._monotonic()))
+            if rules.is_stopping:
+                while self._listeners:
+                    self._listeners.popitem()[1].close()
+        return rules.status
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self._signals.append(number)
+    async def _follow(self, worker: int, child: _Child, reader: asyncio.StreamReader) -> None:
+        """Take the messages of `worker` until it has ended."""
+        with suppress(ConnectionError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                if line == READY:
+                    if not self._has_listened:
+                        self._has_listened = True
+                        _log.info("listening on %s", url_of(self._reserved, is_tls=self._is_tls))
+                    self._events.put_nowait(partial(self._rules.ready, worker))
+                elif line == READ:
+                    tallies = (orjson.dumps(self._ended), *(other.tally for other in self._children.values()))
+                    child.channel.write(b"[%s]\n" % b",".join(tallies))
+                else:
+                    child.tally = line.rstrip()
+        status = await asyncio.to_thread(child.process.wait)  # it has closed its end of the channel
+        child.channel.close()
+        del self._children[worker]
+        self._events.put_nowait(partial(self._rules.ended, worker, status))
+        self._ended = lasting(total((self._ended, orjson.loads(child.tally))))
 
-    def _on_signals(self) -> None:
-        signals, self._signals = self._signals, []
-        for number in signals:
-            now = self._monotonic()
-            is_reload = number == signal.SIGHUP
-            self._perform(self._rules.reload(now) if is_reload else self._rules.stop(now))
-
-    def _on_channel(self, worker: int) -> None:
-        child = self._children[worker]
-        try:
-            message = child.channel.recv(16)
-        except ConnectionError:
-            message = b""
-        if message == READY:
-            self._perform(self._rules.ready(worker, self._monotonic()))
-            if not self._has_listened:
-                self._has_listened = True
-                _log.info("listening on %s", url_of(self._reserved, is_tls=self._is_tls))
-        elif not message:
-            self._selector.unregister(child.channel)
-            child.channel.close()
-            status = child.process.wait()  # only the end of the process closes its end of the channel
-            del self._children[worker]
-            self._write_ledger(partial(self._ledger.close, worker))
-            self._perform(self._rules.ended(worker, status, self._monotonic()))
-
-    def _perform(self, actions: Iterable[Action]) -> None:
+    async def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Start(worker, slot):
-                    self._write_ledger(partial(self._ledger.open, worker))
                     try:
-                        self._start(worker, slot)
+                        await self._start(worker, slot)
                     except (OSError, StartError) as error:
                         _log.error("worker %d cannot be started: %s", worker, error)
-                        self._write_ledger(partial(self._ledger.close, worker))
-                        self._perform(self._rules.ended(worker, 1, self._monotonic()))
-                case SkipRedis(worker) | Retire(worker):
-                    self._send(worker, RETIRE if isinstance(action, Retire) else SKIP_REDIS)
-                case Stop(worker):
-                    self._children[worker].process.terminate()
-                case Kill(worker):
-                    self._children[worker].process.kill()
+                        self._events.put_nowait(partial(self._rules.ended, worker, 1))
                 case Unlisten(slot):
                     if slot in self._listeners:
                         self._listeners.pop(slot).close()
                 case Log(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text)
+                case Give(worker, order):
+                    if worker in self._children:  # else it has ended, or could not be started
+                        self._give(self._children[worker], order)
 
-    def _send(self, worker: int, order: bytes) -> None:
-        child = self._children.get(worker)
-        if child is not None:  # else it could not be started
-            with suppress(BrokenPipeError):  # it is dead, and `_on_channel` will notice
-                child.channel.send(order)
+    def _give(self, child: _Child, order: Order) -> None:
+        match order:
+            case Order.SKIP_REDIS:
+                child.channel.write(SKIP_REDIS)
+            case Order.RETIRE:
+                child.channel.write(RETIRE)
+            case Order.STOP:
+                child.process.terminate()
+            case Order.KILL:
+                child.process.kill()
 
-    def _write_ledger(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            _log.error("the workers' counts cannot be kept, /metrics will be wrong or missing: %s", error)
-
-    def _start(self, worker: int, slot: int) -> None:
+    async def _start(self, worker: int, slot: int) -> None:
         listener = self._listeners.get(slot)
         if listener is None:
             listener = self._listeners[slot] = share(self._reserved)
         parent_end, worker_end = socket.socketpair()
         inherited = (listener.fileno(), worker_end.fileno())
-        place = (str(worker), *map(str, inherited), str(self._folder))
-        process = subprocess.Popen(  # noqa: S603 - the command is ours
-            [sys.executable, "-P", "-m", "specpilot.gateway.worker_program", *place, *self._flags],
-            env=os.environ,
-            stdin=subprocess.DEVNULL,
-            pass_fds=inherited,
-            start_new_session=True,
-        )
-        worker_end.close()
-        parent_end.setblocking(False)
-        self._children[worker] = _Child(process, parent_end)
-        self._selector.register(parent_end, selectors.EVENT_READ, worker)
+        with worker_end:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - a start takes milliseconds; the command is ours
+                [
+                    *(sys.executable, "-P", "-m", "specpilot.gateway.worker_program"),
+                    *(str(worker), *map(str, inherited), *self._flags),
+                ],
+                env=os.environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        reader, channel = await asyncio.open_unix_connection(sock=parent_end, limit=LINE_BYTES)
+        child = self._children[worker] = _Child(process, channel)
+        task = asyncio.get_running_loop().create_task(self._follow(worker, child, reader))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

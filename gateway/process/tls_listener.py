@@ -9,10 +9,12 @@ takes longer than `HANDSHAKE_S` is closed too.
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+
+from specpilot.gateway.process.certificates import Certificates
+from specpilot.gateway.process.listening import BACKLOG
 
 HANDSHAKE_S: Final = 10.0
 """Longest time of a handshake, in seconds. A larger value admits slow networks; a smaller one frees the places of idle
@@ -29,43 +31,26 @@ _log = logging.getLogger(__name__)
 
 
 class TlsListener:
-    """Accepts on a socket until it is closed; accepted connections stay. `context` is that of new connections."""
+    """Accepts on a socket until it is closed; accepted connections stay."""
 
     def __init__(
         self,
         listener: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext,
+        certificates: Certificates,
         has_room: Callable[[int], bool],
     ) -> None:
         """`has_room` returns whether one more handshake may begin beside the given number. Call on the running loop."""
-        self.context = context
+        self._certificates = certificates
         self._listener = listener
         self._protocol = protocol
         self._has_room = has_room
         self._handshakes: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
         self._start_accepting()
-
-    @classmethod
-    def in_place_of(
-        cls,
-        server: asyncio.Server,
-        protocol: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext,
-        has_room: Callable[[int], bool],
-    ) -> "TlsListener":
-        """Return a listener that replaces `server` on its socket. No connection is refused meanwhile.
-
-        The two sockets are two descriptors of one queue of connections, so either may be closed.
-        """
-        (listener,) = server.sockets
-        again = socket.fromfd(listener.fileno(), listener.family, listener.type)
-        again.setblocking(False)
-        replacement = cls(again, protocol, context, has_room)
-        server.close()
-        return replacement
 
     def close(self) -> None:
         """Accept no more. Handshakes and connections continue."""
@@ -105,5 +90,5 @@ class TlsListener:
         with suppress(OSError):  # no TLS, no valid certificate, too slow, gone: there is no request to count
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
-                self._protocol, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_S
+                self._protocol, accepted, ssl=self._certificates.context, ssl_handshake_timeout=HANDSHAKE_S
             )

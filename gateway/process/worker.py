@@ -1,11 +1,16 @@
 """One of several gateway processes, and its channel to the supervisor.
 
-| message on the channel | direction               | meaning                                        |
-|------------------------|-------------------------|------------------------------------------------|
-| `READY`                | to the supervisor, once | the worker accepts requests                    |
-| `SKIP_REDIS`           | to a starting worker    | no other worker serves in its slot             |
-| `RETIRE`               | to a serving worker     | a newer worker takes over                      |
-| end of the channel     | to the worker           | the supervisor is gone: drain as after SIGTERM |
+Each message on the channel is a line:
+
+| message      | direction              | meaning                                                                |
+|--------------|------------------------|------------------------------------------------------------------------|
+| `READY`      | to the supervisor      | the worker accepts requests                                            |
+| a tally      | to the supervisor      | the worker's numbers as they are now (`gateway.telemetry.families`)    |
+| `READ`       | to the supervisor      | it is to send the tallies of all workers                               |
+| `SKIP_REDIS` | to a starting worker   | no other worker serves in its slot                                     |
+| `RETIRE`     | to a serving worker    | a newer worker takes over                                              |
+| tallies      | to the worker          | an array of all workers' tallies, and the sum of the ended ones'       |
+| the end      | to the worker          | the supervisor is gone: drain as after SIGTERM                         |
 
 A worker without `SKIP_REDIS` replaces a worker that may have read the API keys from Redis, so it reads Redis before it
 is ready. If this fails for `REDIS_WAIT_S`, the new worker ends, and the old one stays.
@@ -16,27 +21,28 @@ import logging
 import select
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.worker_rules import START_LIMIT_S
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.telemetry.metrics import exposition_of
-from specpilot.gateway.telemetry.worker_files import publish, read_total
 from specpilot.policy.errors import StoreUnavailableError
 
 RETRY_S: Final = 0.5
 """Seconds between two attempts to read Redis before the start."""
 
 PUBLISH_S: Final = 1.0
-"""Seconds between two tallies of a worker's counts, and so the largest loss if it dies."""
+"""Seconds between two tallies of a worker, and so the largest loss if it dies."""
 
-READY = b"r"
-RETIRE = b"q"
-SKIP_REDIS = b"h"
+LINE_BYTES: Final = 1 << 30
+"""Limit of a message, far above any tally: the other end is a program of our own."""
+
+READY = b"ready\n"
+READ = b"read\n"
+RETIRE = b"retire\n"
+SKIP_REDIS = b"skip\n"
 REDIS_WAIT_S = START_LIMIT_S / 2
 """Well below the supervisor's limit, so that the worker itself reports why it ends."""
 
@@ -47,14 +53,12 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One of several workers. `listener` is its socket on the shared port; it listens once the worker is ready."""
 
-    def __init__(self, number: int, listener: socket.socket, channel: socket.socket, folder: Path) -> None:
-        """`folder` holds the workers' tallies."""
+    def __init__(self, number: int, listener: socket.socket, channel: socket.socket) -> None:
         self.number = number
         self.listener = listener
         self._channel = channel
-        self.folder = folder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tally")  # one: tallies are written in order
-        self._is_failing = False
+        self._tallies: asyncio.Future[bytes] | None = None  # the answer to `READ`
+        self._is_ending = False
 
     def read_redis_first(self, read: Callable[[], None], monotonic: Callable[[], float]) -> None:
         """Call `read`, which reads Redis, until it succeeds or no other worker serves in the slot. Blocks.
@@ -85,60 +89,49 @@ class Worker:
         self._channel.recv(16)
         return True
 
-    def serve(self, retire: Callable[[], None], orphaned: Callable[[], None]) -> None:
-        """Report `READY`, and follow the supervisor's messages from now on. Call on the running loop."""
-        loop = asyncio.get_running_loop()
+    async def connect(self) -> None:
+        """Use the channel on the running loop from now on."""
         self._channel.setblocking(False)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._channel, limit=LINE_BYTES)
 
-        def on_order() -> None:
-            try:
-                message = self._channel.recv(16)
-            except ConnectionError:  # it ended without reading `READY`
-                message = b""
-            if RETIRE in message:
-                retire()
-            elif not message:
-                loop.remove_reader(self._channel)
-                _log.warning("the supervisor is gone; draining")
-                orphaned()
-
-        loop.add_reader(self._channel, on_order)
-        with suppress(BrokenPipeError):  # the supervisor is gone, and `on_order` will notice
-            self._channel.send(READY)
+    async def follow(self, retire: Callable[[], None], orphaned: Callable[[], None]) -> None:
+        """Report `READY`, and follow the supervisor's messages until it is gone."""
+        self._writer.write(READY)
+        with suppress(ConnectionError):  # it ended without reading everything
+            async for line in self._reader:
+                if line == RETIRE:
+                    retire()
+                elif line.startswith(b"[") and self._tallies is not None and not self._tallies.done():
+                    self._tallies.set_result(line)
+        if self._tallies is not None and not self._tallies.done():
+            self._tallies.set_exception(ConnectionResetError("the supervisor is gone"))
+        if not self._is_ending:
+            self._writer.close()
+            _log.warning("the supervisor is gone; draining")
+            orphaned()
 
     async def run(self, context: GatewayContext) -> None:
-        """Publish until cancelled."""
-        while True:
-            await self.publish(context)
-            await asyncio.sleep(PUBLISH_S)
-
-    async def publish(self, context: GatewayContext) -> None:
-        """Write this worker's tally for the other workers."""
-        context.refresh_metrics()
-        tally = context.metrics.tally()
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, publish, self.folder, self.number, tally)
-        except OSError as error:
-            if not self._is_failing:
-                _log.error("counts cannot be written to %s: %s", self.folder, error)
-            self._is_failing = True
-        else:
-            self._is_failing = False
+        """Publish this worker's tally until cancelled."""
+        with suppress(ConnectionError):  # the supervisor is gone, and `follow` will notice
+            while True:
+                self._writer.write(context.tally() + b"\n")
+                await self._writer.drain()
+                await asyncio.sleep(PUBLISH_S)
 
     async def exposition(self, context: GatewayContext) -> bytes:
-        """Return the metrics of all workers, after publishing this worker's counts. Raises `OSError`.
+        """Return the metrics of all workers, after publishing this worker's tally. Raises `ConnectionError`.
 
         Because of this order, a count in a reply is not lost if this worker dies.
         """
-        context.refresh_metrics()
-        tally = context.metrics.tally()
+        self._tallies = asyncio.get_running_loop().create_future()
+        self._writer.writelines((context.tally(), b"\n", READ))
+        await self._writer.drain()
+        return await asyncio.to_thread(exposition_of, await self._tallies, is_named=context.has_named_series)
 
-        def show() -> bytes:
-            publish(self.folder, self.number, tally)
-            return exposition_of(read_total(self.folder), is_named=context.has_named_series)
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, show)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False)
+    async def close(self, context: GatewayContext) -> None:
+        """Publish the last tally, and close the channel."""
+        self._is_ending = True
+        self._writer.write(context.tally() + b"\n")
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()

@@ -6,7 +6,7 @@ Each slot has one worker that serves, and a listening socket (see `gateway.proce
 |-------------------|------------|--------------------------------------------------------------|
 | starting          | `Start`    | serving, when it reports ready; killed after `START_LIMIT_S` |
 | serving           | `ready`    | leaving, when a newer worker of its slot is ready            |
-| leaving           | `Retire`   | ended                                                        |
+| leaving           | `RETIRE`   | ended                                                        |
 
 1. Start. The first worker starts alone, so that a bad setting is reported once. The others start when it is ready.
 2. Death while serving. The worker is replaced: at once if it lived for `HEALTHY_S`, else after a pause that doubles
@@ -17,7 +17,7 @@ Each slot has one worker that serves, and a listening socket (see `gateway.proce
    that was starting may have read the old settings, so it is replaced too, once it is ready. A new worker that dies
    before it is ready ends the reload, and the old one stays; unless a further reload was requested since that new
    worker started.
-5. Redis. A worker that is alone in its slot, from its start or since the old worker died, gets `SkipRedis`: it serves
+5. Redis. A worker that is alone in its slot, from its start or since the old worker died, gets `SKIP_REDIS`: it serves
    with the API keys that it has. A worker that replaces another waits until it has read Redis (see
    `gateway.process.worker`).
 6. Stop. Every worker is stopped; those that have not ended after `stop_limit_s` are killed.
@@ -54,32 +54,24 @@ class Start:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class SkipRedis:
-    """Inform `worker`, which is starting, that no other worker serves in its slot."""
+class Order(Enum):
+    """What a worker is ordered to do."""
 
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """Order `worker` to leave the port to a newer one and finish."""
-
-    worker: int
+    SKIP_REDIS = auto()
+    """It is starting, and no other worker serves in its slot."""
+    RETIRE = auto()
+    """Leave the port to a newer worker and finish."""
+    STOP = auto()
+    """Drain and end; end at once if it drains already."""
+    KILL = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Order `worker` to drain and end."""
+class Give:
+    """Give `worker` an `order`."""
 
     worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill `worker`."""
-
-    worker: int
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ class Log:
     is_warning: bool = False
 
 
-Action = Start | SkipRedis | Retire | Stop | Kill | Unlisten | Log
+Action = Start | Give | Unlisten | Log
 
 
 class _Phase(Enum):
@@ -147,14 +139,17 @@ class WorkerRules:
         actions: list[Action] = []
         for slot in [slot for slot, at in self._due_at.items() if at <= now]:
             del self._due_at[slot]
-            actions += (self._start(slot, now), SkipRedis(self._last))
+            actions += (self._start(slot, now), Give(self._last, Order.SKIP_REDIS))
         for number, item in self._workers.items():
             if item.phase is _Phase.STARTING and now - item.started_at >= START_LIMIT_S:
                 item.started_at = now
-                actions += (Log(f"worker {number} does not become ready; killing it", is_warning=True), Kill(number))
+                actions += (
+                    Log(f"worker {number} does not become ready; killing it", is_warning=True),
+                    Give(number, Order.KILL),
+                )
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            actions += (Kill(number) for number in self._workers)
+            actions += (Give(number, Order.KILL) for number in self._workers)
         return actions
 
     def ready(self, worker: int, now: float) -> list[Action]:
@@ -170,7 +165,7 @@ class WorkerRules:
         for number, other in self._workers.items():
             if number != worker and other.slot == item.slot and other.phase is _Phase.SERVING:
                 other.phase = _Phase.LEAVING
-                actions.append(Retire(number))
+                actions.append(Give(number, Order.RETIRE))
         return actions + self._reload_next(now)
 
     def ended(self, worker: int, status: int, now: float) -> list[Action]:
@@ -191,7 +186,7 @@ class WorkerRules:
             actions: list[Action] = [Log(line, is_warning=True)]
             for number, other in self._workers.items():
                 if other.slot == item.slot and other.phase is _Phase.STARTING:
-                    actions.append(SkipRedis(number))
+                    actions.append(Give(number, Order.SKIP_REDIS))
             return actions + self._reload_next(now)
         if item.phase is _Phase.STARTING and not others:  # 3
             return self._give_up(line, status, now)
@@ -215,7 +210,7 @@ class WorkerRules:
         if not self.is_stopping:
             self.is_stopping = True
             self._kill_at = now + self._stop_limit_s
-        return [Stop(number) for number in self._workers]
+        return [Give(number, Order.STOP) for number in self._workers]
 
     def _give_up(self, line: str, status: int, now: float) -> list[Action]:
         self.status = FAULT_STATUS if status == FAULT_STATUS else 1

@@ -266,11 +266,10 @@ class GatewayContext:
 
     async def exposition(self) -> bytes:
         """Return this process's metrics. The text is made on a thread."""
-        self.refresh_metrics()
-        return await asyncio.to_thread(exposition_of, self.metrics.tally(), is_named=self.has_named_series)
+        return await asyncio.to_thread(exposition_of, b"[%s]" % self.tally(), is_named=self.has_named_series)
 
-    def refresh_metrics(self) -> None:
-        """Set the gauges that are read from other objects."""
+    def tally(self) -> bytes:
+        """Return this process's numbers as they are now (see `GatewayMetrics.tally`), those of other objects too."""
         metrics = self.metrics
         metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
         metrics.snapshot_age_s = self.snapshot_age_s
@@ -280,6 +279,7 @@ class GatewayContext:
         metrics.log_lines_dropped = self.recorder.log.dropped
         if self.recorder.tracing is not None:
             metrics.spans = dict(self.recorder.tracing.counts)
+        return metrics.tally()
 
     def _sweep(self) -> None:
         assert self._loop is not None

@@ -6,10 +6,8 @@ request. When `BACKLOG` batches wait for the reader, further lines are dropped a
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
-from typing import IO, Any, Final
-
-import orjson
+from collections.abc import Iterator
+from typing import IO, Final
 
 BACKLOG: Final = 64
 """Batches, of 0.1 s each, that may wait for a slow reader. With a larger number fewer lines are lost, and more memory
@@ -34,11 +32,7 @@ class AccessLog:
             self._thread = threading.Thread(target=self._write, args=(stream,), name="access-log", daemon=True)
             self._thread.start()
 
-    def add(self, fields: Mapping[str, Any]) -> None:
-        """Add the line of one request, by its members."""
-        self.add_line(orjson.dumps(fields))
-
-    def add_line(self, line: bytes) -> None:
+    def add(self, line: bytes) -> None:
         """Add the line of one request, as JSON."""
         self._lines.append(line)
 

@@ -1,30 +1,11 @@
 """The counts of one model and class in one process, in plain numbers without locks: for the event loop only."""
 
-from typing import Final
+from typing import Any
 
+from specpilot.gateway.telemetry.families import FAMILIES
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.engine_metrics import BEYOND, WITHIN
 from specpilot.policy.latency_goal import TPOT, Slo
-
-CELL_NUMBERS: Final[tuple[str, ...]] = (
-    *("acceptance_length", "duration", "in_flight", "itl", "overhead", "queue", "queued", "requests", "slo"),
-    *("tokens_by_events", "tokens_by_usage", "ttft"),
-)
-"""The numbers of a `Cell`."""
-
-_SECONDS: Final[tuple[float, ...]] = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0,
-)  # fmt: skip
-
-_ITL_SECONDS: Final[tuple[float, ...]] = (
-    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
-)  # fmt: skip
-
-_OVERHEAD_SECONDS: Final[tuple[float, ...]] = (
-    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5,
-)  # fmt: skip
-
-_LENGTHS: Final[tuple[float, ...]] = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 
 
 class Histogram:
@@ -46,14 +27,9 @@ class Histogram:
         self.counts[at] += times
         self.total += value * times
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return Prometheus' cumulative buckets."""
-        cumulative = 0
-        rows: list[tuple[str, float]] = []
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            cumulative += count
-            rows.append((bound, float(cumulative)))
-        return rows
+    def numbers(self) -> list[float]:
+        """Return the counts of the buckets, then the sum."""
+        return [*self.counts, self.total]
 
 
 class Cell:
@@ -78,13 +54,13 @@ class Cell:
         self.requests: dict[int, int] = {}
         self.slo: dict[str, dict[str, int]] = {}  # requests by measure and result
         self.in_flight = 0
-        self.ttft = Histogram(_SECONDS)
-        self.itl = Histogram(_ITL_SECONDS)
-        self.duration = Histogram(_SECONDS)
-        self.overhead = Histogram(_OVERHEAD_SECONDS)
-        self.queue = Histogram(_SECONDS)
+        self.ttft = Histogram(FAMILIES["ttft_seconds"].bounds)
+        self.itl = Histogram(FAMILIES["itl_seconds"].bounds)
+        self.duration = Histogram(FAMILIES["request_duration_seconds"].bounds)
+        self.overhead = Histogram(FAMILIES["overhead_seconds"].bounds)
+        self.queue = Histogram(FAMILIES["queue_seconds"].bounds)
         self.queued = 0
-        self.acceptance_length = Histogram(_LENGTHS)
+        self.acceptance_length = Histogram(FAMILIES["acceptance_length"].bounds)
         self.tokens_by_usage = 0
         self.tokens_by_events = 0
 
@@ -109,3 +85,19 @@ class Cell:
             self.tokens_by_events += events
         if usage.acceptance_length is not None:
             self.acceptance_length.observe(usage.acceptance_length)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return every number by its metric's name. Mappings are those of the cell."""
+        return {
+            "requests": self.requests,
+            "slo_requests": self.slo,
+            "output_tokens": {"usage": self.tokens_by_usage, "events": self.tokens_by_events},
+            "in_flight": self.in_flight,
+            "queue_length": self.queued,
+            "ttft_seconds": self.ttft.numbers(),
+            "itl_seconds": self.itl.numbers(),
+            "request_duration_seconds": self.duration.numbers(),
+            "overhead_seconds": self.overhead.numbers(),
+            "queue_seconds": self.queue.numbers(),
+            "acceptance_length": self.acceptance_length.numbers(),
+        }

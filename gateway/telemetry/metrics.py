@@ -1,25 +1,21 @@
-"""The gateway's counts, as Prometheus metrics with the prefix `specpilot_gateway_`.
+"""The gateway's counts, and their exposition as Prometheus' text.
 
 Counting happens on the event loop only, in plain numbers without locks: one `Cell` per (model, class), looked up once a
-request. Prometheus objects are made for a scrape. A gateway of several processes adds up their tallies
-(`gateway.telemetry.merge`): every number here is a counter unless `GAUGES` names it. Labels are bounded: models that an
-engine serves and classes that a model has. All other values count under `other`.
+request. The text is made for a scrape, from the tallies of all processes. Labels are bounded: models that an engine
+serves and classes that a model has. All other values count under `other`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specpilot.gateway.telemetry.cell import CELL_NUMBERS, Cell, Histogram
-from specpilot.gateway.telemetry.merge import COUNTERS, LARGEST, LEAST, SUMS, Tally
+from specpilot.gateway.telemetry.cell import Cell
+from specpilot.gateway.telemetry.families import FAMILIES, PREFIX, Family, total
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.names import OTHER
 
@@ -29,56 +25,11 @@ CELL_LIMIT: Final = 1024
 KEY_LIMIT: Final = 512
 """Largest number of API keys that one process counts separately. Further ones count under `other`."""
 
-PREFIX: Final = "specpilot_gateway_"
-GAUGES: Final = {
-    "in_flight": SUMS,
-    "queued": SUMS,
-    "policy_versions": LEAST,
-    "snapshot_age_s": LARGEST,
-    "returned_keys": LARGEST,
-    "ejected": LARGEST,
-}
-"""How the workers' gauges are merged: the oldest policy and the oldest snapshot of all workers are shown."""
-
-NUMBERS: Final[tuple[str, ...]] = (
-    *("key_requests", "key_tokens", "model_routes"),
-    *("retries", "unknown_class", "refusals", "upstream_errors", "disconnects", "choices", "policy_versions"),
-    *("snapshot_age_s", "returned_keys", "ejected", "log_lines_dropped", "spans"),
-)
-"""The numbers of `GatewayMetrics` besides its cells."""
+_NAMED: Final = frozenset(("engine_ejected", "key_requests", "key_tokens"))
+"""The metrics that name engines (possibly by address) or API keys."""
 
 
-HELP: Final = {
-    "requests": "Requests answered, by HTTP status (499: the client left first).",
-    "slo_requests": "Streamed requests by whether they met the latency goal of their class.",
-    "ttft_seconds": "Seconds from the whole request to the first byte of a streamed body.",
-    "itl_seconds": "Seconds between two events of a stream, as read from the engine.",
-    "request_duration_seconds": "Seconds from the whole request to the end of its response.",
-    "overhead_seconds": "Seconds from the whole request until its bytes are first sent to an engine, without queueing.",
-    "output_tokens": "Output tokens delivered; source=usage: as the engine stated, source=events: one per event.",
-    "acceptance_length": "Mean acceptance length of a request, bonus token included, as the engine stated.",
-    "in_flight": "Requests under way, including those that wait for an engine.",
-    "choices": "Engines chosen among several, by the rule that chose.",
-    "retries": "Requests sent to a second engine or connection.",
-    "upstream_errors": "Engine failures, by reason.",
-    "disconnects": "Clients that left before the end, by phase.",
-    "refusals": "Requests rejected for lack of room, by kind.",
-    "queue_length": "Requests that wait for an engine with room.",
-    "queue_seconds": "Waiting times of requests that had to wait for an engine, with or without success.",
-    "key_requests": "Requests with an API key that were answered, by key and HTTP status.",
-    "key_tokens": "Tokens by API key: input as engines stated it, output as in output_tokens.",
-    "model_routes": "Requests for a name that has a model route, by the chosen model and the rule.",
-    "unknown_class": "Requests whose header, body or key named a class that the model does not have.",
-    "policy_version": "Version of the policy applied to a model; 0: none.",
-    "snapshot_age_seconds": "Seconds since Redis was last read; absent without Redis.",
-    "returned_keys": "API keys in force that Redis had lacked before: its data went back, and they may be revoked.",
-    "engine_ejected": "1 while an engine is ejected because it failed.",
-    "spans": "Spans of requests, by outcome; absent without tracing.",
-    "log_lines_dropped": "Access log lines dropped because the reader of standard error was too slow.",
-}
-
-
-class GatewayMetrics(Collector):
+class GatewayMetrics:
     """The counts of one process. Numbers of other objects (`choices`, `spans`, ...) are set before a scrape."""
 
     def __init__(self) -> None:
@@ -142,155 +93,81 @@ class GatewayMetrics(Collector):
         """A client left before the end of its response."""
         self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
 
-    def tally(self) -> dict[str, Any]:
-        """Return a copy of every number, for `gateway.telemetry.merge`."""
-        branches: dict[str, Any] = {COUNTERS: {}, SUMS: {}, LARGEST: {}, LEAST: {}}
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if value is not None:
-                branches[GAUGES.get(name, COUNTERS)][name] = _plain(value)
+    def tally(self) -> bytes:
+        """Return every number as it is now, as a tally of `gateway.telemetry.families` in JSON."""
+        numbers: dict[str, Any] = {
+            "upstream_errors": self.upstream_errors,
+            "disconnects": self.disconnects,
+            "choices": self.choices,
+            "spans": self.spans,
+            "refusals": self.refusals,
+            "key_requests": self.key_requests,
+            "key_tokens": self.key_tokens,
+            "model_routes": self.model_routes,
+            "retries": self.retries,
+            "unknown_class": self.unknown_class,
+            "log_lines_dropped": self.log_lines_dropped,
+            "policy_version": self.policy_versions,
+            "engine_ejected": self.ejected,
+            "snapshot_age_seconds": self.snapshot_age_s,
+            "returned_keys": self.returned_keys,
+        }
         for (model, traffic_class), cell in self.cells.items():
-            for name in CELL_NUMBERS:
-                cells = branches[GAUGES.get(name, COUNTERS)].setdefault("cells", {})
-                cells.setdefault(model, {}).setdefault(traffic_class, {})[name] = _plain(getattr(cell, name))
-        return branches
+            for name, value in cell.numbers().items():
+                numbers.setdefault(name, {}).setdefault(model, {})[traffic_class] = value
+        return orjson.dumps(numbers, option=orjson.OPT_NON_STR_KEYS)
 
-    @classmethod
-    def of(cls, tally: Tally) -> Self:
-        """Return metrics with the numbers of `tally`, for `collect`. JSON has made its keys text."""
-        metrics = cls()
-        for values in tally.values():
-            for name, value in values.items():
-                if name not in ("cells", "key_requests"):
-                    setattr(metrics, name, value)
-            for key_id, statuses in values.get("key_requests", {}).items():
-                metrics.key_requests[key_id] = {int(status): count for status, count in statuses.items()}
-            for model, classes in values.get("cells", {}).items():
-                for traffic_class, numbers in classes.items():
-                    _restore(metrics.cells.setdefault((model, traffic_class), Cell()), numbers)
-        return metrics
+
+class _Page(Collector):
+    """The metrics of a scrape."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every metric family, for Prometheus' registry."""
-        yield from self._cell_counters()
-        for name, attribute in (
-            ("ttft_seconds", "ttft"),
-            ("itl_seconds", "itl"),
-            ("request_duration_seconds", "duration"),
-            ("overhead_seconds", "overhead"),
-            ("queue_seconds", "queue"),
-            ("acceptance_length", "acceptance_length"),
-        ):
-            family = HistogramMetricFamily(PREFIX + name, HELP[name], labels=("model", "traffic_class"))
-            for key, cell in self.cells.items():
-                histogram: Histogram = getattr(cell, attribute)
-                family.add_metric(key, histogram.buckets(), histogram.total)
-            yield family
-        yield self._counter("upstream_errors", "reason", self.upstream_errors)
-        yield self._counter("disconnects", "phase", self.disconnects)
-        yield self._counter("choices", "rule", self.choices)
-        yield self._counter("spans", "outcome", self.spans)
-        yield self._counter("refusals", "kind", self.refusals)
-        yield from self._key_counters()
-        yield self._route_counter()
-        for name, count in (
-            ("retries", self.retries),
-            ("unknown_class", self.unknown_class),
-            ("log_lines_dropped", self.log_lines_dropped),
-        ):
-            yield CounterMetricFamily(PREFIX + name, HELP[name], value=count)
-        versions = GaugeMetricFamily(PREFIX + "policy_version", HELP["policy_version"], labels=("model",))
-        for model, version in self.policy_versions.items():
-            versions.add_metric((model,), version)
-        yield versions
-        ejected = GaugeMetricFamily(PREFIX + "engine_ejected", HELP["engine_ejected"], labels=("engine",))
-        for engine_id, is_ejected in self.ejected.items():
-            ejected.add_metric((engine_id,), float(is_ejected))
-        yield ejected
-        age = GaugeMetricFamily(PREFIX + "snapshot_age_seconds", HELP["snapshot_age_seconds"])
-        if self.snapshot_age_s is not None:
-            age.add_metric((), self.snapshot_age_s)
-        yield age
-        yield GaugeMetricFamily(PREFIX + "returned_keys", HELP["returned_keys"], value=self.returned_keys)
-
-    def _cell_counters(self) -> Iterator[Metric]:
-        pair = ("model", "traffic_class")
-        requests = CounterMetricFamily(PREFIX + "requests", HELP["requests"], labels=(*pair, "status"))
-        tokens = CounterMetricFamily(PREFIX + "output_tokens", HELP["output_tokens"], labels=(*pair, "source"))
-        goals = CounterMetricFamily(PREFIX + "slo_requests", HELP["slo_requests"], labels=(*pair, "measure", "result"))
-        in_flight = GaugeMetricFamily(PREFIX + "in_flight", HELP["in_flight"], labels=pair)
-        queued = GaugeMetricFamily(PREFIX + "queue_length", HELP["queue_length"], labels=pair)
-        for key, cell in self.cells.items():
-            for status, count in cell.requests.items():
-                requests.add_metric((*key, str(status)), count)
-            for measure, results in cell.slo.items():
-                for result, count in results.items():
-                    goals.add_metric((*key, measure, result), count)
-            tokens.add_metric((*key, "usage"), cell.tokens_by_usage)
-            tokens.add_metric((*key, "events"), cell.tokens_by_events)
-            in_flight.add_metric(key, cell.in_flight)
-            queued.add_metric(key, cell.queued)
-        yield from (requests, goals, tokens, in_flight, queued)
-
-    def _key_counters(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(PREFIX + "key_requests", HELP["key_requests"], labels=("key_id", "status"))
-        for key_id, statuses in self.key_requests.items():
-            for status, count in statuses.items():
-                requests.add_metric((key_id, str(status)), count)
-        tokens = CounterMetricFamily(PREFIX + "key_tokens", HELP["key_tokens"], labels=("key_id", "direction"))
-        for key_id, directions in self.key_tokens.items():
-            for direction, count in directions.items():
-                tokens.add_metric((key_id, direction), count)
-        yield from (requests, tokens)
-
-    def _route_counter(self) -> Metric:
-        labels = ("requested_model", "model", "rule")
-        family = CounterMetricFamily(PREFIX + "model_routes", HELP["model_routes"], labels=labels)
-        for requested, models in self.model_routes.items():
-            for model, rules in models.items():
-                for rule, count in rules.items():
-                    family.add_metric((requested, model, rule), count)
-        return family
-
-    def _counter(self, name: str, label: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, HELP[name], labels=(label,))
-        for value, count in counts.items():
-            family.add_metric((value,), count)
-        return family
+        """Return every metric."""
+        return self._metrics
 
 
-def exposition(metrics: GatewayMetrics) -> bytes:
-    """Return `metrics` as Prometheus' text."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics)
-    return generate_latest(registry)
-
-
-def exposition_of(tally: Tally, *, is_named: bool = True) -> bytes:
-    """Return the metrics in `tally` as Prometheus' text. On any thread.
+def exposition_of(tallies: bytes, *, is_named: bool = True) -> bytes:
+    """Return the metrics of all processes as Prometheus' text. `tallies` is a JSON array of theirs. On any thread.
 
     Unless it `is_named`, the series that name engines (possibly by address) or API keys are left out.
     """
-    metrics = GatewayMetrics.of(tally)
-    if not is_named:
-        metrics.ejected = {}
-        metrics.key_requests = {}
-        metrics.key_tokens = {}
-    return exposition(metrics)
+    numbers = total(orjson.loads(tallies))
+    shown = [
+        _metric(PREFIX + name, family, numbers[name] if is_named or name not in _NAMED else None)
+        for name, family in FAMILIES.items()
+    ]
+    return generate_latest(_Page(shown))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Histogram):
-        return {"counts": [*value.counts], "total": value.total}
-    return {name: _plain(part) for name, part in value.items()} if isinstance(value, dict) else value
+def _metric(name: str, family: Family, numbers: Any) -> Metric:
+    series = _series(numbers, len(family.labels))
+    if family.bounds:
+        histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
+        for labels, (*counts, sum_of_values) in series:
+            histogram.add_metric(labels, buckets(family.bounds, counts), sum_of_values)
+        return histogram
+    kind = CounterMetricFamily if family.gauge is None else GaugeMetricFamily
+    metric = kind(name, family.help, labels=family.labels)
+    for labels, value in series:
+        metric.add_metric(labels, value)
+    return metric
 
 
-def _restore(cell: Cell, numbers: dict[str, Any]) -> None:
-    for name, value in numbers.items():
-        histogram = getattr(cell, name)
-        if isinstance(histogram, Histogram):
-            histogram.counts, histogram.total = value["counts"], value["total"]
-        elif name == "requests":
-            cell.requests = {int(status): count for status, count in value.items()}
-        else:
-            setattr(cell, name, value)
+def _series(numbers: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each number with the values of its `depth` labels."""
+    if numbers is None:
+        return
+    if not depth:
+        yield (), numbers
+        return
+    for label, within in numbers.items():
+        for labels, value in _series(within, depth - 1):
+            yield (label, *labels), value
+
+
+def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return Prometheus' cumulative buckets."""
+    return list(zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))

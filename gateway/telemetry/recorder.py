@@ -53,7 +53,7 @@ class Recorder:
             self.tracing.end_span(span, outcome)
         if not self.log.is_on:
             return
-        self.log.add_line(self._line(outcome, trace))
+        self.log.add(self._line(outcome, trace))
 
     def _line(self, outcome: Outcome, trace: str | None) -> bytes:
         """Return the line of the access log.

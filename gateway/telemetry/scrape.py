@@ -13,7 +13,7 @@ RESTS: Final = 4.0
 """Pause after an exposition, in multiples of its duration: metrics take at most a fifth of a core."""
 
 REST_LIMIT_S: Final = 1.0
-"""Seconds of the longest pause. An exposition that waited for a slow disk took no time of this process."""
+"""Seconds of the longest pause. An exposition that waited for the supervisor took no time of this process."""
 
 
 class Scrape:

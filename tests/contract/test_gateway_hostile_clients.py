@@ -100,7 +100,7 @@ async def test_the_access_log_goes_on_after_a_write_that_failed() -> None:
     stream = _FullDisk()
     log = AccessLog(stream)
     for at, stream.is_full in enumerate((False, True, False)):
-        log.add({"at": at})
+        log.add(b'{"at":%d}' % at)
         log.flush()
         await eventually(lambda at=at: stream.writes == at + 1)  # type: ignore[misc]
     log.close()

@@ -3,25 +3,19 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.conftest import StartWorkers
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
-from tests.support.gateway_workers import arguments, children, is_alive, lines, worker_of
+from tests.support.gateway_workers import children, is_alive, lines, worker_of
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine, stream
 
 PREFIX = "specpilot_gateway_"
-
-
-def folder_of(worker: int) -> Path:
-    return next(Path(flag) for flag in arguments(worker) if "specpilot-gateway-" in flag)
 
 
 async def metrics(program: GatewayProgram) -> dict[str, float]:
@@ -169,21 +163,3 @@ async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_wo
     assert len(after) == 2
     assert not set(before) & set(after)
     await until(program, "requests_total", load.answered)
-
-
-async def test_a_folder_that_is_cleaned_away_costs_metrics_for_a_while_and_no_request(
-    start_workers: StartWorkers,
-) -> None:
-    program = await start_workers()
-    assert (await call(program.port)).status == 200
-    await until(program, "requests_total", 1)
-    first, _ = children(program)
-    folder = folder_of(first)
-    shutil.rmtree(folder)
-    found = await call(program.port, request(path="/metrics", method="GET"))
-    assert (found.status, found.code) == (500, "internal_error")
-    assert (await call(program.port)).status == 200
-    os.kill(first, signal.SIGKILL)  # the next time that the ledger is written
-    await eventually(lambda: lines(program, "worker 3 serves"))
-    assert (await call(program.port, request(path="/metrics", method="GET"))).status == 200
-    assert folder.stat().st_mode & 0o077 == 0

@@ -87,6 +87,23 @@ async def test_a_signal_to_all_processes_at_once_drains_like_one_to_the_parent(
     assert await program.end() == 0
 
 
+async def test_no_connection_waits_for_a_worker_that_has_ended(
+    engine: ScriptedEngine, start_workers: StartWorkers
+) -> None:
+    goes_on = asyncio.Event()
+    engine.script = [SSE_HEAD, chunk(event("a")), goes_on, LAST_CHUNK]
+    program = await start_workers("--drain-grace-s", "0", "--drain-timeout-s", "3600")
+    async with await Client.connect(program.port) as client:
+        client.send(request(STREAM))
+        await engine.wait_seen(1)
+        program.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: len(children(program)) == 1)
+        await all_drain(program)
+        goes_on.set()
+        assert (await client.answer()).is_whole
+    assert await program.end() == 0
+
+
 async def test_workers_do_not_outlive_their_parent(start_workers: StartWorkers) -> None:
     program = await start_workers()
     workers = children(program)

@@ -12,7 +12,7 @@ import pytest
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
+from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition_of
 from specpilot.policy.bands import BAND_EDGES, BANDS
 from specpilot.policy.store import StoreMemory
 from tests.unit.test_docs import documented_metrics, metrics_of
@@ -70,7 +70,7 @@ def gateways_page() -> str:
     cell.ttft.observe(0.1)
     metrics.count_upstream_error("connect")
     metrics.count_refusal("connections")
-    return exposition(metrics).decode()
+    return exposition_of(b"[%s]" % metrics.tally()).decode()
 
 
 def engines_page() -> str:

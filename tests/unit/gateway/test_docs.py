@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from specpilot.gateway.settings import GatewaySettings
-from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition
+from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition_of
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
 from specpilot.gateway.wire.errors import GatewayError
 from specpilot.gateway.wire.heads import SESSION_HEADERS
@@ -45,7 +45,9 @@ def test_settings() -> None:
 
 def test_metrics() -> None:
     documented = {row[0].strip("`") for row in rows("Metrics")}
-    assert documented == set(re.findall(r"^# TYPE (\w+) ", exposition(GatewayMetrics()).decode(), re.MULTILINE))
+    assert documented == set(
+        re.findall(r"^# TYPE (\w+) ", exposition_of(b"[%s]" % GatewayMetrics().tally()).decode(), re.MULTILINE)
+    )
 
 
 def test_errors() -> None:

@@ -1,8 +1,6 @@
 """Certificates that are followed while the process is in trouble."""
 
 import asyncio
-import errno
-import ssl
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from specpilot.gateway.process import certificates
 from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
 from tests.support.certificates import Authority
-from tests.support.patience import PATIENCE_S
+from tests.support.gateway_server import eventually
 
 
 def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -25,36 +23,25 @@ def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         assert len(made.context.get_ca_certs()) == 1
 
 
-async def test_a_failure_to_take_new_certificates_into_use_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failure_to_check_the_files_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.01)
     authority = Authority(tmp_path, "authority")
     cert, key = authority.issue("gateway")
     followed = listener_certificates(cert, key, None)
     assert followed is not None
-    first = followed.context
-    taken: list[ssl.SSLContext] = []
-    has_failed = asyncio.Event()
-    is_taken = asyncio.Event()
+    first, reload = followed.context, followed.reload
+    failures = iter([RuntimeError("can't start new thread")])
 
-    async def take(context: ssl.SSLContext) -> None:
-        if not has_failed.is_set():
-            has_failed.set()
-            raise OSError(errno.EMFILE, "Too many open files")
-        taken.append(context)
-        is_taken.set()
+    def fail_once() -> None:
+        for failure in failures:
+            raise failure
+        reload()
 
-    following = asyncio.create_task(followed.follow(take))
+    monkeypatch.setattr(followed, "reload", fail_once)
+    following = asyncio.create_task(followed.follow())
     try:
         authority.issue("gateway")
-        async with asyncio.timeout(PATIENCE_S):
-            await has_failed.wait()
-            await is_taken.wait()
-        assert taken[-1] is followed.context
-        assert taken[-1] is not first
-        await asyncio.sleep(0.05)
-        assert len(taken) == 1  # once it is in use nothing is left to do
+        await eventually(lambda: followed.context is not first)
         assert not following.done()
     finally:
         following.cancel()

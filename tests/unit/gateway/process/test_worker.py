@@ -2,13 +2,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
+from typing import cast
 
 import pytest
 
 from specpilot.gateway.process import worker
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.worker import REDIS_WAIT_S, SKIP_REDIS, Worker
+from specpilot.gateway.process.worker import READ, READY, REDIS_WAIT_S, SKIP_REDIS, Worker
+from specpilot.gateway.relay.context import GatewayContext
 from specpilot.policy.errors import StoreUnavailableError
 
 READ_S = 0.5
@@ -40,11 +41,7 @@ class Redis:
 def read_redis_first(theirs: socket.socket, redis: Redis) -> None:
     """Each reading of the clock is half a second later."""
     ticks = count()
-    place = Worker(3, theirs, theirs, Path())
-    try:
-        place.read_redis_first(redis.read, lambda: next(ticks) * READ_S)
-    finally:
-        place.close()
+    Worker(3, theirs, theirs).read_redis_first(redis.read, lambda: next(ticks) * READ_S)
 
 
 def test_a_worker_that_is_to_replace_another_tries_until_it_has_read_redis(
@@ -95,16 +92,52 @@ def test_nobody_waits_who_has_the_slot_to_himself_or_no_supervisor(
     assert redis.reads == 1
 
 
-@pytest.mark.parametrize("ends", ["before the worker is ready", "before it reads that"])
-async def test_a_worker_whose_supervisor_has_died_drains(
+class Counts:
+    """Stands for a context with one number."""
+
+    has_named_series = True
+
+    def tally(self) -> bytes:
+        return b'{"retries":1}'
+
+
+@pytest.mark.parametrize("ends", ["before the worker is ready", "before it reads that", "while it is scraped"])
+async def test_a_worker_whose_supervisor_has_died_drains_and_shows_no_partial_sums(
     ends: str, channel: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = channel
     orphaned = asyncio.Event()
-    place = Worker(0, theirs, theirs, Path())
+    place, context = Worker(0, theirs, theirs), cast("GatewayContext", Counts())
     if ends == "before the worker is ready":
         ours.close()
-    place.serve(lambda: None, orphaned.set)
+    await place.connect()
+    following = asyncio.create_task(place.follow(lambda: None, orphaned.set))
+    scraping = asyncio.create_task(place.exposition(context))
+    if ends == "while it is scraped":
+        await asyncio.sleep(0.1)
     ours.close()
     await orphaned.wait()
-    place.close()
+    await following
+    with pytest.raises(ConnectionError):
+        await scraping
+    with pytest.raises(ConnectionError):
+        await place.exposition(context)
+    await place.close(context)
+
+
+async def test_a_scrape_shows_the_numbers_of_all_after_the_workers_own(
+    channel: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = channel
+    place, context = Worker(0, theirs, theirs), cast("GatewayContext", Counts())
+    await place.connect()
+    following = asyncio.create_task(place.follow(lambda: None, lambda: None))
+    scraping = asyncio.create_task(place.exposition(context))
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    assert [await reader.readline() for _ in range(3)] == [READY, context.tally() + b"\n", READ]
+    writer.write(b'[{"retries":3},{"retries":1}]\n')
+    assert b"specpilot_gateway_retries_total 4.0\n" in await scraping
+    await place.close(context)
+    assert await reader.read() == context.tally() + b"\n"  # what it counted last
+    writer.close()
+    await following

@@ -6,12 +6,10 @@ from specpilot.gateway.process.worker_rules import (
     PAUSE_LIMIT_S,
     START_LIMIT_S,
     Action,
-    Kill,
+    Give,
     Log,
-    Retire,
-    SkipRedis,
+    Order,
     Start,
-    Stop,
     Unlisten,
     WorkerRules,
 )
@@ -23,7 +21,7 @@ def deeds(actions: list[Action]) -> list[Action]:
 
 def alone(worker: int, slot: int) -> list[Action]:
     """The start of a worker in a slot where no other serves."""
-    return [Start(worker, slot), SkipRedis(worker)]
+    return [Start(worker, slot), Give(worker, Order.SKIP_REDIS)]
 
 
 def serving(slots: int = 2) -> WorkerRules:
@@ -108,9 +106,9 @@ def test_when_none_serves_a_failed_start_ends_it() -> None:
 def test_reload_replaces_one_after_another_and_a_worker_leaves_only_when_the_next_is_ready() -> None:
     rules = serving()
     assert deeds(rules.reload(9.0)) == [Start(3, 0)]
-    assert deeds(rules.ready(3, 10.0)) == [Retire(1), Start(4, 1)]
+    assert deeds(rules.ready(3, 10.0)) == [Give(1, Order.RETIRE), Start(4, 1)]
     assert deeds(rules.ended(1, 0, 11.0)) == []
-    assert deeds(rules.ready(4, 12.0)) == [Retire(2)]
+    assert deeds(rules.ready(4, 12.0)) == [Give(2, Order.RETIRE)]
     assert deeds(rules.ended(2, -9, 13.0)) == []
     assert rules.wait_s(14.0) is None
 
@@ -129,8 +127,8 @@ def test_a_reload_replaces_a_worker_that_is_starting_once_that_is_ready() -> Non
     assert deeds(rules.due(6.0)) == alone(3, 1)
     assert deeds(rules.reload(6.1)) == [Start(4, 0)]  # 3 may have read the old settings
     assert deeds(rules.ready(3, 6.5)) == []
-    assert deeds(rules.ready(4, 7.0)) == [Retire(1), Start(5, 1)]
-    assert deeds(rules.ready(5, 8.0)) == [Retire(3)]
+    assert deeds(rules.ready(4, 7.0)) == [Give(1, Order.RETIRE), Start(5, 1)]
+    assert deeds(rules.ready(5, 8.0)) == [Give(3, Order.RETIRE)]
     assert rules.wait_s(9.0) is None
 
 
@@ -141,7 +139,7 @@ def test_a_reload_replaces_the_first_worker_that_is_starting() -> None:
     assert deeds(rules.ready(1, 1.0)) == [Start(2, 0)]
     assert deeds(rules.due(1.0)) == alone(3, 1)  # it reads the new settings
     assert deeds(rules.ready(3, 2.0)) == []
-    assert deeds(rules.ready(2, 2.0)) == [Retire(1)]
+    assert deeds(rules.ready(2, 2.0)) == [Give(1, Order.RETIRE)]
     assert rules.wait_s(3.0) is None
 
 
@@ -151,7 +149,7 @@ def test_a_worker_that_starts_after_the_reload_was_asked_for_is_not_replaced_aga
     assert deeds(rules.reload(5.5)) == [Start(3, 0)]
     assert deeds(rules.due(6.0)) == alone(4, 1)
     assert deeds(rules.ready(4, 6.5)) == []
-    assert deeds(rules.ready(3, 7.0)) == [Retire(1)]
+    assert deeds(rules.ready(3, 7.0)) == [Give(1, Order.RETIRE)]
     assert rules.wait_s(9.0) is None
 
 
@@ -159,9 +157,9 @@ def test_a_second_reload_replaces_what_the_first_has_started() -> None:
     rules = serving()
     rules.reload(9.0)
     assert deeds(rules.reload(9.1)) == []
-    assert deeds(rules.ready(3, 10.0)) == [Retire(1), Start(4, 0)]
-    assert deeds(rules.ready(4, 11.0)) == [Retire(3), Start(5, 1)]
-    assert deeds(rules.ready(5, 12.0)) == [Retire(2)]
+    assert deeds(rules.ready(3, 10.0)) == [Give(1, Order.RETIRE), Start(4, 0)]
+    assert deeds(rules.ready(4, 11.0)) == [Give(3, Order.RETIRE), Start(5, 1)]
+    assert deeds(rules.ready(5, 12.0)) == [Give(2, Order.RETIRE)]
 
 
 def test_a_worker_that_fails_on_old_settings_does_not_end_a_newer_reload() -> None:
@@ -176,9 +174,9 @@ def test_a_worker_that_fails_on_old_settings_does_not_end_a_newer_reload() -> No
 def test_a_worker_that_dies_while_its_successor_starts_hurries_that_and_does_not_end_the_reload() -> None:
     rules = serving()
     rules.reload(9.0)
-    assert deeds(rules.ended(1, -9, 9.5)) == [SkipRedis(3), Start(4, 1)]
+    assert deeds(rules.ended(1, -9, 9.5)) == [Give(3, Order.SKIP_REDIS), Start(4, 1)]
     assert deeds(rules.ready(3, 10.0)) == []
-    assert deeds(rules.ready(4, 11.0)) == [Retire(2)]
+    assert deeds(rules.ready(4, 11.0)) == [Give(2, Order.RETIRE)]
 
 
 def test_a_leaving_worker_keeps_no_slot_listening() -> None:
@@ -191,11 +189,11 @@ def test_a_leaving_worker_keeps_no_slot_listening() -> None:
 
 def test_stop_tells_everybody_then_kills() -> None:
     rules = serving(3)
-    assert rules.stop(5.0) == [Stop(1), Stop(2), Stop(3)]
+    assert rules.stop(5.0) == [Give(1, Order.STOP), Give(2, Order.STOP), Give(3, Order.STOP)]
     assert rules.ended(2, 0, 6.0) == []
-    assert rules.stop(7.0) == [Stop(1), Stop(3)]  # a second signal is passed on too
+    assert rules.stop(7.0) == [Give(1, Order.STOP), Give(3, Order.STOP)]  # a second signal is passed on too
     assert rules.due(44.0) == []
-    assert rules.due(45.0) == [Kill(1), Kill(3)]
+    assert rules.due(45.0) == [Give(1, Order.KILL), Give(3, Order.KILL)]
     rules.ended(1, -9, 45.1)
     assert not rules.is_over
     rules.ended(3, -9, 45.1)
@@ -208,7 +206,7 @@ def test_a_worker_that_never_becomes_ready_is_killed() -> None:
     rules.ended(2, 1, 0.0)
     rules.due(1.0)
     assert rules.due(1.0 + START_LIMIT_S - 1) == []
-    assert deeds(rules.due(1.0 + START_LIMIT_S)) == [Kill(3)]
+    assert deeds(rules.due(1.0 + START_LIMIT_S)) == [Give(3, Order.KILL)]
 
 
 class Crew(RuleBasedStateMachine):
@@ -228,13 +226,15 @@ class Crew(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Start):
                 self.slot_of[action.worker] = action.slot
-            elif isinstance(action, SkipRedis):
+            elif not isinstance(action, Give):
+                continue
+            elif action.order is Order.SKIP_REDIS:
                 self.hurried.add(action.worker)
                 assert not self.serves_in(self.slot_of[action.worker])
-            elif isinstance(action, Retire):
+            elif action.order is Order.RETIRE:
                 self.retired.add(action.worker)
                 assert self.serves_in(self.slot_of[action.worker]), "somebody serves in the slot already"
-            elif isinstance(action, (Stop, Kill)):
+            else:
                 assert action.worker in self.slot_of
 
     def here(self, slot: int) -> list[int]:
