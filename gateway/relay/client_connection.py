@@ -204,7 +204,8 @@ class ClientConnection(ClientReader):
         if path is None or (is_of_page and parser.get_method() == b"OPTIONS"):  # the app answers a page's preflight
             self._leave_to_uvicorn(is_expecting=head.is_expecting)
         else:
-            self._start_exchange(path, head)
+            head.path = path
+            self._start_exchange(head)
 
     def on_body(self, body: bytes) -> None:
         """Part of a body arrived."""
@@ -228,17 +229,17 @@ class ClientConnection(ClientReader):
 
     # Requests of both kinds
 
-    def _start_exchange(self, path: str, head: RequestHead) -> None:
+    def _start_exchange(self, head: RequestHead) -> None:
         parser = self.parser
-        method = parser.get_method()
-        exchange = self._exchange = Exchange(self._context, self, method, path, head)
+        head.method = parser.get_method()
+        exchange = self._exchange = Exchange(self._context, self, head)
         exchange.keep_alive = head.is_modern and parser.should_keep_alive()
         self.cycle = cast("RequestResponseCycle", exchange)
-        if method == (b"GET" if path == RESPONSE else b"POST"):
+        if head.method == (b"GET" if head.path == RESPONSE else b"POST"):
             exchange.start()
         else:
-            allowed = method_of(path)
-            exchange.start(MethodNotAllowedError(f"{path} takes {allowed}", allowed))
+            allowed = method_of(head.path)
+            exchange.start(MethodNotAllowedError(f"{head.path} takes {allowed}", allowed))
 
     def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
         self._exchange = None

@@ -56,23 +56,20 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path",
-        "_place", "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_status",
-        "_waited_s", "disconnected", "is_received", "keep_alive", "response_complete",
+        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_place",
+        "_prepared", "_received_at", "_relay", "_request", "_span", "_status", "_waited_s", "disconnected",
+        "is_received", "keep_alive", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
 
-    def __init__(
-        self, context: GatewayContext, connection: ClientSide, method: bytes, path: str, request: RequestHead
-    ) -> None:
-        """`request` is the parsed head, `path` the route."""
+    def __init__(self, context: GatewayContext, connection: ClientSide, request: RequestHead) -> None:
+        """`request` is the parsed head."""
         self._context = context
         self._connection = connection
-        self._method = method
-        self._path = path
         self._request = request
-        self._request_id = request.request_id or context.new_request_id()
+        if not request.request_id:
+            request.request_id = context.new_request_id()
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
         self._body = RequestBody(context, request)
@@ -102,7 +99,7 @@ class Exchange:
         """Begin with the head alone, or answer with `refusal`."""
         context, request = self._context, self._request
         context.exchanges.add(self)
-        self._span = context.recorder.start_span(self._method, self._path, request)
+        self._span = context.recorder.start_span(request.method, request.path, request)
         if refusal is None and request.coding:  # what cannot be decoded is rejected before the body arrives
             refusal = self._body.read_codings()
         if refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
@@ -166,8 +163,8 @@ class Exchange:
         self._status, self._error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
-        lines, is_head = self.header_lines(), self._method == b"HEAD"
-        self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=self._path))
+        lines, path, is_head = self.header_lines(), self._request.path, self._request.method == b"HEAD"
+        self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=path))
         self.finish()
 
     def sweep(self, now: float) -> None:
@@ -195,7 +192,7 @@ class Exchange:
 
     def header_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
-        lines = b"x-request-id: %s\r\n" % self._request_id
+        lines = b"x-request-id: %s\r\n" % self._request.request_id
         if self._prepared is not None:
             lines += self._prepared.header_lines
         if self._request.origin is not None and self._context.origins is not None:
@@ -224,12 +221,12 @@ class Exchange:
             return
         body, outline = self._body.finish()
         try:
-            prepared = self._prepared = prepare(context, self._path, self._request, self._key, body, outline)
+            prepared = self._prepared = prepare(context, self._request, self._key, body, outline)
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
                 self._is_charged = charge(context, self._key, prepared, self._received_at)
             context.budget.earn(self._received_at)
-            admission = None if self._path in STORED else context.admission  # these generate nothing
+            admission = None if prepared.path in STORED else context.admission  # these generate nothing
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
@@ -264,10 +261,7 @@ class Exchange:
             self,
             self._connection,
             prepared,
-            self._method,
-            self._path,
             self._request,
-            self._request_id,
             self._received_at + self._waited_s,
         )
         self._relay.start_attempt(engine)
@@ -290,14 +284,14 @@ class Exchange:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
         assert not self.response_complete
         self.response_complete = True
-        context, trip, prepared = self._context, self._relay, self._prepared
+        context, trip, prepared, request = self._context, self._relay, self._prepared, self._request
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
         outcome = Outcome(
-            request_id=self._request_id,
-            method=self._method,
-            path=self._path,
+            request_id=request.request_id,
+            method=request.method,
+            path=request.path,
             status=self._status or (0 if trip is None else trip.status),
             received_at=self._received_at,
             ended_at=context.monotonic(),

@@ -40,9 +40,8 @@ _USAGE: Final = {STREAM_OPTIONS: b'{"include_usage":true}'}
 """Without `continuous_usage_stats`, with which vLLM would put usage into every event."""
 
 
-def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
+def prepare(
     context: GatewayContext,
-    path: str,
     head: RequestHead,
     key: ApiKey | None,
     body: tuple[bytes, ...],
@@ -55,10 +54,10 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     text = None if outline is None else outline.finish()
     if head.target:
         text, body = reference(context, head.target), (b"",)
-    facts, body = _read(path, body, text)
+    facts, body = _read(head.path, body, text)
     facts.model = facts.model or _default_model(context, key)
     requested_model = facts.model
-    if key is not None and (path == RESPONSES or head.target):
+    if key is not None and (head.path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
     if key is not None and not head.target and not key.may_use(requested_model):
         raise ModelNotAllowedError(
