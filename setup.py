@@ -32,7 +32,6 @@ HOT_PATH = (
     "specpilot/gateway/relay/client_reader.py",
     "specpilot/gateway/relay/client_connection.py",
     "specpilot/gateway/relay/connection_state.py",
-    "specpilot/gateway/relay/public_paths.py",
     "specpilot/gateway/wire/heads.py",
     "specpilot/gateway/wire/request_target.py",
     "specpilot/gateway/relay/prepared_request.py",

@@ -7,6 +7,9 @@ becomes uvicorn's own cycle and reaches the FastAPI app.
 - `gateway.relay.client_reader` decides which bytes are parsed, and when: one request at a time.
 - Back-pressure: while the client does not read the written bytes (`write_paused`), the engine's response is not read,
   and the next request is not parsed. So a client that sends and never reads occupies one response only.
+- With `--public-paths`, for a port that faces a platform which expects a few paths, other machines get 404 for every
+  other path. Callers on this machine may request all: health checks, metrics, operators. Behind a proxy on the same
+  machine every caller is on this machine, so the proxy must limit the paths.
 - A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
   coding besides chunked, ...) gets a 400, unless it has its answer by then, and the connection ends, on every route.
 - Only public attributes and methods of uvicorn's protocol are used. They are the same in every version that the
@@ -14,6 +17,7 @@ becomes uvicorn's own cycle and reaches the FastAPI app.
 """
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -52,6 +56,7 @@ from specpilot.gateway.wire.routes import RESPONSE, method_of, tidied
 DRAINING_IDLE_S: Final = 1.0
 """Seconds after which an idle connection is closed during a drain."""
 
+_ELSEWHERE: Final = b"/not-served-to-other-machines"
 _USUAL_LINE_END: Final = b" HTTP/1.1\r\n"
 _log = logging.getLogger(__name__)
 
@@ -74,6 +79,7 @@ class ClientConnection(ClientReader):
         super().__init__(config, server_state, app_state, _loop)
         self._context = context
         self._exchange: Exchange | None = None
+        self._public_paths: frozenset[bytes] = frozenset()  # empty: all
         self._idle_since: float | None = context.monotonic()
         self._stuck_since: float | None = None
         self._head_bytes = 0  # bytes since the last byte of body: a head, sizes of chunks, trailers
@@ -95,6 +101,9 @@ class ClientConnection(ClientReader):
         super().connection_made(cast("asyncio.Transport", transport))
         self.write = self.transport.write
         self.client_host = self.client[0] if self.client else None
+        if self._context.public_paths and self.client_host is not None:  # without one it uses a Unix socket
+            is_here = ipaddress.ip_address(self.client_host.partition("%")[0]).is_loopback
+            self._public_paths = frozenset() if is_here else self._context.public_paths
         if len(self._context.connections) >= self._context.bounds.max_connections:
             self._context.metrics.count_refusal("connections")
             message = "too many connections (--max-connections); try again"
@@ -194,6 +203,8 @@ class ClientConnection(ClientReader):
             return
         self._idle_since = None
         self._body_left = head.length or 0
+        if self._public_paths and self._target.partition(b"?")[0] not in self._public_paths:
+            self._target = _ELSEWHERE + self._target
         if self._target[:1] != b"/":
             self._target = origin_form(self._target)
         path = ROUTES.get(self._target)

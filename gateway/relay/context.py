@@ -65,8 +65,9 @@ class Running(Swept, Protocol):
 class GatewayContext:
     """The shared state of all requests of this process.
 
-    Without `admission` every request is sent at once; without `origins` no web page may call. `has_named_series`: the
-    metrics may name engines and API keys. `trim` returns free memory to the system.
+    Without `admission` every request is sent at once; without `origins` no web page may call. If there are
+    `public_paths`, other machines may request no other path. `has_named_series`: the metrics may name engines and API
+    keys. `trim` returns free memory to the system.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
@@ -86,6 +87,7 @@ class GatewayContext:
         passes_keep_alives: bool,
         decodes_bodies: bool,
         origins: Origins | None,
+        public_paths: frozenset[bytes],
         has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
@@ -105,6 +107,7 @@ class GatewayContext:
         self.passes_keep_alives = passes_keep_alives
         self.decodes_bodies = decodes_bodies
         self.origins = origins
+        self.public_paths = public_paths
         self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}
