@@ -119,8 +119,7 @@ class GatewayContext:
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
-        self._classes: dict[str, frozenset[str]] = {}
-        self._terms: dict[str, tuple[tuple[MatchRule, ...], int]] = {}
+        self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
@@ -156,7 +155,6 @@ class GatewayContext:
     def adopt(self, snapshot: Snapshot) -> None:
         """Use `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
-        self._classes.clear()
         self._terms.clear()
         self.fleet.apply(snapshot.engines)
         self.serve_queue()
@@ -190,20 +188,12 @@ class GatewayContext:
         document = self.snapshot.policies.get(model)
         return None if document is None else document.policy.slo_of(traffic_class)
 
-    def known_classes(self, model: str) -> frozenset[str]:
-        """Return the classes of `model`; cached until the next snapshot."""
-        classes = self._classes.get(model)
-        if classes is None:
-            classes = self.snapshot.known_classes(model)
-            if model in self.fleet.by_model:
-                self._classes[model] = classes
-        return classes
-
-    def terms(self, model: str) -> tuple[tuple[MatchRule, ...], int]:
-        """Return the match rules of the policy of `model`, and its version; cached until the next snapshot."""
+    def terms(self, model: str) -> tuple[frozenset[str], tuple[MatchRule, ...], int]:
+        """Return the classes of `model`, its policy's match rules and version; cached until the next snapshot."""
         terms = self._terms.get(model)
         if terms is None:
-            terms = (self.snapshot.rules(model), self.snapshot.policy_version(model))
+            snapshot = self.snapshot
+            terms = (snapshot.known_classes(model), snapshot.rules(model), snapshot.policy_version(model))
             if model in self.fleet.by_model:
                 self._terms[model] = terms
         return terms

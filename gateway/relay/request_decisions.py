@@ -107,8 +107,8 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     `requested_model` is the name with a route, if any.
     """
     path, model = facts.path, facts.model
-    rules, version = context.terms(model)
-    classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
+    known_classes, rules, version = context.terms(model)
+    classified = classify(facts, head.traffic_class, key, known_classes, rules)
     if classified.has_unknown:
         context.metrics.unknown_class += 1
     # A client that asks itself, or whose options the engine will reject, gets what it sent.
