@@ -50,7 +50,6 @@ HOT_PATH = (
     "specpilot/gateway/telemetry/outcome.py",
     "specpilot/gateway/telemetry/recorder.py",
     "specpilot/gateway/relay/relay.py",
-    "specpilot/gateway/relay/waiting.py",
     "specpilot/gateway/routing/balance.py",
     "specpilot/gateway/routing/outlier_detection.py",
     "specpilot/gateway/routing/retry_budget.py",

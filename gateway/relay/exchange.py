@@ -21,7 +21,7 @@ import asyncio
 from typing import ClassVar
 
 from specpilot.gateway.engines.fleet import Engine
-from specpilot.gateway.limits.admission import Place
+from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
 from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.accounting import charge, record_end
@@ -31,11 +31,10 @@ from specpilot.gateway.relay.owner import ClientSide
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.relay.request_decisions import prepare
-from specpilot.gateway.relay.waiting import join_queue, leave_queue, queue_timeout
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
-from specpilot.gateway.wire.errors import GatewayError, RequestTimeoutError
+from specpilot.gateway.wire.errors import GatewayError, QueueTimeoutError, RequestTimeoutError
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
@@ -185,7 +184,8 @@ class Exchange:
             trip.overdue(expired, now)
         elif self._place is not None:
             self._waited_s = now - self._place.since
-            self.local_reply(queue_timeout(self._place, expired, now))
+            message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
+            self.local_reply(QueueTimeoutError(message, retry_after_s=self._waited_s))
         else:
             self.keep_alive = False
             self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
@@ -230,7 +230,7 @@ class Exchange:
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
-                self._place = join_queue(context, admission, self, prepared, self._received_at)
+                self._join_queue(admission, prepared)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
@@ -248,10 +248,24 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
+    def _join_queue(self, admission: Admission[Engine], prepared: PreparedRequest) -> None:
+        """Wait in the queue of the request's model and class. Raises `QueueFullError`."""
+        policy = self._context.class_policy(prepared.model, prepared.traffic_class)
+        place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
+        admission.join(place, policy.weight, policy.priority)
+        prepared.facts = None  # the parsed body is large; it is parsed again for the choice of an engine
+        prepared.cell.queued += 1
+        self._place = place
+
     def _leave_queue(self, now: float) -> None:
+        """Give up the place in the queue, if any: there is room, or the request has ended."""
         place, self._place = self._place, None
-        if place is not None and self._prepared is not None:
-            self._waited_s = leave_queue(self._context, place, self._prepared, now)
+        admission, prepared = self._context.admission, self._prepared
+        if place is not None and prepared is not None and admission is not None:
+            admission.leave(place)
+            self._waited_s = max(0.0, now - place.since)
+            prepared.cell.queued -= 1
+            prepared.cell.queue.observe(self._waited_s)
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""

@@ -14,7 +14,7 @@ from specpilot.gateway.telemetry.access_log import AccessLog
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
-from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
+from tests.support.scripted_engine import ScriptedEngine, completion, reply
 
 
 async def test_an_upgrade_hides_no_length_behind_too_many_headers(
