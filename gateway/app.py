@@ -41,7 +41,6 @@ from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext
-from specpilot.gateway.relay.public_paths import LimitedProtocol
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
@@ -106,6 +105,7 @@ def create_app(
         passes_keep_alives=settings.pass_keep_alives,
         decodes_bodies=settings.decode_bodies,
         origins=Origins(settings.allowed_origins) if settings.allowed_origins else None,
+        public_paths=frozenset(path.encode() for path in settings.public_paths),
         has_named_series=settings.show_engine or settings.admin_port is not None,
         trim=trimmer(),
     )
@@ -147,11 +147,9 @@ def create_server(
     The socket listens already, except for one worker of several: the other workers get the connections until it serves.
     """
     app, context = create_app(settings, clock, log_stream, look_up, worker)
-    paths = settings.public_paths
-    protocol = partial(LimitedProtocol, context, paths) if paths else partial(ClientConnection, context)
     config = uvicorn.Config(
         app,
-        http=cast("Any", protocol),
+        http=cast("Any", partial(ClientConnection, context)),
         loop="uvloop",
         ws="none",
         lifespan="on",

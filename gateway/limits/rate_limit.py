@@ -101,7 +101,7 @@ class Bucket:
 
     def fill(self, now: float) -> None:
         """Add the inflow up to `now`."""
-        if now > self._at:  # a pipelined request behind another one has an earlier time
+        if now > self._at:  # a request whose body was decoded in pauses has an earlier time
             self.held += (now - self._at) * self.capacity / MINUTE_S
             self._at = now
         self.held = min(self.capacity, self.held)

@@ -65,8 +65,9 @@ class Running(Swept, Protocol):
 class GatewayContext:
     """The shared state of all requests of this process.
 
-    Without `admission` every request is sent at once; without `origins` no web page may call. `has_named_series`: the
-    metrics may name engines and API keys. `trim` returns free memory to the system.
+    Without `admission` every request is sent at once; without `origins` no web page may call. If there are
+    `public_paths`, other machines may request no other path. `has_named_series`: the metrics may name engines and API
+    keys. `trim` returns free memory to the system.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of a whole program
@@ -86,6 +87,7 @@ class GatewayContext:
         passes_keep_alives: bool,
         decodes_bodies: bool,
         origins: Origins | None,
+        public_paths: frozenset[bytes],
         has_named_series: bool,
         trim: Callable[[], None] = lambda: None,
     ) -> None:
@@ -105,6 +107,7 @@ class GatewayContext:
         self.passes_keep_alives = passes_keep_alives
         self.decodes_bodies = decodes_bodies
         self.origins = origins
+        self.public_paths = public_paths
         self.has_named_series = has_named_series
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}
@@ -116,8 +119,7 @@ class GatewayContext:
         self.connections: set[Swept] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
-        self._classes: dict[str, frozenset[str]] = {}
-        self._terms: dict[str, tuple[tuple[MatchRule, ...], int]] = {}
+        self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}
         self._id_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeps = 0
@@ -153,7 +155,6 @@ class GatewayContext:
     def adopt(self, snapshot: Snapshot) -> None:
         """Use `snapshot` from now on. On the loop only, or before it runs."""
         self.snapshot = snapshot
-        self._classes.clear()
         self._terms.clear()
         self.fleet.apply(snapshot.engines)
         self.serve_queue()
@@ -187,20 +188,12 @@ class GatewayContext:
         document = self.snapshot.policies.get(model)
         return None if document is None else document.policy.slo_of(traffic_class)
 
-    def known_classes(self, model: str) -> frozenset[str]:
-        """Return the classes of `model`; cached until the next snapshot."""
-        classes = self._classes.get(model)
-        if classes is None:
-            classes = self.snapshot.known_classes(model)
-            if model in self.fleet.by_model:
-                self._classes[model] = classes
-        return classes
-
-    def terms(self, model: str) -> tuple[tuple[MatchRule, ...], int]:
-        """Return the match rules of the policy of `model`, and its version; cached until the next snapshot."""
+    def terms(self, model: str) -> tuple[frozenset[str], tuple[MatchRule, ...], int]:
+        """Return the classes of `model`, its policy's match rules and version; cached until the next snapshot."""
         terms = self._terms.get(model)
         if terms is None:
-            terms = (self.snapshot.rules(model), self.snapshot.policy_version(model))
+            snapshot = self.snapshot
+            terms = (snapshot.known_classes(model), snapshot.rules(model), snapshot.policy_version(model))
             if model in self.fleet.by_model:
                 self._terms[model] = terms
         return terms

@@ -14,15 +14,8 @@ SMALL_BODY_BYTES: Final = 65_536
 """Bytes up to which a body is copied behind its head, because one write takes less time than two."""
 
 
-def engine_request(  # noqa: PLR0913, PLR0917 - the parts of a request
-    engine: Engine,
-    prepared: PreparedRequest,
-    method: bytes,
-    path: str,
-    request: RequestHead,
-    request_id: bytes,
-    *,
-    names_response: bool,
+def engine_request(
+    engine: Engine, prepared: PreparedRequest, request: RequestHead, *, names_response: bool
 ) -> tuple[bytes | memoryview, ...]:
     """Return the request for `engine`, as buffers to send one after another. `request` is the client's head.
 
@@ -36,10 +29,10 @@ def engine_request(  # noqa: PLR0913, PLR0917 - the parts of a request
     only = body[0] if len(body) == 1 else None
     size = sum(map(len, body)) if only is None else len(only)
     head = b"%s%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
-        engine.head(method, (request.target or path).encode()),
+        engine.head(request.method, (request.target or request.path).encode()),
         request.forwarded,
         prepared.engine_lines,
-        request_id,
+        request.request_id,
         size,
     )
     if size <= SMALL_BODY_BYTES and isinstance(only, bytes):

@@ -1,27 +1,29 @@
 """One relayed request, from its head to the end of its response: the only owner of its stream.
 
-`exchange_state` has the table of states. This file has the phases before an engine: `request` (the body arrives) and
-`queue` (every engine is full). From the choice of an engine on the request is a `gateway.relay.relay.Relay`, which this
-file begins and ends. Every phase has a time-out. In every state the client may disconnect. This frees its place in the
-queue and closes the engine's connection at once, so that the engine aborts.
+| phase       | until                                                                        |
+|-------------|------------------------------------------------------------------------------|
+| `request`   | the body has arrived, and an engine is chosen or every engine is full        |
+| `queue`     | an engine has room; `_place` is set                                          |
+| the relay's | the end; `_relay` is set at the choice of an engine, and has phases of its own |
 
-| fields                              | meaning                                              |
-|-------------------------------------|------------------------------------------------------|
-| `_relay`, `_place`                  | set in `RELAYED`, in `QUEUE`                         |
-| `_prepared`                         | set once the request is whole and decided on         |
-| `is_received`                       | the whole body has arrived, in any state             |
-| `refusal`                           | an error to send when the state leaves `PENDING`     |
-| `_is_charged`                       | the key was charged, and `finish` settles the charge |
-| `response_complete`, `disconnected` | in `OVER`; the client disconnected                   |
+Every phase has a time-out, and ends early with a local reply or when the client disconnects. This frees its place in
+the queue and closes the engine's connection at once, so that the engine aborts.
+
+| fields                              | meaning                                                |
+|-------------------------------------|--------------------------------------------------------|
+| `_prepared`                         | set once the request is whole and decided on           |
+| `is_received`                       | the whole body has arrived, in any phase               |
+| `_is_charged`                       | the key was charged, and `finish` settles the charge   |
+| `response_complete`, `disconnected` | the response has ended, in any way; client disconnected |
 """
 
 import asyncio
 from typing import ClassVar
 
 from specpilot.gateway.engines.fleet import Engine
-from specpilot.gateway.limits.admission import Place
+from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
-from specpilot.gateway.relay import exchange_state, relay
+from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.accounting import charge, record_end
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import first_engine
@@ -29,11 +31,10 @@ from specpilot.gateway.relay.owner import ClientSide
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.relay.request_decisions import prepare
-from specpilot.gateway.relay.waiting import join_queue, leave_queue, queue_timeout
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.telemetry.tracing import Span
 from specpilot.gateway.wire.deadlines import overdue
-from specpilot.gateway.wire.errors import GatewayError, RequestTimeoutError
+from specpilot.gateway.wire.errors import GatewayError, QueueTimeoutError, RequestTimeoutError
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
@@ -54,29 +55,23 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_method", "_path",
-        "_place", "_prepared", "_received_at", "_relay", "_request", "_request_id", "_span", "_state", "_status",
-        "_waited_s", "disconnected", "is_received", "keep_alive", "refusal", "response_complete",
+        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_place",
+        "_prepared", "_received_at", "_relay", "_request", "_span", "_status", "_waited_s", "disconnected",
+        "is_received", "keep_alive", "response_complete",
     )  # fmt: skip
 
     message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
 
-    def __init__(
-        self, context: GatewayContext, connection: ClientSide, method: bytes, path: str, request: RequestHead
-    ) -> None:
-        """`request` is the parsed head, `path` the route."""
+    def __init__(self, context: GatewayContext, connection: ClientSide, request: RequestHead) -> None:
+        """`request` is the parsed head."""
         self._context = context
         self._connection = connection
-        self._method = method
-        self._path = path
         self._request = request
-        self._request_id = request.request_id or context.new_request_id()
+        if not request.request_id:
+            request.request_id = context.new_request_id()
         self._status = 0
         self._last_at = self._received_at = context.monotonic()
-        self._state: str = exchange_state.PENDING
         self._body = RequestBody(context, request)
-        # A coding that cannot be decoded is rejected before the body arrives.
-        self.refusal: GatewayError | None = self._body.read_codings() if request.coding else None
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
         self._place: Place | None = None
@@ -95,72 +90,51 @@ class Exchange:
         """The phase of the request, for time-outs and the access log."""
         if self._relay is not None:
             return self._relay.phase
-        return self._state if self._state == exchange_state.QUEUE else exchange_state.REQUEST
+        return "request" if self._place is None else "queue"
 
     # The client's side
 
-    def wait_in_turn(self, limit_bytes: int) -> None:
-        """Stay in `PENDING`: the request waits behind another.
-
-        Until it starts, its body is kept: at most `limit_bytes` of it, and none of one whose key is not known.
-        """
-        self._body.limit_bytes = min(self._body.limit_bytes, limit_bytes)
-        try:
-            self._context.key_of(self._request.api_key)
-        except GatewayError as error:
-            self.refusal = self.refusal or error
-
-    def start(self) -> None:
-        """Leave `PENDING`: every earlier request on the connection has its answer."""
-        self._state = exchange_state.after(self._state, exchange_state.TURN)
-        context, length = self._context, self._request.length
+    def start(self, refusal: GatewayError | None = None) -> None:
+        """Begin with the head alone, or answer with `refusal`."""
+        context, request = self._context, self._request
         context.exchanges.add(self)
-        self._received_at = self._last_at = context.monotonic()  # the wait behind another response does not count
-        self._span = context.recorder.start_span(self._method, self._path, self._request)
-        if self.refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
-            self.local_reply(self.refusal)
+        self._span = context.recorder.start_span(request.method, request.path, request)
+        if refusal is None and request.coding:  # what cannot be decoded is rejected before the body arrives
+            refusal = self._body.read_codings()
+        if refusal is not None:  # not raised: its traceback would hold this frame, which holds the error
+            self.local_reply(refusal)
             return
         try:
             if context.is_leaving:
                 self.keep_alive = False
-            self._key = context.admit(self._request.api_key)
-            if length is not None and length > self._body.limit_bytes:
+            self._key = context.admit(request.api_key)
+            if request.length is not None and request.length > context.bounds.max_body_bytes:
                 raise self._body.too_large()
         except GatewayError as error:
             self.local_reply(error)
             return
-        if self.is_received:
-            self._dispatch()
-        elif self._request.is_expecting:
-            self._request.is_expecting = False
+        if request.is_expecting:
+            request.is_expecting = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def feed(self, data: bytes) -> None:
         """Part of the request's body arrived."""
-        if self.response_complete or self.refusal is not None:
+        if self.response_complete:
             return
         self._last_at = self._context.monotonic()
         error = self._body.feed(data)
         if error is not None:
-            self.local_reply_in_turn(error)
+            self.local_reply(error)
 
     def body_released(self) -> None:
         """Stop counting the body: its answer has begun."""
         self._body.release()
 
-    def local_reply_in_turn(self, error: GatewayError) -> None:
-        """Answer with `error` instead of serving the request; in `PENDING`, when it starts."""
-        self._body.drop()
-        self.refusal = self.refusal or error
-        if self._state != exchange_state.PENDING:
-            self.local_reply(self.refusal)
-
     def received(self) -> None:
         """The request is whole."""
         self.is_received = True
         self._received_at = self._last_at = self._context.monotonic()
-        if self._state == exchange_state.REQUEST:
-            self._dispatch()
+        self._dispatch()
 
     def client_left(self) -> None:
         """The client closed its connection: stop the engine at once."""
@@ -170,11 +144,6 @@ class Exchange:
         self.disconnected = True
         self._status = CLIENT_LEFT
         self.finish()
-
-    def drop(self) -> None:
-        """The request will not start: its connection ends with an answer before it."""
-        self._body.drop()
-        self.refusal = None
 
     def pause(self) -> None:
         """The client is slower than the engine."""
@@ -193,8 +162,8 @@ class Exchange:
         self._status, self._error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
-        lines, is_head = self.header_lines(), self._method == b"HEAD"
-        self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=self._path))
+        lines, path, is_head = self.header_lines(), self._request.path, self._request.method == b"HEAD"
+        self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=path))
         self.finish()
 
     def sweep(self, now: float) -> None:
@@ -215,14 +184,15 @@ class Exchange:
             trip.overdue(expired, now)
         elif self._place is not None:
             self._waited_s = now - self._place.since
-            self.local_reply(queue_timeout(self._place, expired, now))
+            message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
+            self.local_reply(QueueTimeoutError(message, retry_after_s=self._waited_s))
         else:
             self.keep_alive = False
             self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
 
     def header_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
-        lines = b"x-request-id: %s\r\n" % self._request_id
+        lines = b"x-request-id: %s\r\n" % self._request.request_id
         if self._prepared is not None:
             lines += self._prepared.header_lines
         if self._request.origin is not None and self._context.origins is not None:
@@ -251,17 +221,16 @@ class Exchange:
             return
         body, outline = self._body.finish()
         try:
-            prepared = self._prepared = prepare(context, self._path, self._request, self._key, body, outline)
+            prepared = self._prepared = prepare(context, self._request, self._key, body, outline)
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
                 self._is_charged = charge(context, self._key, prepared, self._received_at)
             context.budget.earn(self._received_at)
-            admission = None if self._path in STORED else context.admission  # these generate nothing
+            admission = None if prepared.path in STORED else context.admission  # these generate nothing
             if admission is None or admission.is_open(prepared.model, self._received_at):
                 self._go(prepared)
             else:
-                self._place = join_queue(context, admission, self, prepared, self._received_at)
-                self._state = exchange_state.after(self._state, exchange_state.FULL)
+                self._join_queue(admission, prepared)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
@@ -273,17 +242,30 @@ class Exchange:
         """An engine has room: leave the queue and send the request."""
         prepared = self._prepared
         assert prepared is not None
-        self._state = exchange_state.after(self._state, exchange_state.ROOM)
         self._leave_queue(now)
         try:
             self._go(prepared)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
             self.fail(error)
 
+    def _join_queue(self, admission: Admission[Engine], prepared: PreparedRequest) -> None:
+        """Wait in the queue of the request's model and class. Raises `QueueFullError`."""
+        policy = self._context.class_policy(prepared.model, prepared.traffic_class)
+        place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
+        admission.join(place, policy.weight, policy.priority)
+        prepared.facts = None  # the parsed body is large; it is parsed again for the choice of an engine
+        prepared.cell.queued += 1
+        self._place = place
+
     def _leave_queue(self, now: float) -> None:
+        """Give up the place in the queue, if any: there is room, or the request has ended."""
         place, self._place = self._place, None
-        if place is not None and self._prepared is not None:
-            self._waited_s = leave_queue(self._context, place, self._prepared, now)
+        admission, prepared = self._context.admission, self._prepared
+        if place is not None and prepared is not None and admission is not None:
+            admission.leave(place)
+            self._waited_s = max(0.0, now - place.since)
+            prepared.cell.queued -= 1
+            prepared.cell.queue.observe(self._waited_s)
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""
@@ -293,13 +275,9 @@ class Exchange:
             self,
             self._connection,
             prepared,
-            self._method,
-            self._path,
             self._request,
-            self._request_id,
             self._received_at + self._waited_s,
         )
-        self._state = exchange_state.after(self._state, exchange_state.GO)
         self._relay.start_attempt(engine)
 
     def engine_ejected(self, engine: Engine) -> None:
@@ -318,23 +296,22 @@ class Exchange:
 
     def finish(self, *, is_reset: bool = False) -> None:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
+        assert not self.response_complete
         self.response_complete = True
-        self.refusal = None  # a raised error holds its frames, which hold this exchange
-        context, trip, prepared = self._context, self._relay, self._prepared
+        context, trip, prepared, request = self._context, self._relay, self._prepared, self._request
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
         outcome = Outcome(
-            request_id=self._request_id,
-            method=self._method,
-            path=self._path,
+            request_id=request.request_id,
+            method=request.method,
+            path=request.path,
             status=self._status or (0 if trip is None else trip.status),
             received_at=self._received_at,
             ended_at=context.monotonic(),
-            phase=self.phase,  # before the state changes
+            phase=self.phase,  # before it leaves the queue
             error=self._error or (None if trip is None else trip.error),
         )
-        self._state = exchange_state.after(self._state, exchange_state.END)
         self._leave_queue(outcome.ended_at)
         outcome.client_host = self._connection.client_host
         outcome.waited_s = self._waited_s

@@ -66,8 +66,8 @@ class Relay:
     """
 
     __slots__ = (
-        "_attempts", "_began_at", "_context", "_method", "_overhead_s", "_owner", "_path", "_prepared", "_request",
-        "_request_id", "_sink", "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
+        "_attempts", "_began_at", "_context", "_overhead_s", "_owner", "_prepared", "_request", "_sink",
+        "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
@@ -76,20 +76,14 @@ class Relay:
         owner: RelayOwner,
         sink: ResponseSink,
         prepared: PreparedRequest,
-        method: bytes,
-        path: str,
         request: RequestHead,
-        request_id: bytes,
         began_at: float,
     ) -> None:
         self._context = context
         self._owner = owner
         self._sink = sink
         self._write = sink.write
-        self._method = method
-        self._path = path
         self._request = request
-        self._request_id = request_id
         self._prepared = prepared
         self._began_at = self.last_at = began_at
         self._attempts = Attempts(context, prepared, request.session, sink)
@@ -110,7 +104,7 @@ class Relay:
         outcome.overhead_s = self._overhead_s
         delivery = self.delivery
         if delivery is not None:
-            outcome.usage = None if self._path in STORED else delivery.usage
+            outcome.usage = None if self._request.path in STORED else delivery.usage
             outcome.events = delivery.events
             outcome.is_event_stream = delivery.is_stream
             outcome.first_byte_at = None if delivery.has_failed_first else delivery.first_at  # an error is no content
@@ -184,15 +178,7 @@ class Relay:
         context, attempt = self._context, self._attempts.current
         assert attempt is not None
         self.phase = "wait"
-        buffers = engine_request(
-            attempt.engine,
-            self._prepared,
-            self._method,
-            self._path,
-            self._request,
-            self._request_id,
-            names_response=context.names_responses,
-        )
+        buffers = engine_request(attempt.engine, self._prepared, self._request, names_response=context.names_responses)
         self.sent_at = self.last_at = context.monotonic()
         if self._overhead_s is None:
             self._overhead_s = max(0.0, self.sent_at - self._began_at)
@@ -229,7 +215,7 @@ class Relay:
             keep_alive=owner.keep_alive,
             strips_usage=self._prepared.strips_usage,
             has_one_choice=self._prepared.has_one_choice,
-            path=self._path,
+            path=self._request.path,
             passes_keep_alives=self._context.passes_keep_alives,
             is_committed=self.is_committed,
         )
@@ -321,7 +307,7 @@ class Relay:
             self._owner.local_reply(error)
             return
         self.error = error.code
-        self._write(closing(event_of(error, self._path), is_modern=self._request.is_modern))
+        self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
         self._owner.finish()
 
     def _reset_response(self, error: GatewayError) -> None:
@@ -332,7 +318,7 @@ class Relay:
             self.error = error.code
         elif delivery.has_error:
             self.error = "error_event"
-        tail = delivery.reset(event_of(error, self._path))
+        tail = delivery.reset(event_of(error, self._request.path))
         if tail is not None:
             self._write(tail)
         self._owner.finish(is_reset=tail is None)

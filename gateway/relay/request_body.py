@@ -33,18 +33,17 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 
 
 class RequestBody:
-    """The bytes so far of a body of at most `limit_bytes`. `request` is the head before it.
+    """The bytes so far of a body. `request` is the head before it.
 
     `is_encoded`: the body is compressed, and is examined after it is decoded (`finish_encoded`, then `decode`).
     """
 
     __slots__ = (
         "_codings", "_context", "_counted_bytes", "_is_dropped", "_outline", "_parts", "_request", "_size",
-        "_tail", "is_encoded", "limit_bytes",
+        "_tail", "is_encoded",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: RequestHead) -> None:
-        self.limit_bytes = context.bounds.max_body_bytes
         self._context = context
         self._request = request
         self._codings: tuple[str, ...] = ()
@@ -119,7 +118,7 @@ class RequestBody:
         """
         monotonic = self._context.monotonic
         turn_began_at = monotonic()
-        for piece in decoded(parts, self._codings, self.limit_bytes):
+        for piece in decoded(parts, self._codings, self._context.bounds.max_body_bytes):
             if self._is_dropped:
                 return
             error = self.feed(piece) if piece else None
@@ -143,12 +142,8 @@ class RequestBody:
 
     def too_large(self) -> BodyTooLargeError:
         """Return the error for a body above the limit."""
-        message = f"the request body is larger than {self.limit_bytes} bytes "
-        if self.limit_bytes < self._context.bounds.max_body_bytes:
-            message += "and was sent before the previous answer; wait for that, or use another connection"
-        else:
-            message += "(--max-body-bytes); send less"
-        return BodyTooLargeError(message)
+        limit_bytes = self._context.bounds.max_body_bytes
+        return BodyTooLargeError(f"the request body is larger than {limit_bytes} bytes (--max-body-bytes); send less")
 
     def _seal(self) -> None:
         tail, self._tail = self._tail, None
@@ -156,9 +151,9 @@ class RequestBody:
         self._parts.append(bytes(tail))
 
     def _bound(self, data: bytes) -> GatewayError | None:
-        if self._size > self.limit_bytes:
-            return self.too_large()
         context = self._context
+        if self._size > context.bounds.max_body_bytes:
+            return self.too_large()
         if context.body_bytes + len(data) > context.bounds.max_bodies_bytes:
             return BodiesFullError(
                 "the bodies of other requests fill the gateway's memory (--max-bodies-bytes); try again",

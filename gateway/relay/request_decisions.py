@@ -40,9 +40,8 @@ _USAGE: Final = {STREAM_OPTIONS: b'{"include_usage":true}'}
 """Without `continuous_usage_stats`, with which vLLM would put usage into every event."""
 
 
-def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
+def prepare(
     context: GatewayContext,
-    path: str,
     head: RequestHead,
     key: ApiKey | None,
     body: tuple[bytes, ...],
@@ -55,10 +54,10 @@ def prepare(  # noqa: PLR0913, PLR0917 - the parts of a request
     text = None if outline is None else outline.finish()
     if head.target:
         text, body = reference(context, head.target), (b"",)
-    facts, body = _read(path, body, text)
+    facts, body = _read(head.path, body, text)
     facts.model = facts.model or _default_model(context, key)
     requested_model = facts.model
-    if key is not None and (path == RESPONSES or head.target):
+    if key is not None and (head.path == RESPONSES or head.target):
         check_owner(facts, key.key_id)
     if key is not None and not head.target and not key.may_use(requested_model):
         raise ModelNotAllowedError(
@@ -108,8 +107,8 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     `requested_model` is the name with a route, if any.
     """
     path, model = facts.path, facts.model
-    rules, version = context.terms(model)
-    classified = classify(facts, head.traffic_class, key, context.known_classes(model), rules)
+    known_classes, rules, version = context.terms(model)
+    classified = classify(facts, head.traffic_class, key, known_classes, rules)
     if classified.has_unknown:
         context.metrics.unknown_class += 1
     # A client that asks itself, or whose options the engine will reject, gets what it sent.

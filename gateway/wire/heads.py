@@ -127,14 +127,15 @@ _STATUS: Final = {
 class RequestHead:
     """The headers of a request that the gateway reads. `forwarded` are the headers for the engine, as bytes.
 
-    `coding` is the value of `Content-Encoding`, all its lines joined; engines get the body without it. `target` is path
-    and query for the engine if the route is a pattern of many paths, else empty. `is_modern`: the client speaks
-    HTTP/1.1, so it understands chunks and keeps its connection.
+    `coding` is the value of `Content-Encoding`, all its lines joined; engines get the body without it. `path` is the
+    relayed route. `target` is path and query for the engine if the route is a pattern of many paths, else empty.
+    `is_modern`: the client speaks HTTP/1.1, so it understands chunks and keeps its connection. `request_id` is empty
+    until the gateway chooses one, if the client sent none.
     """
 
     __slots__ = (
-        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "origin",
-        "request_id", "session", "target", "traffic_class",
+        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "method",
+        "origin", "path", "request_id", "session", "target", "traffic_class",
     )  # fmt: skip
 
     def __init__(self, *, is_modern: bool) -> None:
@@ -144,8 +145,10 @@ class RequestHead:
         self.origin: bytes | None = None
         self.traffic_class: str | None = None
         self.k_max: bytes | None = None
-        self.request_id: bytes | None = None
+        self.request_id = b""
         self.session: str | None = None
+        self.method = b""
+        self.path = ""
         self.target = ""
         self.length: int | None = None
         self.is_chunked = False
@@ -186,7 +189,7 @@ def read_request_head(  # noqa: C901, PLR0912, PLR0915 - one branch a header
                 raise BadHeadError(f"content-length is not one number of at most {LENGTH_DIGITS} digits")
         elif name == b"x-request-id":
             identifier = value.strip(_BLANKS)
-            head.request_id = identifier if _REQUEST_ID.fullmatch(identifier) else None
+            head.request_id = identifier if _REQUEST_ID.fullmatch(identifier) else b""
         elif name == _CLASS_HEADER:
             head.traffic_class = value.strip(_BLANKS).decode("latin-1") or None
         elif name in SESSION_HEADERS:

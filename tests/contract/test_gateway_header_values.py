@@ -82,7 +82,7 @@ async def test_blanks_behind_every_header_that_is_read(
     context = locked.context
     policy = VersionedPolicy(1, 1.0, Policy("tiny", classes={"code": ClassPolicy()}))
     context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": policy}))
-    await eventually(lambda: "code" in context.known_classes("tiny"))
+    await eventually(lambda: "code" in context.snapshot.known_classes("tiny"))
     lines = {
         "x-request-id": "r-1",
         "x-traffic-class": "code",

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
 from tests.support.gateway_server import GatewayThread, LoopWatch, eventually
-from tests.support.scripted_engine import CLOSE, HANG, ScriptedEngine, completion, reply
+from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: %d\r\n\r\n"
 
@@ -66,34 +66,6 @@ async def test_a_body_is_no_longer_counted_once_its_answer_has_begun(
         await client.reader.readuntil(b"\r\n\r\n")
         await eventually(lambda: gateway.context.body_bytes == 0)
         go_on.set()
-
-
-async def test_bodies_behind_a_request_whose_client_leaves_are_no_longer_counted(
-    engine: ScriptedEngine, gateway: GatewayThread
-) -> None:
-    engine.script = [HANG]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
-        await engine.wait_seen(1)
-        waiting = request({"model": "tiny", "prompt": "x" * 60_000})
-        client.send(waiting * 3 + waiting[:50_000])  # three that are whole, and one that never will be
-        await eventually(lambda: gateway.context.body_bytes > 200_000)
-    await eventually(lambda: gateway.context.body_bytes == 0)
-
-
-async def test_bodies_behind_an_answer_that_ends_with_its_connection_are_no_longer_counted(
-    engine: ScriptedEngine, gateway: GatewayThread
-) -> None:
-    may_answer = asyncio.Event()
-    engine.script = [may_answer, b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{}", CLOSE]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
-        await engine.wait_seen(1)
-        client.send(request({"model": "tiny", "prompt": "x" * 60_000}))
-        await eventually(lambda: gateway.context.body_bytes > 60_000)
-        may_answer.set()
-        assert (await client.answer()).body == b"{}"
-    await eventually(lambda: gateway.context.body_bytes == 0)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -137,7 +137,7 @@ async def test_a_connection_on_which_a_request_is_coming_or_under_way_is_not_idl
     gateway = await start_gateway(engine, clock=clock, keep_alive_s=5.0)
     async with await Client.connect(gateway.port) as client:
         client.send(request()[:30])
-        await eventually(lambda: any(one._state.reading == HEAD for one in [*gateway.context.connections]))
+        await eventually(lambda: any(one._state == HEAD for one in [*gateway.context.connections]))
         await idle_for(gateway, clock, 6.0)
         client.send(request()[30:])
         assert (await client.answer()).status == 200

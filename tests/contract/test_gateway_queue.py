@@ -106,25 +106,6 @@ async def test_requests_beyond_the_capacity_wait_and_say_for_how_long(
     assert len([line for line in gateway.log_lines() if line["queue_ms"]]) == 3
 
 
-async def test_what_a_pipelined_request_waits_behind_another_is_no_time_in_the_queue(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
-) -> None:
-    gates = Gates(engine)
-    gateway = await start_gateway(engine, clock=clock, engine_capacity=1, queue_timeout_s=1.5)
-    async with await Client.connect(gateway.port) as first, await Client.connect(gateway.port) as second:
-        first.send(request() * 3)
-        await engine.wait_seen(1)
-        second.send(request())
-        await eventually(lambda: queued(gateway) == 1)
-        for at in range(4):
-            await gates.until_seen(at + 1)
-            clock.at += 0.6
-            await gates.open(at, at + 1)
-        assert [(await first.answer()).status for _ in range(3)] == [200] * 3
-        assert (await second.answer()).status == 200
-    assert gateway.context.metrics.refusals == {}
-
-
 @pytest.mark.usefixtures("empty_heap")
 async def test_who_waits_is_chosen_for_by_the_same_session_and_sent_whole(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
@@ -151,7 +132,7 @@ async def test_what_an_engine_allows_less_waits_by_priority(
     gates = Gates(engine)
     gateway = await start_gateway(engine, engine_capacity=8)
     set_policy(gateway, urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "urgent" in gateway.context.known_classes("tiny"))
+    await eventually(lambda: "urgent" in gateway.context.snapshot.known_classes("tiny"))
     [found] = gateway.context.fleet.engines.values()
     found.running_limit = 1  # as its record has it
     async with AsyncExitStack() as stack:
@@ -172,7 +153,7 @@ async def test_classes_share_by_weight_and_priority_goes_first(
 ) -> None:
     gateway = await start_gateway(engine, engine_capacity=1)
     set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "heavy" in gateway.context.known_classes("tiny"))
+    await eventually(lambda: "heavy" in gateway.context.snapshot.known_classes("tiny"))
     all_wait = asyncio.Event()
     engine.scripts = [[all_wait, reply(completion())]]
     async with AsyncExitStack() as stack:

@@ -66,7 +66,7 @@ async def test_engines_get_the_priority_of_the_class_and_never_the_clients(
         gateway = await start_gateway(engine, send_priority=send_priority)
         context = gateway.context
         context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": VersionedPolicy(1, 1.0, policy)}))
-        await eventually(lambda: "urgent" in context.known_classes("tiny"))
+        await eventually(lambda: "urgent" in context.snapshot.known_classes("tiny"))
         sent = request(
             {"model": "tiny", "input": text, **more}, path=path, headers=f"x-traffic-class: {traffic_class}\r\n"
         )

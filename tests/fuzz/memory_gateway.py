@@ -5,7 +5,7 @@ not relayed are stand-ins: they keep what they are given and answer at once.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -69,9 +69,15 @@ class _Task:
 
 
 class _Loop:
-    """Runs at once what never waits, and forgets timers."""
+    """Runs at once what never waits, keeps what is to be called soon, and forgets timers."""
 
     _task = _Task()
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
 
     def call_later(self, delay_s: float, callback: object) -> None:
         pass
@@ -138,14 +144,18 @@ class MemoryGateway:
         """Feed `request` to the client's side; the engine answers each request with `reply`, then maybe closes."""
         talk = Talk()
         transport = _Transport()
-        client = ClientConnection(self.context, self._config, ServerState(), {}, cast("Any", _Loop()))
+        loop = _Loop()
+        client = ClientConnection(self.context, self._config, ServerState(), {}, cast("Any", loop))
         client.connection_made(transport)
         for part in request:
             client.data_received(part)
-            while self._pool.waiting:
-                connection = self._pool.waiting.pop(0)
-                talk.relayed.append(bytes(cast("Any", connection.transport).written))
-                self._answer(connection, reply, ends=ends)
+            while self._pool.waiting or loop.soon:
+                if self._pool.waiting:
+                    connection = self._pool.waiting.pop(0)
+                    talk.relayed.append(bytes(cast("Any", connection.transport).written))
+                    self._answer(connection, reply, ends=ends)
+                else:
+                    loop.soon.pop(0)()
         talk.answered = bytes(transport.written)
         talk.is_cut, talk.is_closed = transport.is_cut, transport.is_closing()
         client.connection_lost(None)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from specpilot.gateway.relay.answer_queue import PIPELINED
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.amendments import amend
@@ -70,13 +69,12 @@ def heads(data: bytes) -> None:
     whole = _gateway().talk([data])
     cut = _gateway().talk(pieces(data))
     theirs = requests_in(data)
-    is_pipelined = data.count(b"HTTP/1.") <= PIPELINED  # beyond, how much is answered depends on how it came
     is_read = _LEFT_UNREAD not in whole.answered + cut.answered
-    if is_pipelined and is_read:
+    if is_read:
         assert _without_ids(cut.relayed) == _without_ids(whole.relayed)
     wanted = [item for item in theirs.messages if item.first[0] == b"POST" and _path_of(item.first[1]) in PROXIED]  # type: ignore[index]
     is_tolerated = theirs.fault is not None and _TOLERATED.match(theirs.fault) is not None
-    if is_pipelined and is_read and not any(code in whole.answered for code in _REFUSALS):
+    if is_read and not any(code in whole.answered for code in _REFUSALS):
         assert len(whole.relayed) >= sum(_is_relayable(item) for item in wanted)
     for at, sent in enumerate(whole.relayed):
         ours = requests_in(sent)

@@ -12,6 +12,6 @@ def test_nothing_private_of_uvicorns_protocol_is_used_or_replaced() -> None:
     assert private  # it has some, and their names change from version to version
     assert private.isdisjoint(vars(ClientConnection))
     folder = Path(__file__).parents[4] / "gateway" / "relay"
-    for module in ("answer_queue", "client_connection"):
+    for module in ("client_reader", "client_connection"):
         source = (folder / f"{module}.py").read_text()
         assert not {name for name in private if f".{name}" in source}

@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 
 from specpilot.gateway.app import create_app
 from specpilot.gateway.relay.client_connection import ClientConnection
-from specpilot.gateway.relay.read_turns import GIVE_WAY_BYTES, LINES_A_TURN, PIECE_BYTES
+from specpilot.gateway.relay.client_reader import GIVE_WAY_BYTES, LINES_A_TURN, PIECE_BYTES
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
 
@@ -154,7 +154,7 @@ async def test_what_waits_is_let_go_of_with_its_client() -> None:
     client.connection_lost(None)
     await asyncio.sleep(0)
     assert len(transport.written) == answered
-    assert client._turns.unread == b""
+    assert client._unread == b""
 
 
 async def test_nothing_that_comes_after_what_cannot_be_read_is_looked_at() -> None:
