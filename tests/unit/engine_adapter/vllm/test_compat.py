@@ -1,6 +1,5 @@
 """Which engines are steered, and which are refused at start with the remedy."""
 
-import warnings
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -8,11 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
-    from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.vllm import compat, config_facts, engine_facts

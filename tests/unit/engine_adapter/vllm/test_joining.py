@@ -1,17 +1,11 @@
 """How many positions a request gets that joins with one token left to prefill, from vLLM's own scheduler."""
 
-import warnings
-
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.core.sched.interface import PauseState
-
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+from vllm.v1.core.sched.interface import PauseState
 
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.plan.step_plan import PLAN
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own

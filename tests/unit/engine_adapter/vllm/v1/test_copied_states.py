@@ -1,16 +1,11 @@
 """Which states of a step are copied before the drafter runs, and when prompts' probabilities are read of them."""
 
-import warnings
-
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.plan.step_plan import StepPlan
-    from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-    from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead
-
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
+from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead
 from tests.support.device_apart import Drafter, Step
 
 

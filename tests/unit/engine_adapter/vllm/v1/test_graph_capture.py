@@ -1,26 +1,21 @@
 """Which graphs an engine captures, how, and what the record of them holds; and what an engine does not start on."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CUDAGraphMode
-    from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
-    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.errors import UnsupportedEngineError
-    from specpilot.engine_adapter.law.graphs import Graphs
-    from specpilot.engine_adapter.vllm import graph_record
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
-    from specpilot.engine_adapter.vllm.v1 import drafting, graphs
-
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.law.graphs import Graphs
+from specpilot.engine_adapter.vllm import graph_record
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
+from specpilot.engine_adapter.vllm.v1 import drafting, graphs
 from tests.support.graph_runner import FULL, K_MAX, SIZES, AnyMixBackend, UniformBackend, UntriedBackend, runner
 
 

@@ -1,23 +1,19 @@
 """The wrappers around vLLM's methods take arguments by position and by keyword, whichever vLLM uses."""
 
 import inspect
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.vllm import graph_record
-    from specpilot.engine_adapter.vllm.v1 import drafting
-    from specpilot.engine_adapter.vllm.v1.installation import install
+from specpilot.engine_adapter.vllm import graph_record
+from specpilot.engine_adapter.vllm.v1 import drafting
+from specpilot.engine_adapter.vllm.v1.installation import install
 
 install()
 graph_record.install()

@@ -5,7 +5,6 @@ the host to get there: a copy that is not waited for, of which `handed_over` is 
 pinned memory). An operation over tensors of both sides, which CUDA would copy for and wait, fails as well.
 """
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.plan.step_plan import StepPlan
-    from specpilot.engine_adapter.vllm.embeddings import of_positions
-    from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
-    from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
-    from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-    from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
-
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.embeddings import of_positions
+from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
+from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
+from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
 from tests.support.device_apart import HIDDEN, K_MAX, META, NAMES, PASS, Apart, Drafter, Step
 
 

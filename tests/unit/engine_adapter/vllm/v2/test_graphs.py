@@ -1,20 +1,15 @@
 """Which graphs a steered engine on model runner V2 has, and which a step finds, by vLLM's managers, without a GPU."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.worker.gpu import cudagraph_utils
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm import versions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CompilationConfig, CUDAGraphMode
-    from vllm.v1.worker.gpu import cudagraph_utils
-
-    from specpilot.engine_adapter.law.graphs import Graphs
-    from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
+from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"

@@ -1,20 +1,15 @@
 """The order of a step's requests for recurrent layers, from vLLM's own code with the adapter's wrapper around it."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from specpilot.engine_adapter.vllm import versions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.vllm.v2 import installation
-    from specpilot.engine_adapter.vllm.v2.steered import Steered, attach
+from specpilot.engine_adapter.vllm.v2 import installation
+from specpilot.engine_adapter.vllm.v2.steered import Steered, attach
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
