@@ -29,7 +29,6 @@ SPECULATORS = {
 
 @pytest.mark.parametrize("item", PRESETS, ids=lambda item: item.name)
 def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) -> None:
-    assert list(BY_NAME).count(item.name) == 1
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", item.target)
     assert item.head is None or re.fullmatch(r"[\w.-]+/[\w.-]+", item.head)
     assert item.method in (P_EAGLE, EAGLE_3)
