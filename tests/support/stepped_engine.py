@@ -61,6 +61,12 @@ class Engine:
         ]
         self.steps.end(output, {0: SimpleNamespace(outputs=items)}, now, goes_on=goes_on)
 
+    def verify(self, name: str, drafted: int, accepted: int, **others: int) -> None:
+        """Do a step that verifies a draft of a request, beside tokens of `others`."""
+        output = self.begin(drafted={name: drafted}, **{name: 1 + drafted}, **others)
+        self.steps.note_draft(name, drafted, accepted, invalid=0)
+        self.end(output, **{name: 1 + accepted}, **others)
+
     def prefill(self, *names: str) -> None:
         """Process the requests' prompts, and drop the counts of that."""
         self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))

@@ -26,9 +26,7 @@ def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
     engine.requests["a"] = named("a")
     engine.requests["a"].sampling_params.extra_args = {"k_max": 2}
     engine.prefill("a")
-    output = engine.begin(drafted={"a": 2}, a=3)
-    engine.steps.note_draft("a", drafted=2, accepted=2, invalid=0)
-    engine.end(output, a=3)
+    engine.verify("a", 2, 2)
     evidence = engine.meter.take_evidence()
     assert drafts(evidence) == {("default", 2): 1}
     assert (by_position(evidence.trials), +evidence.probes) == ({1: 1, 2: 1}, {})
@@ -159,9 +157,7 @@ def test_a_draft_is_a_first_one_if_its_k_was_chosen_before_any_outcome_of_the_re
         engine.end(output, a=2)
     is_unprobed = []
     for _ in range(2):
-        output = engine.begin(drafted={"a": 3}, a=4)
-        engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
-        engine.end(output, a=2)
+        engine.verify("a", 3, 1)
         evidence = engine.meter.take_evidence()
         assert evidence.trials
         assert evidence.first_trials in ({}, evidence.trials)

@@ -9,15 +9,6 @@ from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead
 from tests.support.device_apart import Drafter, Step
 
 
-def test_states_that_prompts_probabilities_are_read_of_are_copied_too(drafter: Drafter) -> None:
-    backlog, state = Backlog(drafter), Step([1, 8, 1, 3]).state
-    found = backlog.beyond_passes(state, has_prompt_logprobs=True)
-    assert found.hidden_states is not state.hidden_states
-    assert found.aux_hidden_states[0] is not state.aux_hidden_states[0]
-    found = backlog.beyond_passes(state, has_prompt_logprobs=False)
-    assert found.hidden_states is state.hidden_states
-
-
 @pytest.mark.parametrize(("width", "is_plain", "is_ahead"), [(3, False, True), (0, False, False), (0, True, False)])
 def test_prompts_probabilities_are_read_after_vllms_own_drafting(
     drafter: Drafter, width: int, *, is_plain: bool, is_ahead: bool
@@ -33,12 +24,13 @@ def test_prompts_probabilities_are_read_after_vllms_own_drafting(
     ("lengths", "largest", "is_copied"),
     [([1, 8, 1, 3], 13, True), ([1, 9, 1, 3], 13, False), ([1] * 4, 13, True), ([1] * 4, None, False)],
 )
-def test_only_what_a_graph_left_is_copied(
-    drafter: Drafter, lengths: list[int], largest: int | None, *, is_copied: bool
+@pytest.mark.parametrize("has_logprobs", [True, False])
+def test_only_what_a_graph_left_is_copied_and_what_prompts_probabilities_are_read_of_too(
+    drafter: Drafter, lengths: list[int], largest: int | None, *, is_copied: bool, has_logprobs: bool
 ) -> None:
     """A step beyond the largest graph leaves its states outside the graphs' pool; an engine without graphs always."""
     drafter.vllm_config.compilation_config.max_cudagraph_capture_size = largest
     state = Step(lengths).state
-    found = Backlog(drafter).beyond_passes(state, has_prompt_logprobs=True)
+    found = Backlog(drafter).beyond_passes(state, has_prompt_logprobs=has_logprobs)
     assert (found.aux_hidden_states[0] is not state.aux_hidden_states[0]) is is_copied
-    assert (found.hidden_states is not state.hidden_states) is is_copied
+    assert (found.hidden_states is not state.hidden_states) is (is_copied and has_logprobs)

@@ -149,17 +149,12 @@ def test_the_first_pass_finds_the_targets_graph_though_vllm_does_not_say_how_lon
     ("lengths", "mode"),
     [([1] * 5, "FULL"), ([4] * 5, "FULL"), ([8] * 5, "FULL"), ([7] * 5, "PIECEWISE"), ([1, 4], "PIECEWISE")],
 )
-def test_attention_without_variable_lengths_has_graphs_for_some_k(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[int], mode: str
+@pytest.mark.parametrize("options", [{"is_varlen": False}, {"backend": "FLEX_ATTENTION"}])
+def test_attention_without_variable_lengths_or_whose_graphs_never_ran_has_graphs_for_some_k(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lengths: list[int], mode: str
 ) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
-    assert found_by(runner(monkeypatch, is_varlen=False).cudagraph_manager, lengths)[0] == mode
-
-
-def test_backends_whose_graphs_for_any_mix_never_ran_have_graphs_for_some_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = runner(monkeypatch, backend="FLEX_ATTENTION")
-    assert found_by(own.cudagraph_manager, [1, 4])[0] == "PIECEWISE"
-    assert found_by(own.cudagraph_manager, [4] * 5)[0] == "FULL"
+    assert found_by(runner(monkeypatch, **options).cudagraph_manager, lengths)[0] == mode
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE])
