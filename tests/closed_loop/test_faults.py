@@ -1,13 +1,11 @@
 """What the law does when its inputs fail it: hold, say so, recover."""
 
 import numpy as np
-import pytest
 
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import K_LIMIT
-from tests.simulation.ablations import IDEAS, without
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
 from tests.simulation.loop import Run, simulate, uniform
 from tests.simulation.traffic import Phase, Source
@@ -104,10 +102,3 @@ def test_a_new_bound_takes_effect_in_the_next_tick_also_where_nothing_runs() -> 
     for result, k_max in ((before, K_MAX), (after, 1)):
         assert result.guidance is not None
         assert result.guidance.classes["default"].k_max == (1 if k_max == 1 else K_LIMIT)
-
-
-@pytest.mark.parametrize("idea", IDEAS)
-def test_the_ablations_run(idea: str) -> None:
-    with without(idea):
-        run = simulate([WARM_UP, Phase(10, [Source("code", 8)])])
-    assert run.seconds[-1].throughput > 0

@@ -78,17 +78,19 @@ class Engine:
         self.meter.take_steps()
 
 
-def named(name: str) -> Any:
-    """Return a request whose class is the part of its name before the underscore."""
+def named(name: str, min_tokens: int = 0, **extra: object) -> Any:
+    """Return a request whose class is the part of its name before the underscore, with further arguments."""
     traffic_class, _, rest = name.partition("_")
-    extra = {"traffic_class": traffic_class} if rest else None
+    extra |= {"traffic_class": traffic_class} if rest else {}
     return SimpleNamespace(
         request_id=name,
         num_computed_tokens=0,
         num_output_placeholders=0,
         max_tokens=10**6,
         num_output_tokens=0,
-        sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0, min_tokens=0, all_stop_token_ids={2}),
+        sampling_params=SimpleNamespace(
+            extra_args=extra or None, temperature=0.0, min_tokens=min_tokens, all_stop_token_ids={2}
+        ),
         use_structured_output=False,
         mm_features=[],
     )

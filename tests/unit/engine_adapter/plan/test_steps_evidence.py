@@ -23,8 +23,7 @@ def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_
 
 def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
     engine = Engine(table(1.0, default=5))
-    engine.requests["a"] = named("a")
-    engine.requests["a"].sampling_params.extra_args = {"k_max": 2}
+    engine.requests["a"] = named("a", k_max=2)
     engine.prefill("a")
     engine.verify("a", 2, 2)
     evidence = engine.meter.take_evidence()
@@ -185,9 +184,7 @@ def test_a_request_that_is_never_probed_does_not_count_as_unprobed(ceiling: int 
     """A class that is pinned, or a request with a ceiling of 0: no probe will ever show its acceptance."""
     bands = table(1e-9, default=[0] * (BANDS - 1) + [7])
     engine = Engine(table(1e-9, default=0) if ceiling is None else bands)
-    engine.requests["a"] = named("a")
-    if ceiling is not None:
-        engine.requests["a"].sampling_params.extra_args = {"k_max": ceiling}
+    engine.requests["a"] = named("a", **{} if ceiling is None else {"k_max": ceiling})
     engine.prefill("a")
     engine.end(engine.begin(a=1), a=1)
     found = engine.meter.take_evidence()
