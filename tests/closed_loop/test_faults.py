@@ -1,6 +1,7 @@
 """What the law does when its inputs fail it: hold, say so, recover."""
 
 import numpy as np
+import pytest
 
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
@@ -29,23 +30,17 @@ def test_silence_holds_the_schedule_and_says_idle() -> None:
     assert run.throughput(2) >= 0.95 * run.throughput(0, 15)
 
 
-def test_a_restart_is_no_evidence_of_anything() -> None:
+@pytest.mark.parametrize(("seconds", "has_new_start_time"), [((30, 31), True), ((30,), False)])
+def test_a_restart_is_no_evidence_of_anything(seconds: tuple[int, ...], *, has_new_start_time: bool) -> None:
+    """Without a new start time it is seen in the counters."""
+
     def restart(second: int, fleet: list[Engine]) -> None:
-        if second in (30, 31):
-            fleet[0].restart(float(second))
+        if second in seconds:
+            fleet[0].restart(float(second) if has_new_start_time else fleet[0].started_at)
 
     run = simulate([WARM_UP, Phase(30, JSON)], disturb=restart)
     assert k_since(run, 36) > K_MAX - 1
     assert run.throughput(1, 10) >= 0.95 * run.throughput(0, 15)
-
-
-def test_a_restart_without_a_new_start_time_is_seen_in_the_counters() -> None:
-    def restart(second: int, fleet: list[Engine]) -> None:
-        if second == 30:
-            fleet[0].restart(fleet[0].started_at)
-
-    run = simulate([WARM_UP, Phase(30, JSON)], disturb=restart)
-    assert k_since(run, 36) > K_MAX - 1
 
 
 def test_a_series_that_vanishes_for_a_while_is_no_restart() -> None:
