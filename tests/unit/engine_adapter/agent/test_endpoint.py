@@ -127,6 +127,11 @@ async def test_every_data_parallel_rank_is_asked_and_answers(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("refusal", "status", "code"),
     [
+        (
+            {"error": {"status": 409, "code": "schedule_not_newer", "message": "version: is 1"}},
+            409,
+            "schedule_not_newer",
+        ),
         ({"error": {"status": 422, "code": "k_above_k_max", "message": "k: is 9"}}, 422, "k_above_k_max"),
         (None, 501, "adapter_missing"),
         (False, 501, "adapter_missing"),
