@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from specpilot.controller.law.context import TickResult
 from specpilot.policy.canary import Experiment, Lost, Outcome
@@ -95,27 +96,19 @@ async def test_when_all_engines_leave_it_ends_in_time() -> None:
     assert rig.store.stored[MODEL].policy == SHALLOW
 
 
-async def test_redis_gone_costs_the_blocks_it_was_gone_in() -> None:
+@pytest.mark.parametrize(("gone_s", "lost"), [(2, {}), (30, {Lost.INTERRUPTED: 2})])
+async def test_redis_gone_costs_the_blocks_it_was_gone_in_and_a_short_silence_none(
+    gone_s: int, lost: dict[Lost, int]
+) -> None:
     rig = await rig_with(SHALLOW, DEEP)
     await rig.tick(45)
     rig.store.is_down = True
     in_force = k_published(rig)
-    await rig.tick(30)
+    await rig.tick(gone_s)
     assert k_published(rig) == in_force
     rig.store.is_down = False
     found = await until_it_ends(rig)
-    assert (found.outcome, len(found.blocks)) == (Outcome.BETTER, 6)
-    assert found.lost == {Lost.INTERRUPTED: 2}
-
-
-async def test_a_short_silence_of_redis_costs_nothing() -> None:
-    rig = await rig_with(SHALLOW, DEEP)
-    await rig.tick(45)
-    rig.store.is_down = True
-    await rig.tick(2)
-    rig.store.is_down = False
-    found = await until_it_ends(rig)
-    assert (found.outcome, found.lost) == (Outcome.BETTER, {})
+    assert (found.outcome, len(found.blocks), found.lost) == (Outcome.BETTER, 6, lost)
 
 
 async def test_a_deposed_leader_writes_no_block() -> None:

@@ -12,15 +12,10 @@ from specpilot.policy.schedule import Cause, Override
 from tests.closed_loop.single_k import of_single_k
 from tests.simulation.engine import MODEL, Engine
 from tests.simulation.loop import Run, simulate, uniform
+from tests.simulation.step_times import mostly_verification_s
 from tests.simulation.traffic import Phase, Source
 
 OFTEN = Policy(MODEL, control_group_ratio=0.2)
-
-
-def mostly_verification(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """A step of which verifying takes most: what is good for one class makes the other wait."""
-    del n, prefill, context
-    return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)
 
 
 @pytest.mark.extended("loop: measured gain")
@@ -85,10 +80,10 @@ def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -
         MODEL, static_k=7, control_group_ratio=0.3, classes={"chat": chat, "json": ClassPolicy(weight=1.01)}
     )
     phase = Phase(90, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
-    run = simulate([phase], policy=policy, step_s=mostly_verification)
+    run = simulate([phase], policy=policy, step_s=mostly_verification_s)
     assert not {Reason.CONTROL_GROUP, Reason.FALLEN_BACK} & {second.result.reason for second in run.seconds[20:]}
     free = Policy(MODEL, static_k=7, control_group_ratio=0.3, classes={"json": ClassPolicy(weight=1.01)})
-    assert Reason.CONTROL_GROUP in simulate([phase], policy=free, step_s=mostly_verification).reasons
+    assert Reason.CONTROL_GROUP in simulate([phase], policy=free, step_s=mostly_verification_s).reasons
 
 
 def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:

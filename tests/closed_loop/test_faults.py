@@ -7,7 +7,6 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import K_LIMIT
-from tests.simulation.ablations import IDEAS, without
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
 from tests.simulation.loop import Run, simulate, uniform
 from tests.simulation.traffic import Phase, Source
@@ -31,23 +30,17 @@ def test_silence_holds_the_schedule_and_says_idle() -> None:
     assert run.throughput(2) >= 0.95 * run.throughput(0, 15)
 
 
-def test_a_restart_is_no_evidence_of_anything() -> None:
+@pytest.mark.parametrize(("seconds", "has_new_start_time"), [((30, 31), True), ((30,), False)])
+def test_a_restart_is_no_evidence_of_anything(seconds: tuple[int, ...], *, has_new_start_time: bool) -> None:
+    """Without a new start time it is seen in the counters."""
+
     def restart(second: int, fleet: list[Engine]) -> None:
-        if second in (30, 31):
-            fleet[0].restart(float(second))
+        if second in seconds:
+            fleet[0].restart(float(second) if has_new_start_time else fleet[0].started_at)
 
     run = simulate([WARM_UP, Phase(30, JSON)], disturb=restart)
     assert k_since(run, 36) > K_MAX - 1
     assert run.throughput(1, 10) >= 0.95 * run.throughput(0, 15)
-
-
-def test_a_restart_without_a_new_start_time_is_seen_in_the_counters() -> None:
-    def restart(second: int, fleet: list[Engine]) -> None:
-        if second == 30:
-            fleet[0].restart(fleet[0].started_at)
-
-    run = simulate([WARM_UP, Phase(30, JSON)], disturb=restart)
-    assert k_since(run, 36) > K_MAX - 1
 
 
 def test_a_series_that_vanishes_for_a_while_is_no_restart() -> None:
@@ -104,10 +97,3 @@ def test_a_new_bound_takes_effect_in_the_next_tick_also_where_nothing_runs() -> 
     for result, k_max in ((before, K_MAX), (after, 1)):
         assert result.guidance is not None
         assert result.guidance.classes["default"].k_max == (1 if k_max == 1 else K_LIMIT)
-
-
-@pytest.mark.parametrize("idea", IDEAS)
-def test_the_ablations_run(idea: str) -> None:
-    with without(idea):
-        run = simulate([WARM_UP, Phase(10, [Source("code", 8)])])
-    assert run.seconds[-1].throughput > 0

@@ -8,21 +8,16 @@ from specpilot.policy.schedule import Objective
 from tests.simulation.ablations import without
 from tests.simulation.engine import MODEL
 from tests.simulation.loop import Run, simulate
+from tests.simulation.step_times import mostly_verification_s
 from tests.simulation.traffic import Phase, Source
 
 CHANGED_S, ENDS_S = 40, 100
 
 
-def step_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-    """A step of which verifying takes most: what is good for one class makes the other wait."""
-    del n, prefill, context
-    return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)
-
-
 def played(later: Policy, seed: int) -> Run:
     before = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(), "json": ClassPolicy(weight=1.01)})
     phase = Phase(ENDS_S, [Source(0.3, 8, "chat"), Source(0.9, 8, "json")])
-    return simulate([phase], policy=before, later=(CHANGED_S, later), step_s=step_s, seed=seed)
+    return simulate([phase], policy=before, later=(CHANGED_S, later), step_s=mostly_verification_s, seed=seed)
 
 
 def mean_step_s(run: Run, begin: int, end: int) -> float:
@@ -61,7 +56,7 @@ def test_an_slo_holds_while_the_machine_is_slow() -> None:
     found = {}
     for idea in ((), ("slowdown",)):
         with without(*idea):
-            run = simulate(phases, policy=bound, step_s=step_s)
+            run = simulate(phases, policy=bound, step_s=mostly_verification_s)
         found[idea] = chat_itl_s(run, CHANGED_S + settles_s, CHANGED_S + slow_s)
     assert found[()] < 1.07 * 0.020
     assert found[("slowdown",)] > 1.1 * 0.020

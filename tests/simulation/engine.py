@@ -296,22 +296,17 @@ class Engine:
         for request in self._requests.take_begun():
             request.arrival_time = began_at
             self._latencies.begin(request)
-        scheduled = self._requests.scheduled(lambda name: self._steps.states[name].k)
-        output = scheduled.output
+        output, delivering, work = self._requests.scheduled(lambda name: self._steps.states[name].k)
         plan = self._steps.begin(output, self._requests.running, self._table, self._now)
         if plan.width:
             probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         deferred = sum(output.num_scheduled_tokens[name] - 1 for name in plan.deferred)
-        caught_up = plan.read if plan.width else max(0, plan.read - (scheduled.prefill - scheduled.prompts - deferred))
+        caught_up = plan.read if plan.width else max(0, plan.read - (work.prefill - work.prompts - deferred))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
-        work = Work(
-            scheduled.decodes, scheduled.verified, plan.slots, scheduled.prefill, scheduled.context, reads,
-            scheduled.prompts, is_uniform=scheduled.is_uniform, width=plan.width,
-            draft_context=scheduled.draft_context, drafted_context=scheduled.drafted_context,
-        )  # fmt: skip
+        work = work._replace(slots=plan.slots, read=reads, width=plan.width)
         self._now += pace.host * self._plant.host_s(work)
-        return _UnderWay(output, scheduled.delivering, work, began_at, self._now)
+        return _UnderWay(output, delivering, work, began_at, self._now)
 
     def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
         """End a step, and the requests that it completes."""

@@ -1,4 +1,4 @@
-"""Step times of GPUs, fitted to published figures: every output must be marked as SIMULATION. Pure data.
+"""Step times of GPUs, fitted to published figures: every output must say that it is a simulation. Pure data.
 
 No GPU was measured. `gpu_plants.json` has each plant's parameters, the published figures with their sources, and the
 assumptions. A step with `n` running requests, `m` verified tokens and `s` slots in all takes
@@ -12,9 +12,6 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-
-SIMULATION = "simulation, fitted to published figures; not measured"
-"""The mark of every figure that comes from a plant."""
 
 DOCUMENT = Path(__file__).resolve().parent / "gpu_plants.json"
 _MS = 1000.0

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
+from tests.simulation.plant import Work
 from tests.simulation.traffic import ACCEPTANCE, Source
 
 _PREFILL_CHUNK = 512
@@ -43,18 +44,11 @@ class Request:
 
 
 class Scheduled(NamedTuple):
-    """A step of all requests: vLLM's output, the requests that get tokens, and the counts of what is in it."""
+    """A step of all requests: vLLM's output, the requests that get tokens, and the work without the drafter's."""
 
     output: SimpleNamespace
     delivering: list[str]
-    decodes: int
-    verified: int
-    prefill: int
-    context: int
-    prompts: int
-    is_uniform: bool
-    draft_context: int
-    drafted_context: int
+    work: Work
 
 
 class Requests:
@@ -201,17 +195,17 @@ class Requests:
             finished_req_ids=ended,
             scheduled_new_reqs=(),
         )
-        return Scheduled(
-            output, delivering, decodes, verified, prefill, context, prompts, len(lengths) <= 1, draft_context,
-            drafted_context,
+        work = Work(
+            decodes, verified, prefill=prefill, context=context, prompts=prompts, is_uniform=len(lengths) <= 1,
+            draft_context=draft_context, drafted_context=drafted_context,
         )  # fmt: skip
+        return Scheduled(output, delivering, work)
 
     def accepted(self, request: Request, k: int) -> int:
         """Draw the number of accepted tokens of a request's `k` drafted ones."""
-        by_position = self._sources[request.source].by_position
         is_late = request.num_output_tokens >= request.length / 2
         acceptance = request.later if is_late else request.acceptance
         for at in range(k):
-            if next(self._random) >= acceptance * (by_position[at] if at < len(by_position) else 1.0):
+            if next(self._random) >= acceptance:
                 return at
         return k

@@ -44,3 +44,9 @@ def gpu_step_s(n: float, m: float, slots: float, prefill: float, context: float)
     drafter = 0.9 + 0.012 * slots if slots else 0.0
     tokens = m + prefill
     return (9.0 + 0.02 * n + 0.004 * tokens + 0.06 * max(0.0, tokens - _FULL_AT) + 0.0001 * context + drafter) / 1000
+
+
+def mostly_verification_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
+    """Return the time of a step of which verifying takes most: what is good for one class makes the other wait."""
+    del n, prefill, context
+    return 0.010 + 0.00025 * m + (0.001 if slots else 0.0)

@@ -24,7 +24,6 @@ _PAUSED = 6.0
 class SimulatedTrace:
     """Phases, and their machine: the other arguments of `simulate`."""
 
-    about: str
     phases: Sequence[Phase]
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,42 +41,25 @@ def traces() -> dict[str, SimulatedTrace]:
     graphs = {"step_s": graph_step_s, "graphs": GRAPHS, "max_num_seqs": 256, "noise": 0.005, "reply_tokens": 600.0}
     h200 = {"max_num_seqs": 128, "noise": 0.005, "reply_tokens": 150.0}
     classes = {name: ClassPolicy() for name in ("json", "code", "chat")}
+    full = {"plant": H200Plant(h200_graphs(FULL, largest=1024)), "graphs": h200_graphs(FULL, largest=1024)}
     return {
-        "mixed": SimulatedTrace("15 loads of 15 to 20 s, classes mixed in most", _mixed(), demo),
-        "short": SimulatedTrace("30 loads of 6 s", _short(), demo),
-        "short-replies": SimulatedTrace(
-            "predictable requests after others, each over before many probes",
-            _cold(),
-            {**demo, "reply_tokens": 75.0, "max_num_seqs": 32},
-        ),
+        "mixed": SimulatedTrace(_mixed(), demo),
+        "short": SimulatedTrace(_short(), demo),
+        # Predictable requests after others, each over before many probes.
+        "short-replies": SimulatedTrace(_cold(), {**demo, "reply_tokens": 75.0, "max_num_seqs": 32}),
+        # Classes that differ in nothing but how they draft.
         "labelled": SimulatedTrace(
-            "6 loads of classes that differ in nothing but how they draft",
-            _labelled(),
-            {**demo, "policy": Policy(MODEL, control_group_ratio=0.0, classes=classes)},
+            _labelled(), {**demo, "policy": Policy(MODEL, control_group_ratio=0.0, classes=classes)}
         ),
-        "pauses": SimulatedTrace("steps take 6 times as long for a second, again and again", _pauses(), demo),
-        "pace": SimulatedTrace(
-            "a machine that runs at 0.4 to 0.7 of its speed for seconds, again and again", _paces(), demo
-        ),
-        "gpu": SimulatedTrace("10 loads of up to 72 requests, a GPU's step times", _mixed(3)[:10], gpu),
-        "graphs": SimulatedTrace("CUDA graphs: padded steps, and cliffs", _cliffs(), graphs),
-        "h200": SimulatedTrace(
-            "7 loads of 8 to 120 requests on a measured GPU, a prompt in many steps, a host that is slow for seconds",
-            _h200(),
-            {**h200, "plant": H200Plant(), "graphs": H200Plant().graphs},
-        ),
-        "h200-full": SimulatedTrace(
-            "the same with one CUDA graph for every mix of K",
-            _h200(),
-            {**h200, "plant": H200Plant(h200_graphs(FULL, largest=1024)), "graphs": h200_graphs(FULL, largest=1024)},
-        ),
-        "uncalibrated": SimulatedTrace(
-            "step times are learned from traffic alone", _new(), {**demo, "is_calibrated": False}
-        ),
+        "pauses": SimulatedTrace(_pauses(), demo),
+        "pace": SimulatedTrace(_paces(), demo),
+        "gpu": SimulatedTrace(_mixed(3)[:10], gpu),
+        "graphs": SimulatedTrace(_cliffs(), graphs),
+        "h200": SimulatedTrace(_h200(), {**h200, "plant": H200Plant(), "graphs": H200Plant().graphs}),
+        "h200-full": SimulatedTrace(_h200(), {**h200, **full}),
+        "uncalibrated": SimulatedTrace(_new(), {**demo, "is_calibrated": False}),
         "uncalibrated-graphs": SimulatedTrace(
-            "the same with CUDA graphs, from K = 7",
-            [Phase(40, [Source(0.5, 66)])],
-            {**graphs, "is_calibrated": False, "static_k": 7},
+            [Phase(40, [Source(0.5, 66)])], {**graphs, "is_calibrated": False, "static_k": 7}
         ),
     }
 

@@ -22,8 +22,7 @@ class Source:
     """Requests of one kind (a key of `ACCEPTANCE`, or an acceptance): `running` at a time, or a share of a queue.
 
     Replies change to the kind `turns_to` half-way. `prompt_tokens` are prefilled, in chunks; the adapter's planner does
-    not count a single token as a prompt. `by_position` is the conditional acceptance at each position over that of the
-    request; empty: the same at all.
+    not count a single token as a prompt.
     """
 
     kind: str | float
@@ -31,7 +30,6 @@ class Source:
     label: str = DEFAULT_CLASS
     turns_to: str | float | None = None
     prompt_tokens: int = 16
-    by_position: tuple[float, ...] = ()
 
     @property
     def cached_tokens(self) -> int:

@@ -1,26 +1,21 @@
 """The adapter's schedulers over vLLM's own, without threads, workers or a model: steps are played."""
 
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    import torch
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-    from vllm.v1.request import Request
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    from specpilot.engine_adapter.vllm import scheduler as adapter
-
+from specpilot.engine_adapter.vllm import scheduler as adapter
 from specpilot.policy.schedule import Guidance, Override, Schedule
 from tests.support.stack import DEMO_MODEL
 

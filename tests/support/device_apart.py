@@ -1,6 +1,5 @@
 """Steps of a runner and its drafter whose device tensors have no values, so that a wait for one fails."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -8,14 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    from specpilot.engine_adapter.plan.step_plan import StepPlan
-    from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead, see_to_backlog
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
+from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead, see_to_backlog
 
 META = torch.device("meta")
 HIDDEN, LAYERS, K_MAX = 8, 3, 7

@@ -1,20 +1,16 @@
 """The part of vLLM's runner that captures and finds graphs, over attention backends of three kinds."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CompilationConfig, CUDAGraphMode
-    from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
-    from specpilot.engine_adapter.vllm.v1.installation import install
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler
+from specpilot.engine_adapter.vllm.v1.installation import install
 
 K_MAX = 7
 LONG_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)]

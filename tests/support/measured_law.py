@@ -21,12 +21,12 @@ def step_s(n: int, m: int, slots: int) -> float:
     return 4.6e-3 + 1.1e-4 * m + (2e-3 + 1.5e-4 * n + 6.5e-5 * slots if slots else 0.0)
 
 
-def measured(law: EngineLaw) -> EngineLaw:
+def measured(law: EngineLaw, k_max: int = K_MAX) -> EngineLaw:
     """Let the law know what steps take, and that there is traffic."""
     for n in (1, 4, 8, 16, 32):
-        for k in (0, 2, 7):
+        for k in (0, 2, k_max):
             law.learn([(StepShape(n, n * (1 + k), n * k), step_s(n, n * (1 + k), n * k), 0)] * 30)
-    law.learn((), counted(HIGH, 0.97))
+    law.learn((), counted(HIGH, 0.97, k=k_max))
     law.refresh()
     return law
 

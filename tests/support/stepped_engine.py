@@ -61,6 +61,12 @@ class Engine:
         ]
         self.steps.end(output, {0: SimpleNamespace(outputs=items)}, now, goes_on=goes_on)
 
+    def verify(self, name: str, drafted: int, accepted: int, **others: int) -> None:
+        """Do a step that verifies a draft of a request, beside tokens of `others`."""
+        output = self.begin(drafted={name: drafted}, **{name: 1 + drafted}, **others)
+        self.steps.note_draft(name, drafted, accepted, invalid=0)
+        self.end(output, **{name: 1 + accepted}, **others)
+
     def prefill(self, *names: str) -> None:
         """Process the requests' prompts, and drop the counts of that."""
         self.end(self.begin(**dict.fromkeys(names, 9)), **dict.fromkeys(names, 1))
@@ -72,17 +78,19 @@ class Engine:
         self.meter.take_steps()
 
 
-def named(name: str) -> Any:
-    """Return a request whose class is the part of its name before the underscore."""
+def named(name: str, min_tokens: int = 0, **extra: object) -> Any:
+    """Return a request whose class is the part of its name before the underscore, with further arguments."""
     traffic_class, _, rest = name.partition("_")
-    extra = {"traffic_class": traffic_class} if rest else None
+    extra |= {"traffic_class": traffic_class} if rest else {}
     return SimpleNamespace(
         request_id=name,
         num_computed_tokens=0,
         num_output_placeholders=0,
         max_tokens=10**6,
         num_output_tokens=0,
-        sampling_params=SimpleNamespace(extra_args=extra, temperature=0.0, min_tokens=0, all_stop_token_ids={2}),
+        sampling_params=SimpleNamespace(
+            extra_args=extra or None, temperature=0.0, min_tokens=min_tokens, all_stop_token_ids={2}
+        ),
         use_structured_output=False,
         mm_features=[],
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.engine_adapter import check
+from tests.support.refusals import refusal
 from tests.support.stack import DEMO_MODEL, ROOT
 
 MTP_1 = {"method": "mtp", "num_speculative_tokens": 1}
@@ -76,10 +77,7 @@ def test_input_that_cannot_be_used_ends_with_status_2_and_the_remedy(
     for name, text in texts.items():
         Path(name).mkdir()
         (Path(name) / "config.json").write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        check.main(arguments)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(capsys, check.main, arguments)
 
 
 @pytest.mark.usefixtures("models")

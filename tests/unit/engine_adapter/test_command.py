@@ -13,6 +13,7 @@ from specpilot.engine_adapter.__main__ import main
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import versions
+from tests.support.refusals import refusal
 from tests.support.stack import free_port
 
 
@@ -35,10 +36,7 @@ def test_the_environment_accepts_an_untested_vllm_as_the_flag_does(
 ) -> None:
     monkeypatch.setattr(versions, "ACCEPTED", ("0.1",))
     monkeypatch.setenv("SPECPILOT_ENGINE_ANY_VLLM", any_vllm)
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere"])
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    assert words in refusal(capsys, main, ["--model", "./nowhere"])
 
 
 class _BecameVllmError(Exception):
@@ -117,12 +115,9 @@ def test_an_address_that_gateways_could_not_take_apart_ends_the_start_in_one_lin
     way: str, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_URL", url if way == "environment" else "http://gpu-1:8000")
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere", *(("--advertise-url", url) if way == "flag" else ())])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "specpilot engine: SPECPILOT_ENGINE_URL: is no engine's address; write http://HOST:PORT"
-    ]
+    flags = ["--advertise-url", url] if way == "flag" else []
+    said = "specpilot engine: SPECPILOT_ENGINE_URL: is no engine's address; write http://HOST:PORT\n"
+    assert refusal(capsys, main, ["--model", "./nowhere", *flags]) == said
 
 
 def test_a_password_in_the_address_is_refused_and_not_shown() -> None:
@@ -159,10 +154,8 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
     monkeypatch.setenv(name, "1")
     with pytest.raises(InvalidSettingsError):
         AdapterSettings.read()
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"specpilot engine: {name}: there is no such setting; {remedy}\n"
+    said = f"specpilot engine: {name}: there is no such setting; {remedy}\n"
+    assert refusal(capsys, main, ["--model", "./nowhere"]) == said
 
 
 @pytest.mark.parametrize(
@@ -191,10 +184,7 @@ def test_a_misspelt_flag_is_named_before_vllm_loads(
     if said is None:
         settings_of(monkeypatch, *flags)
         return
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "some/model", *flags])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"specpilot engine: {said}\n"
+    assert refusal(capsys, main, ["--model", "some/model", *flags]) == f"specpilot engine: {said}\n"
 
 
 @pytest.mark.parametrize(
@@ -209,10 +199,7 @@ def test_a_misspelt_flag_is_named_before_vllm_loads(
 def test_a_redis_url_that_is_none_ends_the_start_before_the_model_loads(
     url: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "some/model", "--redis-url", url, "--any-vllm"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, main, ["--model", "some/model", "--redis-url", url, "--any-vllm"])
     assert error.startswith("specpilot engine: --redis-url: ")
     assert said in error
     assert "secret" not in error
@@ -244,10 +231,7 @@ def test_what_is_no_list_of_k_ends_the_start_in_one_line(
 ) -> None:
     if way == "environment":
         monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", value)
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere", *((f"--graph-k={value}",) if way == "flag" else ())])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == (
+    assert refusal(capsys, main, ["--model", "./nowhere", *((f"--graph-k={value}",) if way == "flag" else ())]) == (
         f"specpilot engine: SPECPILOT_ENGINE_GRAPH_K: {value!r} is no list of K; "
         "write whole numbers from 0 on, by commas: 1,3\n"
     )
@@ -257,10 +241,7 @@ def test_what_is_no_list_of_k_ends_the_start_in_one_line(
 def test_a_flag_out_of_range_ends_the_start_in_one_line(
     flag: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--model", "./nowhere", f"--{flag}", value, "--any-vllm"])
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = refusal(capsys, main, ["--model", "./nowhere", f"--{flag}", value, "--any-vllm"]).splitlines()
     assert line.startswith(f"specpilot engine: SPECPILOT_ENGINE_{flag.upper().replace('-', '_')}: ")
 
 

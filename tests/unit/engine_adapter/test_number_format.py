@@ -87,7 +87,7 @@ def test_with_the_instructions_or_an_accelerator_vllm_chooses(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("old_processor")
-def test_a_note_says_which_format_runs_and_why() -> None:
+def test_a_note_says_which_format_runs_and_why_unless_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine(runs: torch.dtype, files: torch.dtype) -> Any:
         return SimpleNamespace(model_config=SimpleNamespace(dtype=runs, hf_config=SimpleNamespace(dtype=files)))
 
@@ -97,9 +97,5 @@ def test_a_note_says_which_format_runs_and_why() -> None:
     [slow] = number_format.notes(engine(torch.bfloat16, torch.bfloat16))
     assert "use --dtype float32" in slow
     assert number_format.notes(engine(torch.float32, torch.float32)) == []
-
-
-def test_no_note_where_the_format_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: False)
-    model = SimpleNamespace(dtype=torch.bfloat16, hf_config=SimpleNamespace(dtype=torch.bfloat16))
-    assert number_format.notes(SimpleNamespace(model_config=model)) == []
+    assert number_format.notes(engine(torch.bfloat16, torch.bfloat16)) == []

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from specpilot.engine_adapter.agent.answers import Answers
-from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan.latencies import Latencies
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
@@ -14,13 +13,10 @@ from specpilot.policy.codec import decode, encode
 from specpilot.policy.questions import ALL_CLASSES, Answer, Kind, Question
 from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, Override, Schedule
 from tests.support.hand_clock import Clock
+from tests.support.measured_law import HIGH, LOW, measured
 
-K_MAX, HIGH, LOW = 4, 7, 1
+K_MAX = 4
 GUIDANCE = Guidance(classes={"default": ClassGuidance(), "chat": ClassGuidance(k_max=2)}, static_k=1)
-
-
-def step_s(n: int, m: int, slots: int) -> float:
-    return 4.6e-3 + 1.1e-4 * m + (2e-3 + 1.5e-4 * n + 6.5e-5 * slots if slots else 0.0)
 
 
 def state(band: int, name: str, k: int) -> Any:
@@ -35,16 +31,7 @@ def engine(*, is_measured: bool = True) -> Any:
     control.offer(Schedule("m", "p", 7, 0.0, GUIDANCE), 0.0)
     law.follow(GUIDANCE)
     if is_measured:
-        for n in (1, 4, 8, 16, 32):
-            for k in (0, 2, 4):
-                law.learn([(StepShape(n, n * (1 + k), n * k), step_s(n, n * (1 + k), n * k), 0)] * 30)
-        evidence = Evidence()
-        for position in range(1, K_MAX + 1):
-            evidence.trials[HIGH, position] = 100
-            evidence.accepts[HIGH, position] = 97
-        evidence.drafts["default", HIGH, K_MAX] = 100
-        law.learn((), evidence)
-        law.refresh()
+        measured(law, K_MAX)
     control.by_law = law_table(law, 0.0)
     decoding = [state(HIGH, "default", 4)] * 4 + [state(LOW, "chat", 0)] * 3 + [state(LOW, "unheard", 0)]
     law.k_of(decoding)

@@ -33,7 +33,6 @@ async def send(
     *,
     token: str | None,
     host: str,
-    answer: Any = None,
     trusts: bool = True,
     proxies: str | None = None,
     ranks: Sequence[Any] = (),
@@ -44,7 +43,7 @@ async def send(
     monkeypatch.delenv("SPECPILOT_ENGINE_CONTROL_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("SPECPILOT_ENGINE_CONTROL_TOKEN", token)
-    core = Core(*ranks or ({"version": 1} if answer is None else answer,))
+    core = Core(*ranks or ({"version": 1},))
     plugin, app = SpeculationEndpoint(), FastAPI()
     plugin.attach_router(app)
     await plugin.init_state(SimpleNamespace(engine_core=core), None, None)  # type: ignore[arg-type]
@@ -116,22 +115,6 @@ async def test_neither_a_proxy_nor_a_page_opens_a_machine_that_is_trusted(
     assert (reply.status_code, reply.json()["error"]["code"], core.calls) == (403, "control_token_needed", [])
 
 
-async def test_a_token_goes_before_trust(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, _ = await send(monkeypatch, "PUT", token="secret", host="127.0.0.1", content=b"{}")
-    assert reply.status_code == 401
-
-
-async def test_a_refusal_of_the_engine_keeps_its_status_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = {"error": {"status": 409, "code": "schedule_not_newer", "message": "version: is 1"}}
-    reply, _ = await send(monkeypatch, "PUT", token=None, host="127.0.0.1", answer=refusal, content=b"{}")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "schedule_not_newer")
-
-
-async def test_an_engine_without_the_adapters_scheduler_answers_501(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, _ = await send(monkeypatch, "GET", token=None, host="127.0.0.1", answer=False)
-    assert reply.status_code == 501
-
-
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 async def test_every_data_parallel_rank_is_asked_and_answers(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     states = [{"engine_id": f"e-dp{rank}"} for rank in range(3)]
@@ -140,16 +123,26 @@ async def test_every_data_parallel_rank_is_asked_and_answers(monkeypatch: pytest
     assert core.calls == 3 * ([(STATE_METHOD,)] if method == "GET" else [(APPLY_METHOD, "{}")])
 
 
+@pytest.mark.parametrize("others", [(), ({"version": 2},)])
 @pytest.mark.parametrize(
-    ("refusal", "status"),
-    [({"error": {"status": 422, "code": "k_above_k_max", "message": "k: is 9"}}, 422), (None, 501)],
+    ("refusal", "status", "code"),
+    [
+        (
+            {"error": {"status": 409, "code": "schedule_not_newer", "message": "version: is 1"}},
+            409,
+            "schedule_not_newer",
+        ),
+        ({"error": {"status": 422, "code": "k_above_k_max", "message": "k: is 9"}}, 422, "k_above_k_max"),
+        (None, 501, "adapter_missing"),
+        (False, 501, "adapter_missing"),
+    ],
 )
 async def test_a_schedule_that_one_rank_refuses_is_answered_with_that_refusal(
-    monkeypatch: pytest.MonkeyPatch, refusal: Any, status: int
+    monkeypatch: pytest.MonkeyPatch, others: tuple[Any, ...], refusal: Any, status: int, code: str
 ) -> None:
-    ranks = [{"version": 2}, refusal]
+    ranks = [*others, refusal]
     reply, _ = await send(monkeypatch, "PUT", token=None, host="127.0.0.1", ranks=ranks, content=b"{}")
-    assert reply.status_code == status
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
 
 
 @pytest.mark.parametrize(

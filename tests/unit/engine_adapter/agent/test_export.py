@@ -46,18 +46,14 @@ def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: 
     assert classes_of(page(tmp_path), names.ACTIVE_K) == {"chat": 2.0}
 
 
-def test_whether_the_static_k_breaks_an_slo_is_shown_only_where_a_class_has_one(exporter: MetricsExporter) -> None:
-    for breaks_slo, expected in ((None, []), (True, ["1.0"]), (False, ["0.0"]), (None, [])):
-        exporter.show_law(0.0, breaks_slo=breaks_slo)
-        lines = [line for line in exporter.text().splitlines() if line.startswith(names.STATIC_BREAKS_SLO)]
-        assert [line.split()[-1] for line in lines] == expected
-
-
-def test_the_seconds_of_decoding_are_shown_from_the_first_on(exporter: MetricsExporter) -> None:
-    for decode_s, expected in ((0.0, []), (1.5, ["1.5"]), (4.0, ["4.0"])):
-        exporter.show_law(decode_s, breaks_slo=None)
-        lines = [line for line in exporter.text().splitlines() if line.startswith(names.DECODE_SECONDS)]
-        assert [line.split()[-1] for line in lines] == expected
+def test_what_an_slo_and_the_time_of_decoding_say_is_shown_only_where_there_is_any(exporter: MetricsExporter) -> None:
+    for decode_s, breaks_slo, seconds, breaks in (
+        (0.0, None, [], []), (1.5, True, ["1.5"], ["1.0"]), (4.0, False, ["4.0"], ["0.0"]), (4.0, None, ["4.0"], []),
+    ):  # fmt: skip
+        exporter.show_law(decode_s, breaks_slo=breaks_slo)
+        for name, expected in ((names.DECODE_SECONDS, seconds), (names.STATIC_BREAKS_SLO, breaks)):
+            lines = [line for line in exporter.text().splitlines() if line.startswith(name)]
+            assert [line.split()[-1] for line in lines] == expected
 
 
 def test_steps_are_shown_by_kind_and_add_up(exporter: MetricsExporter) -> None:

@@ -17,7 +17,7 @@ from specpilot.policy import engine_metrics as names
 
 NAMES = st.builds(Cohort, st.sampled_from(["code", "chat"]), st.integers(0, 2), st.booleans())
 DRAFTS = st.builds(
-    lambda group, k, share, probe, refused: Draft(*group[:2], k, round(share * k), probe, refused),
+    lambda group, k, share, probe, refused: Draft(*group[:2], k, round(share * k), probe, refused, group.is_unprobed),
     NAMES,
     st.integers(1, 7),
     st.floats(0, 1),
@@ -36,6 +36,7 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
     trials: Counter[tuple[int, int]] = Counter()
     first_trials: Counter[tuple[int, int]] = Counter()
     accepts: Counter[tuple[int, int]] = Counter()
+    first_accepts: Counter[tuple[int, int]] = Counter()
     plain: Counter[tuple[str, int]] = Counter()
     unprobed: Counter[tuple[str, int]] = Counter()
     delivered: Counter[tuple[str, int]] = Counter()
@@ -58,35 +59,19 @@ def test_counts_equal_a_brute_force_reading_of_every_draft(
             for position, word in enumerate(words, start=1):
                 trials[draft.band, position] += 1
                 accepts[draft.band, position] += word == "accepted"
+                first_trials[draft.band, position] += draft.is_unprobed
+                first_accepts[draft.band, position] += draft.is_unprobed and word == "accepted"
     evidence = meter.take_evidence()
     every = [draft for drafts, _, _ in steps for draft in drafts]
     assert {group: evidence.drafts[*group, 0] for group in plain} == plain
     assert evidence.unprobed == +unprobed
     assert evidence.trials == trials
-    assert evidence.first_trials == first_trials
+    assert evidence.first_trials == +first_trials
     assert evidence.accepts == +accepts
+    assert evidence.first_accepts == +first_accepts
     assert sum(evidence.drafts.values()) == len(every) + plain.total()
     assert evidence.tokens == delivered
     assert sum(evidence.probes.values()) == sum(draft.is_probe for draft in every)
-
-
-def test_a_cut_draft_has_no_trial_at_the_position_after_the_cut() -> None:
-    meter = Meter()
-    meter.commit(StepShape(1, 4, 3), 0.01, 5, Outcome([Draft("code", 5, 3, 3)]))
-    assert dict(meter.take_evidence().trials) == {(5, 1): 1, (5, 2): 1, (5, 3): 1}
-
-
-def test_a_draft_that_the_grammar_cut_was_refused_after_the_cut() -> None:
-    """Over drafts of which a grammar refuses every third token, the acceptance at position 3 is 0 and not unknown."""
-    meter = Meter()
-    shape = StepShape(1, 3, 7)
-    meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 2, is_refused=True)]))
-    meter.commit(shape, 0.01, 5, Outcome([Draft("json", 6, 2, 1, is_refused=True)]))
-    meter.commit(shape, 0.01, 5, Outcome(plain={Cohort("json", 6): 1}, refused=[(6, False)]))
-    evidence = meter.take_evidence()
-    assert evidence.trials == {(6, 1): 3, (6, 2): 2, (6, 3): 1}
-    assert evidence.accepts == {(6, 1): 2, (6, 2): 1}
-    assert evidence.drafts == {("json", 6, 2): 2, ("json", 6, 0): 1}
 
 
 def test_steps_are_counted_by_kind() -> None:
@@ -154,27 +139,6 @@ def test_a_step_that_comes_to_the_very_same_counts_as_any_other(
             if number % taken_after == 0:
                 assert in_runs.take_evidence() == one_by_one.take_evidence()
     assert in_runs.take_evidence() == one_by_one.take_evidence()
-
-
-def test_taking_empties_the_meter() -> None:
-    meter = Meter()
-    meter.commit(StepShape(1, 1, 0), 0.01, 5, Outcome(plain={Cohort("code", 0): 1}))
-    assert sum(meter.take_evidence().drafts.values()) == 1
-    assert sum(meter.take_evidence().drafts.values()) == 0
-
-
-def test_first_drafts_are_counted_in_all_and_by_themselves() -> None:
-    meter = Meter()
-    drafts = [
-        Draft("code", 5, 3, 1, is_unprobed=True),
-        Draft("code", 5, 3, 3),
-        Draft("code", 5, 2, 2, is_unprobed=True),
-    ]
-    meter.commit(StepShape(3, 11, 8), 0.01, 5, Outcome(drafts))
-    evidence = meter.take_evidence()
-    assert evidence.trials == {(5, 1): 3, (5, 2): 3, (5, 3): 1}
-    assert evidence.first_trials == {(5, 1): 2, (5, 2): 2}
-    assert evidence.first_accepts == {(5, 1): 2, (5, 2): 1}
 
 
 def test_a_step_that_ends_while_the_evidence_is_taken_does_not_wait_and_counts_later() -> None:

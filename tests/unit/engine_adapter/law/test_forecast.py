@@ -48,11 +48,6 @@ BATCH = Counter({Decodes("code", HIGH, 1): 6, Decodes("code", LOW, 1): 2, Decode
 FREE = requirements(code=ClassGuidance(weight=2.0))
 
 
-def pauses() -> tuple[list[None], object]:
-    seen: list[None] = []
-    return seen, lambda: seen.append(None)
-
-
 def test_the_chosen_k_is_the_laws_and_does_not_touch_its_choosers() -> None:
     shared = estimates()
     k_of = chosen_k(shared, FREE, BATCH, lambda: None)
@@ -93,13 +88,12 @@ def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:
 
 
 def test_k_by_load_is_the_mean_k_of_each_class_and_of_all_requests() -> None:
-    seen, pause = pauses()
-    numbers = [1, 2, 8, 32]
-    rows, kept = k_by_load(estimates(), FREE, BATCH, numbers, pause)  # type: ignore[arg-type]
+    seen, numbers = list[None](), [1, 2, 8, 32]
+    rows, kept = k_by_load(estimates(), FREE, BATCH, numbers, lambda: seen.append(None))
     assert set(rows) == {"code", "default", ALL_CLASSES}
     assert all((row[0].lo, row[-1].hi) == (1, 32) for row in rows.values())
     assert kept == {}
-    one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, pause)  # type: ignore[arg-type]
+    one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, lambda: None)
     for number in numbers:
         code = (1 << REQUIREMENT_AT) | HIGH
         k = chosen(estimates(), FREE, Counter({code: number})).k_of[code]

@@ -1,5 +1,3 @@
-from itertools import combinations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,20 +28,6 @@ def test_it_meets_the_conditions_of_optimality_from_any_start(seed: int, positiv
     assert (gradient >= -1e-6).all()
     np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-6)
     np.testing.assert_allclose(x, solved(rows, target, np.zeros(SIZE)), atol=1e-8)
-
-
-@given(PROBLEMS)
-def test_no_set_of_coefficients_fits_better(seed: int) -> None:
-    """The best of the least squares over each set of coefficients, where none of them is negative."""
-    rows, target = drawn(seed)
-    best = float(target @ target)
-    for count in range(1, SIZE + 1):
-        for places in combinations(range(SIZE), count):
-            x = np.linalg.lstsq(rows[:, places], target, rcond=None)[0]
-            if x.min() >= 0:
-                best = min(best, float(np.square(rows[:, places] @ x - target).sum()))
-    found = solved(rows, target, np.zeros(SIZE))
-    assert np.square(rows @ found - target).sum() <= best * (1 + 1e-9)
 
 
 def test_from_its_own_result_on_it_solves_one_system() -> None:

@@ -213,13 +213,6 @@ def test_the_rows_of_requests_that_ended_do_not_count() -> None:
     assert plan_at_0(planner, decodes("chat"), 10).catch_up == ()
 
 
-def test_a_preempted_request_has_no_backlog() -> None:
-    planner, states = Planner(K_MAX, ROWS), decodes("chat")
-    plan_at_0(planner, states, 3)
-    states[0].restart()
-    assert states[0].backlog == 0
-
-
 def test_drafts_for_requests_at_k_0_do_not_postpone_a_scheduled_draft() -> None:
     planner, states = Planner(K_MAX, ROWS), decodes("json", *["chat"] * 4)
     accept(states, 0.95, *[0.05] * 4)

@@ -13,10 +13,6 @@ def test_a_parallel_drafter_takes_a_slot_for_each_token_after_the_first() -> Non
     assert [StepRoom(2048, 2048).largest_k(n) for n in (146, 256, 1024, 1025)] == [13, 7, 1, 0]
 
 
-def test_a_smaller_limit_on_tokens_binds_too() -> None:
-    assert StepRoom(512, 2048, is_parallel=True).largest_k(128) == 3
-
-
 @given(BUDGETS, st.integers(1, 2048))
 def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: StepRoom, running: int) -> None:
     def fits(k: int) -> bool:
@@ -26,11 +22,6 @@ def test_all_fit_at_the_deepest_k_and_not_at_the_next(budget: StepRoom, running:
     largest_k = budget.largest_k(running)
     assert fits(largest_k) or largest_k == 0  # at 0 as in an engine without speculation, whether that fits or not
     assert not fits(largest_k + 1)
-
-
-@given(BUDGETS, st.integers(1, 2048))
-def test_more_requests_never_allow_a_larger_k(budget: StepRoom, running: int) -> None:
-    assert budget.largest_k(running + 1) <= budget.largest_k(running)
 
 
 @given(BUDGETS, st.integers(1, 64), st.integers(0, 4096))

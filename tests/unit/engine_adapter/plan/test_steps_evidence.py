@@ -23,12 +23,9 @@ def test_each_draft_counts_for_its_class_and_as_a_probe_where_it_is_deeper_than_
 
 def test_a_draft_within_a_ceiling_is_no_probe_and_counts_as_any_other() -> None:
     engine = Engine(table(1.0, default=5))
-    engine.requests["a"] = named("a")
-    engine.requests["a"].sampling_params.extra_args = {"k_max": 2}
+    engine.requests["a"] = named("a", k_max=2)
     engine.prefill("a")
-    output = engine.begin(drafted={"a": 2}, a=3)
-    engine.steps.note_draft("a", drafted=2, accepted=2, invalid=0)
-    engine.end(output, a=3)
+    engine.verify("a", 2, 2)
     evidence = engine.meter.take_evidence()
     assert drafts(evidence) == {("default", 2): 1}
     assert (by_position(evidence.trials), +evidence.probes) == ({1: 1, 2: 1}, {})
@@ -159,9 +156,7 @@ def test_a_draft_is_a_first_one_if_its_k_was_chosen_before_any_outcome_of_the_re
         engine.end(output, a=2)
     is_unprobed = []
     for _ in range(2):
-        output = engine.begin(drafted={"a": 3}, a=4)
-        engine.steps.note_draft("a", drafted=3, accepted=1, invalid=0)
-        engine.end(output, a=2)
+        engine.verify("a", 3, 1)
         evidence = engine.meter.take_evidence()
         assert evidence.trials
         assert evidence.first_trials in ({}, evidence.trials)
@@ -189,9 +184,7 @@ def test_a_request_that_is_never_probed_does_not_count_as_unprobed(ceiling: int 
     """A class that is pinned, or a request with a ceiling of 0: no probe will ever show its acceptance."""
     bands = table(1e-9, default=[0] * (BANDS - 1) + [7])
     engine = Engine(table(1e-9, default=0) if ceiling is None else bands)
-    engine.requests["a"] = named("a")
-    if ceiling is not None:
-        engine.requests["a"].sampling_params.extra_args = {"k_max": ceiling}
+    engine.requests["a"] = named("a", **{} if ceiling is None else {"k_max": ceiling})
     engine.prefill("a")
     engine.end(engine.begin(a=1), a=1)
     found = engine.meter.take_evidence()

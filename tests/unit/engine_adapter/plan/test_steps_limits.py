@@ -11,8 +11,7 @@ from tests.support.stepped_engine import Engine, named
 @pytest.mark.parametrize(("asked", "k"), [(0, 0), (2, 2), (9, 5), (-1, 5), ("2", 5), (2.0, 5), (True, 5), (None, 5)])
 def test_a_requests_own_ceiling_cuts_its_k_and_what_is_no_whole_number_is_none(asked: object, k: int) -> None:
     engine = Engine(table(default=5))
-    engine.requests["a"] = named("a")
-    engine.requests["a"].sampling_params.extra_args = {"k_max": asked}
+    engine.requests["a"] = named("a", k_max=asked)
     engine.begin(a=9)
     assert [(state.k, state.scheduled_k) for state in engine.steps.decoding] == [(k, k)]
 
@@ -39,8 +38,7 @@ def test_no_more_is_drafted_than_a_request_may_still_deliver(left: int, k: int) 
 def test_where_all_need_one_k_a_request_near_its_end_verifies_as_much_as_the_others() -> None:
     """vLLM drops what it may not deliver. A ceiling that a request states still holds."""
     engine = Engine(table(default=5), planner=Planner(K_MAX, 0, one_k=True))
-    engine.requests["c"] = named("c")
-    engine.requests["c"].sampling_params.extra_args = {"k_max": 2}
+    engine.requests["c"] = named("c", k_max=2)
     engine.prefill("a", "b", "c")
     engine.requests["a"].max_tokens, engine.requests["a"].num_output_tokens = 100, 98
     engine.begin(a=1, b=1, c=1)
@@ -56,8 +54,7 @@ def test_no_draft_reaches_the_least_number_of_tokens_before_the_request_does(
 ) -> None:
     """vLLM bars stop tokens by how long a request is before a step; here it is then `short_of` as many tokens."""
     engine = Engine(table(default=5))
-    engine.requests |= {"a": named("a"), "b": named("b")}
-    engine.requests["a"].sampling_params.min_tokens = 30
+    engine.requests |= {"a": named("a", min_tokens=30), "b": named("b")}
     engine.end(engine.begin(a=9, b=9), a=1, b=1)
     engine.requests["a"].num_output_tokens = 30 - short_of
     engine.begin(drafted={"a": drafted}, a=1 + drafted, b=1)
@@ -66,8 +63,7 @@ def test_no_draft_reaches_the_least_number_of_tokens_before_the_request_does(
 
 def test_asynchronously_all_tokens_under_way_count() -> None:
     engine = Engine(table(default=5))
-    engine.requests["a"] = request = named("a")
-    request.sampling_params.min_tokens = 30
+    engine.requests["a"] = request = named("a", min_tokens=30)
     engine.begin(a=9)
     request.num_output_tokens, request.num_output_placeholders = 10, 12
     engine.begin(drafted={"a": 5}, a=6)
@@ -79,8 +75,8 @@ def test_asynchronously_all_tokens_under_way_count() -> None:
 
 def test_where_nothing_could_end_a_request_before_its_least_number_of_tokens_it_does_not_matter() -> None:
     engine = Engine(table(default=5))
-    engine.requests["a"] = request = named("a")
-    request.sampling_params.min_tokens, request.sampling_params.all_stop_token_ids = 30, set()
+    engine.requests["a"] = request = named("a", min_tokens=30)
+    request.sampling_params.all_stop_token_ids = set()
     engine.begin(a=9)
     request.num_output_tokens = 25
     engine.begin(a=1)
@@ -89,14 +85,11 @@ def test_where_nothing_could_end_a_request_before_its_least_number_of_tokens_it_
 
 def test_a_request_that_is_long_enough_to_stop_is_drafted_for_at_once() -> None:
     engine = Engine(table(default=5))
-    engine.requests["a"] = request = named("a")
-    request.sampling_params.min_tokens = 6
+    engine.requests["a"] = request = named("a", min_tokens=6)
     found = []
-    tokens = 9
-    for length in range(9):
+    for length, tokens in enumerate([9] + [1] * 8):
         request.num_output_tokens = length
         engine.end(engine.begin(a=tokens), a=1)
-        tokens = 1
         found.append(engine.steps.states["a"].k)
     assert found == [3, 2, 1, 0, 0, 5, 5, 5, 5]
 
@@ -108,8 +101,7 @@ def test_a_session_that_goes_on_has_the_least_number_of_tokens_and_the_ceiling_o
     engine.end(engine.begin(a=9), a=1)
     engine.end(engine.begin(a=1), a=1)
     request.num_output_tokens = 0
-    request.sampling_params = named("a").sampling_params
-    request.sampling_params.min_tokens, request.sampling_params.extra_args = 5, {"k_max": 3}
+    request.sampling_params = named("a", min_tokens=5, k_max=3).sampling_params
     engine.begin(continued=["a"], a=9)
     assert engine.steps.states["a"].k == 2
     request.sampling_params.min_tokens = 50

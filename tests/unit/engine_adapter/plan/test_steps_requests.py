@@ -29,9 +29,7 @@ def test_a_request_decodes_from_the_step_after_its_whole_prompt_on() -> None:
     second = engine.begin(a=5)
     assert (engine.plan.width, engine.plan.catch_up) == (3, ("a",))
     engine.end(second, a=1)
-    third = engine.begin(drafted={"a": 3}, a=4)
-    engine.steps.note_draft("a", drafted=3, accepted=2, invalid=0)
-    engine.end(third, a=3)
+    engine.verify("a", 3, 2)
     evidence = engine.meter.take_evidence()
     assert engine.meter.take_steps() == [
         (StepShape(0, 0, 0, prefill=5), 0.0, 5),
@@ -104,9 +102,7 @@ def test_k_never_depends_on_a_draft_whose_outcome_is_not_known() -> None:
     engine, other = Engine(table(default=UP)), Engine(table(default=UP))
     for one, accepted in ((engine, 3), (other, 0)):
         one.prefill("a")
-        output = one.begin(drafted={"a": 3}, a=4)  # the next draft's K is planned here
-        one.steps.note_draft("a", drafted=3, accepted=accepted, invalid=0)
-        one.end(output, a=1 + accepted)
+        one.verify("a", 3, accepted)  # the next draft's K is planned at its beginning
     assert engine.steps.states["a"].k == other.steps.states["a"].k == 3
     for one in (engine, other):
         one.begin(drafted={"a": 3}, a=4)
@@ -117,9 +113,7 @@ def test_a_preempted_request_keeps_what_is_known_of_it() -> None:
     engine = Engine(table(default=UP))
     engine.prefill("a")
     for _ in range(10):
-        output = engine.begin(drafted={"a": 3}, a=4)
-        engine.steps.note_draft("a", drafted=3, accepted=0, invalid=0)
-        engine.end(output, a=1)
+        engine.verify("a", 3, 0)
     engine.steps.restart("a")
     assert engine.steps.states["a"].acceptance.band == 1
 
@@ -130,9 +124,7 @@ def test_new_requests_begin_where_others_of_their_kind_did() -> None:
         name = f"chat_{number}"
         engine.prefill(name)
         for _ in range(6):
-            output = engine.begin(drafted={name: 3}, **{name: 4})
-            engine.steps.note_draft(name, drafted=3, accepted=0, invalid=0)
-            engine.end(output, **{name: 1})
+            engine.verify(name, 3, 0)
     engine.begin(chat_new=9, code_new=9)
     states = engine.steps.states
     assert (states["chat_new"].band, states["chat_new"].k) == (0, 0)
@@ -146,9 +138,7 @@ def test_requests_of_which_nothing_was_verified_begin_where_their_kind_does_by_n
     engine.prefill("chat_a", "chat_b", "code_c")
     before = engine.steps.states["chat_b"].acceptance.accepts
     for _ in range(3):
-        output = engine.begin(drafted={"chat_a": 3}, chat_a=4, chat_b=1, code_c=1)
-        engine.steps.note_draft("chat_a", drafted=3, accepted=0, invalid=0)
-        engine.end(output, chat_a=1, chat_b=1, code_c=1)
+        engine.verify("chat_a", 3, 0, chat_b=1, code_c=1)
     engine.begin(chat_a=1, chat_b=1, code_c=1)
     states = engine.steps.states
     assert states["chat_b"].acceptance.accepts < before / 1.5

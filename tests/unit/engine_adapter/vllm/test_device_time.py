@@ -1,13 +1,10 @@
 """When the device was done with a step: read at the step's outcome, without a wait."""
 
-import warnings
 from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.vllm.device_time import mark_steps, of_output
+from specpilot.engine_adapter.vllm.device_time import mark_steps, of_output
 
 
 class Moment:

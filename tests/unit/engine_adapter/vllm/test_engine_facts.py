@@ -26,6 +26,16 @@ class ModelConfig:
         return 4096
 
 
+def engine(method: str = "eagle3", drafter: object = None, *, is_parallel: bool | None = None, **options: Any) -> Any:
+    """Return an engine with K_max = 7 and this drafter; its head drafts in parallel, or not, if that is stated."""
+    found = config(method, **options)
+    found.num_speculative_tokens, found.model_config = 7, ModelConfig()
+    found.speculative_config.draft_model_config = drafter or ModelConfig()
+    if is_parallel is not None:
+        found.speculative_config.parallel_drafting = is_parallel
+    return found
+
+
 @pytest.mark.parametrize(
     ("drafter", "rows"),
     [
@@ -36,10 +46,7 @@ class ModelConfig:
     ],
 )
 def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
-    found = config()
-    found.speculative_config.draft_model_config = drafter
-    found.model_config = ModelConfig()
-    assert engine_facts.backlog_rows(found) == rows
+    assert engine_facts.backlog_rows(engine(drafter=drafter)) == rows
 
 
 @pytest.mark.parametrize(
@@ -55,11 +62,8 @@ def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfi
 def test_limits_of_speculation_are_logged_at_start(
     window: int | None, drafter_length: int | None, said: list[str]
 ) -> None:
-    found = config()
-    found.num_speculative_tokens = 7
-    found.speculative_config.draft_model_config = ModelConfig(window)
+    found = engine(drafter=ModelConfig(window))
     found.speculative_config.draft_model_config.max_model_len = drafter_length
-    found.model_config = ModelConfig()
     notes = start_notes.notes(found)
     assert len(notes) == len(said)
     assert all(words in note for words, note in zip(said, notes, strict=True))
@@ -88,9 +92,7 @@ def test_rows_take_the_memory_that_the_operator_gives(
     method: str, head: dict[str, object], states: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row is what the head reads of the target at a position, each number of two bytes here."""
-    found = config(method)
-    found.speculative_config.draft_model_config = ModelConfig(head=head)
-    found.model_config = ModelConfig()
+    found = engine(method, ModelConfig(head=head))
     monkeypatch.setenv("SPECPILOT_ENGINE_BACKLOG_MIB", "6")
     assert engine_facts.row_size(found) == states * 4096
     assert engine_facts.backlog_rows(found) == 6 * 128 // states
@@ -108,16 +110,11 @@ def test_model_runner_v2_finds_the_layers_of_a_head_in_more_fields(
     head: dict[str, object], on_v1: int, on_v2: int
 ) -> None:
     for runner, states in enumerate((on_v1, on_v2)):
-        found = config("eagle3", runner_v2=runner)
-        found.speculative_config.draft_model_config = ModelConfig(head=head)
-        found.model_config = ModelConfig()
-        assert engine_facts.row_size(found) == states * 4096
+        assert engine_facts.row_size(engine("eagle3", ModelConfig(head=head), runner_v2=runner)) == states * 4096
 
 
 def with_graphs(largest: int, running: int, *, is_parallel: bool = True) -> Any:
-    found = config()
-    found.num_speculative_tokens = 7
-    found.speculative_config.parallel_drafting = is_parallel
+    found = engine(is_parallel=is_parallel)
     found.scheduler_config.max_num_seqs = running
     found.compilation_config = SimpleNamespace(
         max_cudagraph_capture_size=largest, cudagraph_capture_sizes=[*range(8, largest + 1, 8)]
@@ -161,12 +158,8 @@ def test_a_mode_that_the_backend_does_not_support_is_named_with_the_one_that_run
 
 
 def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
-    found = config()
-    found.num_speculative_tokens = 7
-    head = ModelConfig()
-    head.use_mla, head.max_model_len = True, 4096  # type: ignore[attr-defined]
-    found.speculative_config.draft_model_config, found.model_config = head, ModelConfig()
-    found.model_config.max_model_len = 4096
+    found = engine()
+    found.speculative_config.draft_model_config.use_mla = True
     assert engine_facts.backlog_rows(found) == 0
     [note] = start_notes.notes(found)
     assert "MLA" in note
@@ -180,10 +173,7 @@ def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
 def test_beside_a_kv_connector_a_drafter_never_falls_behind_and_that_is_said(
     is_v2: bool, is_parallel: bool, reads: bool
 ) -> None:
-    found = config(connector="OffloadingConnector", runner_v2=is_v2)
-    found.num_speculative_tokens = 7
-    found.speculative_config.parallel_drafting = is_parallel
-    found.speculative_config.draft_model_config, found.model_config = ModelConfig(), ModelConfig()
+    found = engine(is_parallel=is_parallel, connector="OffloadingConnector", runner_v2=is_v2)
     assert engine_facts.backlog_rows(found) == 0
     assert engine_facts.reads_every_step(found) is reads
     [note] = start_notes.notes(found)
@@ -205,18 +195,13 @@ def test_beside_a_kv_connector_a_drafter_never_falls_behind_and_that_is_said(
 def test_on_model_runner_v2_a_drafter_without_a_backlog_reads_every_step_itself(
     method: str, kind: str, is_v2: bool, reads: bool
 ) -> None:
-    found = config(method, runner_v2=is_v2)
-    found.speculative_config.draft_model_config = ModelConfig(head={"model_type": kind})
-    found.speculative_config.parallel_drafting = False
-    found.model_config = ModelConfig()
+    found = engine(method, ModelConfig(head={"model_type": kind}), is_parallel=False, runner_v2=is_v2)
     assert engine_facts.reads_every_step(found) is reads
 
 
 @pytest.mark.parametrize(("is_parallel", "reads"), [(False, True), (True, False)])
 def test_of_heads_with_a_window_only_p_eagles_does_not_read_every_step(is_parallel: bool, reads: bool) -> None:
-    found = config("eagle3", runner_v2=1)
-    found.speculative_config.draft_model_config = ModelConfig(window=128)
-    found.speculative_config.parallel_drafting = is_parallel
+    found = engine(drafter=ModelConfig(window=128), is_parallel=is_parallel, runner_v2=1)
     assert engine_facts.reads_every_step(found) is reads
     assert not engine_facts.reads_every_step(SimpleNamespace(speculative_config=None))
 
@@ -233,10 +218,8 @@ def test_of_heads_with_a_window_only_p_eagles_does_not_read_every_step(is_parall
 def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
     is_v2: bool, connector: str | None, window: dict[str, bool], least: int, kept: int
 ) -> None:
-    found = config("dflash", runner_v2=is_v2, connector=connector)
-    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, True
-    found.speculative_config.draft_model_config = ModelConfig(dflash_config=window, layer_types=["full_attention"])
-    found.model_config = ModelConfig()
+    head = ModelConfig(dflash_config=window, layer_types=["full_attention"])
+    found = engine("dflash", head, is_parallel=True, runner_v2=is_v2, connector=connector)
     assert engine_facts.least_widths(found) == (least, 7)
     assert engine_facts.reads_every_step(found) is is_v2
     slots = [at.speculative_config.num_speculative_tokens for at in engine_facts.at_widths(found)]
@@ -260,10 +243,8 @@ def test_a_block_has_one_width_and_on_model_runner_v2_reads_every_step_itself(
 def test_the_drafter_of_a_rank_in_lockstep_makes_the_same_passes_in_every_step(
     method: str, is_v2: bool, is_parallel: bool, least: int
 ) -> None:
-    found = config(method, runner_v2=is_v2, data=2, experts=8)
-    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, is_parallel
-    found.model_config, kind = ModelConfig(), {"model_type": "mimo_mtp"}
-    found.speculative_config.draft_model_config = ModelConfig(head=kind)
+    drafter = ModelConfig(head={"model_type": "mimo_mtp"})
+    found = engine(method, drafter, is_parallel=is_parallel, runner_v2=is_v2, data=2, experts=8)
     assert engine_facts.least_widths(found)[0] == 0
     found.model_config.is_moe = True
     assert engine_facts.least_widths(found)[0] == least
@@ -273,9 +254,7 @@ def test_the_drafter_of_a_rank_in_lockstep_makes_the_same_passes_in_every_step(
 
 @pytest.mark.parametrize(("named", "positions"), [({}, 7), ({"sample_from_anchor": False}, 8)])
 def test_a_dspark_block_may_draft_at_the_place_of_the_token_before_it(named: dict[str, bool], positions: int) -> None:
-    found = config("dspark", runner_v2=True)
-    found.num_speculative_tokens, found.speculative_config.parallel_drafting = 7, True
-    found.speculative_config.draft_model_config.hf_config = SimpleNamespace(**named)
+    found = engine("dspark", ModelConfig(head={**named}), is_parallel=True, runner_v2=True)
     assert engine_facts.block(found) == positions
 
 

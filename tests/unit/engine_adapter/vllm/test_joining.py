@@ -1,17 +1,13 @@
 """How many positions a request gets that joins with one token left to prefill, from vLLM's own scheduler."""
 
-import warnings
+from typing import Any
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.core.sched.interface import PauseState
-
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+from vllm.v1.core.sched.interface import PauseState
 
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.plan.step_plan import PLAN
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 from tests.support.adapter_scheduler import K_MAX, add, offer, scheduler, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
@@ -20,13 +16,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's 
 GRAPHS = Graphs("FULL_AND_PIECEWISE")
 
 
-@pytest.mark.parametrize("k", [0, 3, K_MAX])
-def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = scheduler(monkeypatch)
-    engine.graphs = GRAPHS
+def with_first(
+    monkeypatch: pytest.MonkeyPatch, kind: type = SpecPilotScheduler, graphs: Graphs | None = GRAPHS, k: int = 3
+) -> Any:
+    """Return a scheduler whose schedule gives K to everybody, after the prompt of the request "first"."""
+    engine = scheduler(monkeypatch, kind)
+    engine.graphs = graphs
     offer(engine, 1, k)
     add(engine, "first", [*range(1, 9)])
     assert step(engine) == {"first": 8}
+    return engine
+
+
+@pytest.mark.parametrize("k", [0, 3, K_MAX])
+def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = with_first(monkeypatch, k=k)
     assert step(engine) == {"first": 1 + k}
     add(engine, "second", [1])
     assert step(engine) == {"first": 1 + k, "second": 1 + k}
@@ -38,22 +42,14 @@ def test_who_joins_gets_as_many_positions_as_the_others_have(k: int, monkeypatch
 def test_where_a_graph_fits_any_mix_or_there_is_none_a_request_that_joins_gets_its_own_token_alone(
     monkeypatch: pytest.MonkeyPatch, graphs: Graphs | None
 ) -> None:
-    engine = scheduler(monkeypatch)
-    engine.graphs = graphs
-    offer(engine, 1, 3)
-    add(engine, "first", [*range(1, 9)])
-    step(engine)
+    engine = with_first(monkeypatch, graphs=graphs)
     add(engine, "second", [1])
     assert step(engine) == {"first": 4, "second": 1}
 
 
 def test_what_a_request_is_padded_with_does_not_wait_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """K falls to 0 in the step in which it joins. Its one token is at position 0: a row more would be before that."""
-    engine = scheduler(monkeypatch)
-    engine.graphs = GRAPHS
-    offer(engine, 1, 3)
-    add(engine, "first", [*range(1, 9)])
-    step(engine)
+    engine = with_first(monkeypatch)
     add(engine, "second", [1])
     offer(engine, 2, 0)
     output = engine.schedule()
@@ -97,11 +93,7 @@ def test_while_a_request_waits_that_may_not_stop_yet_no_request_is_padded(
     kind: type, least: int, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronously vLLM would count the placeholders as tokens, and let a request stop before its `min_tokens`."""
-    engine = scheduler(monkeypatch, kind)
-    engine.graphs = GRAPHS
-    offer(engine, 1, 3)
-    add(engine, "first", [*range(1, 9)])
-    step(engine)
+    engine = with_first(monkeypatch, kind)
     add(engine, "second", [1], min_tokens=least, stop_token_ids=[7])
     assert step(engine) == {"first": 4, "second": positions}
 

@@ -1,16 +1,12 @@
 """Requests of vLLM's own scheduler have latencies when they end, also by an abort."""
 
 import time
-import warnings
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from tests.support.adapter_scheduler import add, scheduler, step
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.request import RequestStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
 

@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 import textwrap
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,14 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    import vllm.model_executor.models as vllm_models
-    from vllm.config import SpeculativeConfig
-    from vllm.config.model import _get_and_verify_max_len
-    from vllm.config.speculative import MTPModelTypes
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+import vllm.model_executor.models as vllm_models
+from vllm.config import SpeculativeConfig
+from vllm.config.model import _get_and_verify_max_len
+from vllm.config.speculative import MTPModelTypes
+from vllm.engine.arg_utils import EngineArgs
+from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from specpilot.engine_adapter import check
 from specpilot.engine_adapter.errors import UnsupportedEngineError

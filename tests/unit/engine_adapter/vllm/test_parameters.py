@@ -1,19 +1,15 @@
 """Sampling parameters: what headers add to them, and which ones a steered engine cannot serve beside drafts."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm import PoolingParams, SamplingParams
+from vllm.exceptions import VLLMValidationError
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm import PoolingParams, SamplingParams
-    from vllm.exceptions import VLLMValidationError
-
-    from specpilot.engine_adapter.agent.gateway_headers import GatewayHeadersMiddleware
-    from specpilot.engine_adapter.vllm import parameters
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
+from specpilot.engine_adapter.agent.gateway_headers import GatewayHeadersMiddleware
+from specpilot.engine_adapter.vllm import parameters
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
 
 
 def engine(*, speculates: bool = True, scheduler_cls: Any = SpecPilotScheduler) -> Any:

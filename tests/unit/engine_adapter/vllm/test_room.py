@@ -1,20 +1,15 @@
 """Every running request has its tokens in every step, and the drafter's buffers hold what it lays out."""
 
 import random
-import warnings
 from collections import deque
 from typing import Any
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.core.sched.interface import PauseState
-    from vllm.v1.request import RequestStatus
-
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 from specpilot.engine_adapter.vllm import versions
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotAsyncScheduler, SpecPilotScheduler
 from tests.support.adapter_scheduler import K_MAX, add, end, offer, sampled, scheduler, step, stock
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own

@@ -4,21 +4,17 @@ import argparse
 import dataclasses
 import json
 import re
-import warnings
 from typing import Any
 
 import pytest
+from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    try:
-        from vllm.entrypoints.common.cli_args import make_arg_parser
-    except ModuleNotFoundError:  # before 0.33
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ModuleNotFoundError:  # before 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.vllm import serve_flags, serve_names

@@ -1,19 +1,15 @@
 """The next turn of a session, from vLLM's own scheduler: the rows of the turn before are forgotten with it."""
 
-import warnings
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request, RequestStatus
 
 from specpilot.policy.latency_goal import TPOT
 from tests.support.adapter_scheduler import offer, scheduler, step
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm import SamplingParams
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.request import Request, RequestStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's own
 BLOCK, TOKENS = 16, 8

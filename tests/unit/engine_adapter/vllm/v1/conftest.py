@@ -1,16 +1,12 @@
 """A drafter on torch's meta device."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.vllm.v1 import backlog as module
-
+from specpilot.engine_adapter.vllm.v1 import backlog as module
 from tests.support.device_apart import Drafter
 
 

@@ -1,26 +1,12 @@
 """Which states of a step are copied before the drafter runs, and when prompts' probabilities are read of them."""
 
-import warnings
-
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.plan.step_plan import StepPlan
-    from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-    from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead
-
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
+from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead
 from tests.support.device_apart import Drafter, Step
-
-
-def test_states_that_prompts_probabilities_are_read_of_are_copied_too(drafter: Drafter) -> None:
-    backlog, state = Backlog(drafter), Step([1, 8, 1, 3]).state
-    found = backlog.beyond_passes(state, has_prompt_logprobs=True)
-    assert found.hidden_states is not state.hidden_states
-    assert found.aux_hidden_states[0] is not state.aux_hidden_states[0]
-    found = backlog.beyond_passes(state, has_prompt_logprobs=False)
-    assert found.hidden_states is state.hidden_states
 
 
 @pytest.mark.parametrize(("width", "is_plain", "is_ahead"), [(3, False, True), (0, False, False), (0, True, False)])
@@ -38,12 +24,13 @@ def test_prompts_probabilities_are_read_after_vllms_own_drafting(
     ("lengths", "largest", "is_copied"),
     [([1, 8, 1, 3], 13, True), ([1, 9, 1, 3], 13, False), ([1] * 4, 13, True), ([1] * 4, None, False)],
 )
-def test_only_what_a_graph_left_is_copied(
-    drafter: Drafter, lengths: list[int], largest: int | None, *, is_copied: bool
+@pytest.mark.parametrize("has_logprobs", [True, False])
+def test_only_what_a_graph_left_is_copied_and_what_prompts_probabilities_are_read_of_too(
+    drafter: Drafter, lengths: list[int], largest: int | None, *, is_copied: bool, has_logprobs: bool
 ) -> None:
     """A step beyond the largest graph leaves its states outside the graphs' pool; an engine without graphs always."""
     drafter.vllm_config.compilation_config.max_cudagraph_capture_size = largest
     state = Step(lengths).state
-    found = Backlog(drafter).beyond_passes(state, has_prompt_logprobs=True)
+    found = Backlog(drafter).beyond_passes(state, has_prompt_logprobs=has_logprobs)
     assert (found.aux_hidden_states[0] is not state.aux_hidden_states[0]) is is_copied
-    assert (found.hidden_states is not state.hidden_states) is is_copied
+    assert (found.hidden_states is not state.hidden_states) is (is_copied and has_logprobs)

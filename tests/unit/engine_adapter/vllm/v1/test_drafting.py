@@ -1,13 +1,10 @@
 """The embeddings that a drafter reads."""
 
-import warnings
 from types import SimpleNamespace
 
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.vllm.v1.drafting import use_plain_embeddings
+from specpilot.engine_adapter.vllm.v1.drafting import use_plain_embeddings
 
 
 def test_a_drafter_shares_the_targets_embeddings_without_lora() -> None:

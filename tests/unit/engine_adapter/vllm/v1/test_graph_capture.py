@@ -1,26 +1,21 @@
 """Which graphs an engine captures, how, and what the record of them holds; and what an engine does not start on."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CUDAGraphMode
-    from vllm.model_executor.layers.attention.mla_attention import QueryLenSupport
-    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.errors import UnsupportedEngineError
-    from specpilot.engine_adapter.law.graphs import Graphs
-    from specpilot.engine_adapter.vllm import graph_record
-    from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
-    from specpilot.engine_adapter.vllm.v1 import drafting, graphs
-
+from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.law.graphs import Graphs
+from specpilot.engine_adapter.vllm import graph_record
+from specpilot.engine_adapter.vllm.scheduler import SpecPilotScheduler
+from specpilot.engine_adapter.vllm.v1 import drafting, graphs
 from tests.support.graph_runner import FULL, K_MAX, SIZES, AnyMixBackend, UniformBackend, UntriedBackend, runner
 
 
@@ -172,6 +167,16 @@ class _Drafter:
         SpecDecodeBaseProposer.initialize_cudagraph_keys(self, made.cudagraph_dispatcher.cudagraph_mode)
 
 
+def recorded(made: Any, method: str = "eagle3", *, is_parallel: bool = True) -> Graphs | None:
+    """Return the record of an engine's graphs as it comes from its worker, with a drafter that is steered."""
+    made.drafter = _Drafter(made, is_parallel=is_parallel)
+    made.drafter.method = method
+    worker = SimpleNamespace(model_runner=made)
+    assert graph_record.of_worker(worker) is None  # its drafter is not steered yet
+    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
+    return graph_record.of_config(SimpleNamespace(**{graph_record.GRAPHS: graph_record.of_worker(worker)}))
+
+
 RECORDS = [
     (UniformBackend, CUDAGraphMode.FULL_AND_PIECEWISE, True, "FULL_AND_PIECEWISE", tuple(SIZES), (2, 3, 4, 6, 8)),
     (UniformBackend, CUDAGraphMode.FULL_AND_PIECEWISE, False, "FULL_AND_PIECEWISE", tuple(SIZES), (2, 3, 4, 6, 8)),
@@ -190,14 +195,8 @@ def test_the_record_tells_the_graphs(
     lengths: tuple[int, ...],
 ) -> None:
     made = runner(max_num_seqs=24, backend=backend, mode=configured)
-    made.drafter = _Drafter(made, is_parallel=is_parallel)
-    assert graph_record.of_worker(SimpleNamespace(model_runner=made)) is None  # its drafter is not steered
-    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
-    told = graph_record.of_worker(SimpleNamespace(model_runner=made))
-    config = SimpleNamespace()
-    setattr(config, graph_record.GRAPHS, told)
     counts = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 24)
-    assert graph_record.of_config(config) == Graphs(
+    assert recorded(made, is_parallel=is_parallel) == Graphs(
         mode,
         mixed,
         {1: (1, 2, 4, 8, 16, 24), **{length: tuple(length * count for count in counts) for length in lengths}},
@@ -207,18 +206,10 @@ def test_the_record_tells_the_graphs(
 
 
 def test_the_passes_of_a_block_are_not_priced_by_the_positions_of_a_step() -> None:
-    made = runner()
-    made.drafter = _Drafter(made, is_parallel=True)
-    made.drafter.method = "dflash"
-    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
-    told = graph_record.of_worker(SimpleNamespace(model_runner=made))
-    found = graph_record.of_config(SimpleNamespace(**{graph_record.GRAPHS: told}))
+    found = recorded(runner(), "dflash")
     assert found is not None
     assert (found.mode, found.drafter) == ("FULL_AND_PIECEWISE", ())
 
 
 def test_an_engine_without_graphs_tells_none() -> None:
-    made = runner(mode=CUDAGraphMode.NONE)
-    made.drafter = _Drafter(made, is_parallel=True)
-    drafting.attach(made.drafter, SimpleNamespace())  # type: ignore[arg-type]
-    assert graph_record.of_worker(SimpleNamespace(model_runner=made)) is None
+    assert recorded(runner(mode=CUDAGraphMode.NONE)) is None

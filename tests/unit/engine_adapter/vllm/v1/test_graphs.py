@@ -1,18 +1,13 @@
 """Which graph a step finds, by vLLM's own dispatcher and its runner's own code, without a GPU."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from vllm.config import CUDAGraphMode
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CUDAGraphMode
-    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
-
-    from specpilot.engine_adapter.vllm.v1 import graphs
-
+from specpilot.engine_adapter.vllm.v1 import graphs
 from tests.support.graph_runner import FULL, K_MAX, LONG_SIZES, NONE, PIECEWISE, AnyMixBackend, found, key_of, runner
 
 TABLE = [  # running requests, K, then vLLM's own, then the adapter's without and with graphs for any mix

@@ -1,23 +1,20 @@
 """The wrappers around vLLM's methods take arguments by position and by keyword, whichever vLLM uses."""
 
 import inspect
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    from specpilot.engine_adapter.vllm import graph_record
-    from specpilot.engine_adapter.vllm.v1 import drafting
-    from specpilot.engine_adapter.vllm.v1.installation import install
+from specpilot.engine_adapter.vllm import graph_record
+from specpilot.engine_adapter.vllm.v1 import drafting
+from specpilot.engine_adapter.vllm.v1.installation import install
+from tests.support.device_apart import NAMES
+from tests.unit.engine_adapter.vllm.v1.test_subset import arguments
 
 install()
 graph_record.install()
@@ -68,40 +65,14 @@ class _Drafter:
 
 @pytest.mark.parametrize("positional", range(1, 12))
 def test_a_batch_is_cut_however_vllm_hands_it_to_the_drafter(positional: int) -> None:
-    starts, lengths = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([8, 9], dtype=torch.int32)
-    metadata = CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        num_reqs=2,
-        num_actual_tokens=3,
-        max_query_len=2,
-        max_seq_len=9,
-        block_table_tensor=torch.zeros(2, 1, dtype=torch.int32),
-        slot_mapping=torch.arange(3),
-        causal=True,
-    )
-    given = {
-        "num_speculative_tokens": 3,
-        "target_token_ids": torch.tensor([10, 20, 21]),
-        "target_positions": torch.tensor([7, 7, 8]),
-        "target_hidden_states": torch.zeros(3, 4),
-        "next_token_ids": torch.tensor([11, 22]),
-        "token_indices_to_sample": None,
-        "common_attn_metadata": metadata,
-        "sampling_metadata": SimpleNamespace(temperature=None),
-        "mm_embed_inputs": None,
-        "num_rejected_tokens_gpu": None,
-        "slot_mappings": None,
-    }
+    given = {"num_speculative_tokens": 3} | arguments()
     assert [*inspect.signature(SpecDecodeBaseProposer.propose).parameters][1:] == [*given]
     drafter: Any = _Drafter()
-    drafting.attach(drafter, SimpleNamespace(places=lambda: [1], batch=["a", "b"]))  # type: ignore[arg-type]
+    drafting.attach(drafter, SimpleNamespace(places=lambda: [1], batch=NAMES))  # type: ignore[arg-type]
     by_position = [*given.values()][:positional]
     by_keyword = {name: given[name] for name in [*given][positional:]}
     with pytest.raises(_SeenError) as seen:
         SpecDecodeBaseProposer.propose(drafter, *by_position, **by_keyword)
-    assert seen.value.given["target_token_ids"].tolist() == [20, 21]
-    assert seen.value.given["next_token_ids"].tolist() == [22]
+    assert seen.value.given["target_token_ids"].tolist() == [10, 11, 12, 13]
+    assert seen.value.given["next_token_ids"].tolist() == [6]
     assert drafter.extra_slots_per_request == 3

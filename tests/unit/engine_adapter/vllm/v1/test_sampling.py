@@ -1,14 +1,11 @@
 """What vLLM's sampling gets wrong in an engine that speculates, and that the adapter puts it right."""
 
-import warnings
 from types import SimpleNamespace
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    import torch
-    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+import torch
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-    from specpilot.engine_adapter.vllm.v1 import sampling
+from specpilot.engine_adapter.vllm.v1 import sampling
 
 
 class _Budgets:

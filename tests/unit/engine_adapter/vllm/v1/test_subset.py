@@ -22,7 +22,7 @@ LENGTHS, SEQUENCES = [1, 4, 1, 3], [40, 60, 20, 33]
 
 
 def arguments() -> dict[str, Any]:
-    """What vLLM hands to `propose`: each number tells whose it is and where it stood."""
+    """What vLLM hands to `propose`, in its order: each number tells whose it is and where it stood."""
     starts = torch.tensor([0, 1, 5, 6, 9], dtype=torch.int32)
     tokens = torch.tensor([10 * request + at for request, length in enumerate(LENGTHS) for at in range(length)])
     lengths = torch.tensor(SEQUENCES, dtype=torch.int32)
@@ -45,10 +45,10 @@ def arguments() -> dict[str, Any]:
         "target_hidden_states": tokens.float().unsqueeze(1).expand(9, 3),
         "next_token_ids": torch.tensor([5, 6, 7, 8], dtype=torch.int32),
         "token_indices_to_sample": torch.tensor([0, 2, 5, 8], dtype=torch.int32),
-        "num_rejected_tokens_gpu": torch.tensor([0, 2, 0, 0], dtype=torch.int32),
-        "sampling_metadata": Sampling(torch.tensor([0.0, 0.1, 0.2, 0.3])),
         "common_attn_metadata": metadata,
+        "sampling_metadata": Sampling(torch.tensor([0.0, 0.1, 0.2, 0.3])),
         "mm_embed_inputs": None,
+        "num_rejected_tokens_gpu": torch.tensor([0, 2, 0, 0], dtype=torch.int32),
         "slot_mappings": {"layer": tokens + 100},
     }
 

@@ -5,7 +5,6 @@ the host to get there: a copy that is not waited for, of which `handed_over` is 
 pinned memory). An operation over tensors of both sides, which CUDA would copy for and wait, fails as well.
 """
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from specpilot.engine_adapter.plan.step_plan import StepPlan
-    from specpilot.engine_adapter.vllm.embeddings import of_positions
-    from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
-    from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
-    from specpilot.engine_adapter.vllm.v1.backlog import Backlog
-    from specpilot.engine_adapter.vllm.v1.drafting import Drafting
-    from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
-
+from specpilot.engine_adapter.plan.step_plan import StepPlan
+from specpilot.engine_adapter.vllm.embeddings import of_positions
+from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS
+from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
+from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from specpilot.engine_adapter.vllm.v1.drafting import Drafting
+from specpilot.engine_adapter.vllm.v1.subset import chosen, spread
 from tests.support.device_apart import HIDDEN, K_MAX, META, NAMES, PASS, Apart, Drafter, Step
 
 
@@ -67,47 +63,38 @@ def test_more_rows_than_a_pass_takes_and_rows_that_move(drafter: Drafter, monkey
     assert max(drafter.passes) <= PASS
 
 
-def test_a_batch_is_cut_and_put_together(drafter: Drafter) -> None:
-    step = Step([1, 8, 1, 3])
-    count = step.metadata.num_actual_tokens
+def arguments() -> dict[str, Any]:
+    """What vLLM hands to `propose` in a step."""
+    metadata = Step([1, 8, 1, 3]).metadata
+    count = metadata.num_actual_tokens
+    return {
+        "target_token_ids": torch.zeros(count, dtype=torch.int32, device=META),
+        "target_positions": torch.zeros(count, dtype=torch.int64, device=META),
+        "target_hidden_states": torch.zeros(count, HIDDEN, device=META),
+        "next_token_ids": torch.zeros(4, dtype=torch.int32, device=META),
+        "token_indices_to_sample": torch.zeros(4, dtype=torch.int32, device=META),
+        "num_rejected_tokens_gpu": torch.zeros(4, dtype=torch.int32, device=META),
+        "sampling_metadata": SimpleNamespace(temperature=None),
+        "common_attn_metadata": metadata,
+    }
+
+
+def test_a_batch_is_cut_and_put_together() -> None:
     with Apart() as apart:
-        given, there = chosen(
-            {
-                "target_token_ids": torch.zeros(count, dtype=torch.int32, device=META),
-                "target_positions": torch.zeros(count, dtype=torch.int64, device=META),
-                "target_hidden_states": torch.zeros(count, HIDDEN, device=META),
-                "next_token_ids": torch.zeros(4, dtype=torch.int32, device=META),
-                "token_indices_to_sample": torch.zeros(4, dtype=torch.int32, device=META),
-                "num_rejected_tokens_gpu": torch.zeros(4, dtype=torch.int32, device=META),
-                "sampling_metadata": SimpleNamespace(temperature=None),
-                "common_attn_metadata": step.metadata,
-            },
-            [1, 3],
-            META,
-        )
+        given, there = chosen(arguments(), [1, 3], META)
         drafts = spread(torch.zeros(2, K_MAX, dtype=torch.int64, device=META), there, 4)
     assert given["target_hidden_states"].shape == (11, HIDDEN)
     assert drafts.shape == (4, K_MAX)
     assert apart.handed_over == 1  # all indices in one piece
 
 
-def test_image_embeddings_are_cut_with_the_batch(drafter: Drafter) -> None:
+def test_image_embeddings_are_cut_with_the_batch() -> None:
     """vLLM keeps on the host where they lie. The last position of a prompt that is left out may be one's."""
-    step = Step([1, 8, 1, 3])
-    count = step.metadata.num_actual_tokens
-    is_embedding = torch.zeros(count, dtype=torch.bool)
+    is_embedding = torch.zeros(13, dtype=torch.bool)
     is_embedding[[0, 2, 3, 11]] = True  # of the first request, two of the second's, of the fourth
-    given: dict[str, Any] = {
-        "target_token_ids": torch.zeros(count, dtype=torch.int32, device=META),
-        "target_positions": torch.zeros(count, dtype=torch.int64, device=META),
-        "target_hidden_states": torch.zeros(count, HIDDEN, device=META),
-        "next_token_ids": torch.zeros(4, dtype=torch.int32, device=META),
-        "sampling_metadata": SimpleNamespace(temperature=None),
-        "common_attn_metadata": step.metadata,
-    }
     embeddings = [torch.zeros(3, HIDDEN, device=META), torch.zeros(1, HIDDEN, device=META)]
     with Apart():
-        cut, _ = chosen(given | {"mm_embed_inputs": (embeddings, is_embedding)}, [1, 3], META)
+        cut, _ = chosen(arguments() | {"mm_embed_inputs": (embeddings, is_embedding)}, [1, 3], META)
     kept, places = cut["mm_embed_inputs"]
     assert [len(part) for part in kept] == [3]
     assert places.nonzero().flatten().tolist() == [1, 2, 9]

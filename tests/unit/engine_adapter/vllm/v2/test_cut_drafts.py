@@ -3,24 +3,19 @@
 Each is held beside the same step as the adapter sees it where the host knows it exactly. Also steps with images.
 """
 
-import warnings
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from specpilot.engine_adapter.vllm import versions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    import torch
-
-    from specpilot.engine_adapter.vllm.v2 import backlog as backlog_module
-    from specpilot.engine_adapter.vllm.v2 import subset
-    from specpilot.engine_adapter.vllm.v2.backlog import Backlog
-    from specpilot.engine_adapter.vllm.v2.step import Step
+from specpilot.engine_adapter.vllm.v2 import backlog as backlog_module
+from specpilot.engine_adapter.vllm.v2 import subset
+from specpilot.engine_adapter.vllm.v2.backlog import Backlog
+from specpilot.engine_adapter.vllm.v2.step import Step
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"

@@ -1,20 +1,15 @@
 """Which graphs a steered engine on model runner V2 has, and which a step finds, by vLLM's managers, without a GPU."""
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.worker.gpu import cudagraph_utils
 
+from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.vllm import versions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    from vllm.config import CompilationConfig, CUDAGraphMode
-    from vllm.v1.worker.gpu import cudagraph_utils
-
-    from specpilot.engine_adapter.law.graphs import Graphs
-    from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
+from specpilot.engine_adapter.vllm.v2 import graph_record, graphs, steered
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
@@ -154,17 +149,12 @@ def test_the_first_pass_finds_the_targets_graph_though_vllm_does_not_say_how_lon
     ("lengths", "mode"),
     [([1] * 5, "FULL"), ([4] * 5, "FULL"), ([8] * 5, "FULL"), ([7] * 5, "PIECEWISE"), ([1, 4], "PIECEWISE")],
 )
-def test_attention_without_variable_lengths_has_graphs_for_some_k(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[int], mode: str
+@pytest.mark.parametrize("options", [{"is_varlen": False}, {"backend": "FLEX_ATTENTION"}])
+def test_attention_without_variable_lengths_or_whose_graphs_never_ran_has_graphs_for_some_k(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], lengths: list[int], mode: str
 ) -> None:
     monkeypatch.setenv("SPECPILOT_ENGINE_GRAPH_K", "3")
-    assert found_by(runner(monkeypatch, is_varlen=False).cudagraph_manager, lengths)[0] == mode
-
-
-def test_backends_whose_graphs_for_any_mix_never_ran_have_graphs_for_some_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = runner(monkeypatch, backend="FLEX_ATTENTION")
-    assert found_by(own.cudagraph_manager, [1, 4])[0] == "PIECEWISE"
-    assert found_by(own.cudagraph_manager, [4] * 5)[0] == "FULL"
+    assert found_by(runner(monkeypatch, **options).cudagraph_manager, lengths)[0] == mode
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE])

@@ -3,24 +3,19 @@
 Their order for recurrent layers, and the length that a rank in lockstep reports to the others.
 """
 
-import warnings
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from vllm.v1.worker.gpu.dp_utils import DPSyncState, dispatch_cg_and_sync_dp
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner, get_uniform_decode_token_count
 
 from specpilot.engine_adapter.vllm import versions
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of what vLLM imports
-    import torch
-    from vllm.v1.worker.gpu.dp_utils import DPSyncState, dispatch_cg_and_sync_dp
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner, get_uniform_decode_token_count
-
-    from specpilot.engine_adapter.vllm.v2 import installation
-    from specpilot.engine_adapter.vllm.v2.steered import Steered, attach
+from specpilot.engine_adapter.vllm.v2 import installation
+from specpilot.engine_adapter.vllm.v2.steered import Steered, attach
 
 pytestmark = pytest.mark.skipif(
     not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2), reason="this vLLM's V2 is not steered"
