@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import STREAM, Client, call, request
+from tests.support.gateway_client import STREAM, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.scripted_engine import (
     CLOSE,
@@ -122,12 +122,3 @@ async def test_a_stream_that_went_wrong_after_its_200_says_so(
 async def test_an_identifier_of_a_client_is_written_as_json(gateway: GatewayThread, request_id: str) -> None:
     await call(gateway.port, request(headers=f"x-request-id: {request_id}\r\n"))
     assert (await line_of(gateway, request_id))["status"] == 200
-
-
-async def test_a_client_that_leaves_has_a_line(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM, headers="x-request-id: gone\r\n"))
-        await client.reader.readuntil(b"data: ")
-    line = await line_of(gateway, "gone")
-    assert (line["status"], line["error"], line["phase"]) == (499, None, "response")

@@ -64,14 +64,6 @@ async def test_of_two_models_none_is_meant(two_names: ScriptedEngine, start_gate
     assert two_names.seen == []
 
 
-async def test_while_no_engine_is_known_it_is_no_fault_of_the_client(start_gateway: StartGateway) -> None:
-    gone = await ScriptedEngine().start()
-    await gone.stop()
-    gateway = await start_gateway(gone)
-    answer = await call(gateway.port, request({"messages": []}))
-    assert (answer.status, answer.code) == (503, "engine_unavailable")
-
-
 async def test_of_an_engine_with_adapters_its_base_model_is_meant(
     two_names: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

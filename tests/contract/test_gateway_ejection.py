@@ -120,13 +120,3 @@ async def test_a_busy_engine_is_not_ejected_by_one_time_out(
     assert (await waiting).status == 504
     [detection] = [one.outlier_detection for one in gateway.context.fleet.engines.values()]
     assert (detection.is_ejected, detection.failures) == (False, 1)
-
-
-async def test_when_every_engine_hangs_the_time_out_is_the_answer(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = other_engine.script = [SSE_HEAD, HANG]
-    gateway = await start_gateway(engine, other_engine, first_byte_timeout_s=0.2)
-    answer = await call(gateway.port, request(STREAM))
-    assert (answer.status, answer.code) == (504, "engine_timeout")
-    assert requests_of(engine, other_engine) == 2

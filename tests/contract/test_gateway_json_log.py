@@ -49,6 +49,8 @@ async def test_every_line_from_the_start_to_the_end(engine: ScriptedEngine, work
     assert any("request_id" in line for line in lines)
     if workers == "2":
         assert {line["worker"] for line in messages if "worker" in line} >= {1}
+    else:
+        assert any("SIGHUP" in line["message"] for line in messages)
 
 
 @pytest.mark.parametrize(

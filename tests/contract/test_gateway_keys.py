@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -70,13 +69,6 @@ async def test_a_body_that_names_two_models_asks_for_the_one_that_its_key_may(
         assert engine.seen[-1].body.endswith(plain[1:])
     finally:
         await engine.stop()
-
-
-async def test_a_key_of_the_file_ends_with_its_time(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, keys=keys(expires_at=time.time() - 1))
-    late = await ask(gateway)
-    assert (late.status, late.code) == (401, "invalid_api_key")
-    assert "has expired" in late.json["error"]["message"]
 
 
 async def test_no_more_requests_of_a_key_than_it_may_have_are_under_way(

@@ -24,6 +24,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, completion, event, reply
 
 Start = Callable[..., GatewayProgram]
+THREE = ("--engine", "http://x", "--port", "0", "--workers", "3")
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ async def start() -> AsyncIterator[Start]:
         (["--engine", "http://x", "--host", "not an address"], ["--host:"]),
         (["--engine", "http://x", "--host", "no..name"], ["--host:", "no..name is no address"]),
         (["--engine", "http://x", "--api-keys-file", "/does/not/exist"], ["--api-keys-file:", "check the path"]),
+        ([*THREE, "--api-keys-file", "/does/not/exist"], ["--api-keys-file:"]),
+        ([*THREE, "--host", "not an address"], ["--host:"]),
+        ([*THREE, "--port", "hundred"], ["--port:"]),
+        ([*THREE, "--workers", "0"], ["--workers:"]),
     ],
 )
 def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]) -> None:

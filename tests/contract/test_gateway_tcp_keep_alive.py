@@ -31,11 +31,15 @@ async def both_sides(gateway: GatewayThread, client: Client) -> tuple[Options, O
     return options_of(to_client.transport), options_of(engine.pool._idle[0].transport)
 
 
-async def test_a_minute_unless_set_otherwise(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    for settings, wanted in (({}, (1, 60, 60, 3)), ({"tcp_keep_alive_s": 7}, (1, 7, 7, 3))):
+async def test_a_minute_unless_set_otherwise_and_off_at_0(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    for settings, wanted in (
+        ({}, (1, 60, 60, 3)),
+        ({"tcp_keep_alive_s": 7}, (1, 7, 7, 3)),
+        ({"tcp_keep_alive_s": 0}, (0,)),
+    ):
         gateway = await start_gateway(engine, **settings)
         async with await Client.connect(gateway.port) as client:
-            assert await both_sides(gateway, client) == (wanted, wanted)
+            assert [side[: len(wanted)] for side in await both_sides(gateway, client)] == [wanted, wanted]
 
 
 async def test_under_tls_too(start_gateway: StartGateway, tmp_path: Path) -> None:
@@ -76,10 +80,3 @@ async def test_of_every_worker_and_on_the_operators_port(start_workers: StartWor
     finally:
         for client in clients:
             client.abort()
-
-
-async def test_it_can_be_off(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, tcp_keep_alive_s=0)
-    async with await Client.connect(gateway.port) as client:
-        to_client, to_engine = await both_sides(gateway, client)
-    assert (to_client[0], to_engine[0]) == (0, 0)

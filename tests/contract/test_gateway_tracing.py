@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -221,7 +220,7 @@ async def test_failures_and_retries_show(
     assert [line["error"] for line in gateway.log_lines()] == ["stream_broken", "model_not_found", "invalid_json", None]
 
 
-async def test_a_client_that_leaves_is_a_span_too(
+async def test_a_client_that_leaves_has_a_span_and_a_line_too(
     engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
@@ -231,6 +230,8 @@ async def test_a_client_that_leaves_is_a_span_too(
     span = await span_of(collector)
     assert span.attributes["http.response.status_code"] == 499
     assert not span.is_error
+    [line] = await eventually(gateway.log_lines)
+    assert (line["status"], line["error"], line["phase"]) == (499, None, "response")
 
 
 async def test_a_collector_that_does_not_answer_costs_spans_not_requests(
@@ -298,9 +299,12 @@ async def test_the_last_spans_of_every_worker_are_exported_at_the_end(
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "http/protobuf"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_BSP_SCHEDULE_DELAY": "0"}, "do not work"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "True "}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"}, ""),
     ],
 )
-async def test_what_cannot_be_had_is_said_and_the_gateway_serves(
+async def test_what_cannot_be_had_is_said_what_is_switched_off_is_not_and_the_gateway_serves(
     engine: ScriptedEngine,
     start_gateway: StartGateway,
     monkeypatch: pytest.MonkeyPatch,
@@ -327,19 +331,3 @@ async def test_a_missing_package_is_said_and_the_gateway_serves(
     gateway = await start_gateway(engine)
     assert gateway.context.recorder.tracing is None
     assert "pip install 'specpilot[otel]'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "variables", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_SDK_DISABLED": "True "}]
-)
-async def test_tracing_can_be_switched_off(
-    engine: ScriptedEngine,
-    collector: OtlpReceiver,
-    start_gateway: StartGateway,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, Any],
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    gateway = await start_gateway(engine)
-    assert gateway.context.recorder.tracing is None

@@ -49,6 +49,11 @@ class Seen:
     def path(self) -> str:
         return self.line.split(b" ")[1].decode()
 
+    async def until_closed(self) -> None:
+        """Wait until its connection is closed."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.closed.wait()
+
 
 def reply(body: bytes, status: str = "200 OK", content_type: str = "application/json", extra: str = "") -> bytes:
     head = f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
