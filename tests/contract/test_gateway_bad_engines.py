@@ -138,8 +138,7 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
         await eventually(lambda: first.outstanding_requests == 3)
         engine.script = stream("ok")
         hung.is_hung = True
-        context = gateway.context
-        context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
+        await gateway.on_loop(gateway.context.fleet.resolve, "dns+http://more:1", (engine.url,))
         for answer in await asyncio.gather(*calls):
             assert (answer.status, answer.body.endswith(DONE)) == (200, True)
         assert first.outlier_detection.is_ejected
@@ -197,11 +196,10 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
     engine: ScriptedEngine, start_gateway: StartGateway, host: str
 ) -> None:
     gateway = await start_gateway(engine)
-    context, url = gateway.context, f"http://{host}:8000"
+    fleet, url = gateway.context.fleet, f"http://{host}:8000"
     record = EngineRecord("odd", url, "odd", "default", 7, 3, 8, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
-    context._loop.call_soon_threadsafe(context.fleet.apply, [record])
-    await eventually(lambda: "odd" in context.fleet.by_model)
-    [bad] = context.fleet.by_model["odd"]
+    await gateway.on_loop(fleet.apply, [record])
+    [bad] = fleet.by_model["odd"]
     answer = await call(gateway.port, request({**STREAM, "model": "odd"}))
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)
@@ -221,7 +219,7 @@ async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
         bodies = ({**STREAM, "max_tokens": at + 1} for at in range(FAILURES_ALLOWED))
         await asyncio.gather(*(call(gateway.port, request(body)) for body in bodies))
         await eventually(lambda: found.is_ejected)
-        gateway.context._loop.call_soon_threadsafe(setattr, found, "ejected_until", found.ejected_until + 60.0)
+        await gateway.on_loop(setattr, found, "ejected_until", found.ejected_until + 60.0)
         gate.set()
         await late.reader.readuntil(b"late")
         assert found.is_ejected

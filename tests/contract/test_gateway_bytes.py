@@ -2,12 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 
-import pytest
-
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import ASKING, Client, request
-from tests.support.gateway_server import GatewayProgram
 from tests.support.random_streams import random_stream
 from tests.support.scripted_engine import Script, ScriptedEngine, Seen
 
@@ -15,14 +12,10 @@ STREAMS = 10_000
 CONNECTIONS = 24
 
 
-@pytest.fixture
-async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
-    running = GatewayProgram(["--engine", engine.url, "--no-access-log"])
-    yield await running.started()
-    running.close()
-
-
-async def test_ten_thousand_random_streams_are_equal_by_hash(engine: ScriptedEngine, program: GatewayProgram) -> None:
+async def test_ten_thousand_random_streams_are_equal_by_hash(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
+    program = await start_program("--no-access-log")
     sent: dict[int, bytes] = {}
     unlike: list[int] = []
     numbers = iter(range(STREAMS))

@@ -8,7 +8,6 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import ASKING, STREAM, Answer, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.hand_clock import Clock
-from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     DONE,
@@ -59,8 +58,7 @@ async def test_the_idle_time_out(engine: ScriptedEngine, start_gateway: StartGat
     assert answer.body.startswith(event("a"))
     assert error_event(answer) == "engine_timeout"
     assert answer.is_whole
-    async with asyncio.timeout(PATIENCE_S):
-        await engine.seen[0].closed.wait()
+    await engine.seen[0].until_closed()
 
 
 async def test_the_total_time_out(engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock) -> None:
@@ -110,8 +108,7 @@ async def test_a_client_that_stops_reading_loses_its_stream(
     await reader.readuntil(b"\r\n\r\n")
     await eventually(lambda: any(connection.is_stalled for connection in [*gateway.context.connections]))
     clock.at += 0.5
-    async with asyncio.timeout(PATIENCE_S):
-        await engine.seen[0].closed.wait()
+    await engine.seen[0].until_closed()
     assert gateway.context.metrics.disconnects == {"stalled": 1}
     writer.close()
 

@@ -20,10 +20,8 @@ STREAM: dict[str, Any] = {"model": "tiny", "stream": True, "messages": [{"role":
 
 async def gateway_with_goals(engine: ScriptedEngine, start_gateway: StartGateway) -> GatewayThread:
     gateway = await start_gateway(engine)
-    context = gateway.context
     policies = {"tiny": VersionedPolicy(1, 1.0, Policy("tiny", classes={"default": GOALS}))}
-    context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies=policies))
-    await eventually(lambda: context.slo("tiny", "default") is not None)
+    await gateway.adopt(Snapshot(policies=policies))
     return gateway
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import call, request
-from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.gateway_server import eventually
 from tests.support.patience import PATIENCE_S
-from tests.support.scripted_engine import ScriptedEngine
 from tests.support.stack import free_port
 
 
@@ -24,23 +24,18 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_every_line_from_the_start_to_the_end(engine: ScriptedEngine, workers: str) -> None:
-    arguments = ("--engine", engine.url, "--engine", "http://127.0.0.1:9", "--log-format", "json")
+async def test_every_line_from_the_start_to_the_end(start_program: StartProgram, workers: str) -> None:
     redis = ("--redis-url", f"redis://127.0.0.1:{free_port()}")
-    program = GatewayProgram([*arguments, *redis, "--workers", workers, "--drain-timeout-s", "1"])
-    try:
-        # The port is read out of the line, which is JSON: "message": "listening on http://..."
-        await program.started()
-        await eventually(lambda: any("does not list its models" in line for line in program.errors))
-        await call(program.port, request())
-        await eventually(lambda: any("request_id" in line for line in program.errors))
-        told = len(program.errors)
-        program.process.send_signal(signal.SIGHUP)
-        await eventually(lambda: len(program.errors) > told)
-        program.process.send_signal(signal.SIGTERM)
-        assert await program.end() == 0
-    finally:
-        program.close()
+    flags = ("--engine", "http://127.0.0.1:9", "--log-format", "json", *redis, "--drain-timeout-s", "1")
+    program = await start_program(*flags, "--workers", workers)  # the port is read out of the line, which is JSON
+    await eventually(lambda: any("does not list its models" in line for line in program.errors))
+    await call(program.port, request())
+    await eventually(lambda: any("request_id" in line for line in program.errors))
+    told = len(program.errors)
+    program.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: len(program.errors) > told)
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
     lines = objects("".join(program.errors))
     messages = [line for line in lines if "message" in line]
     assert {"at", "level", "logger", "message"} <= set.intersection(*(set(line) for line in messages))

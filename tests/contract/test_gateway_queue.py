@@ -54,10 +54,9 @@ def of_class(name: str) -> bytes:
     return request(headers=f"x-traffic-class: {name}\r\n")
 
 
-def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
+async def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
     policy = VersionedPolicy(1, 1.0, Policy("tiny", classes=classes))
-    context = gateway.context
-    context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": policy}))
+    await gateway.adopt(Snapshot(policies={"tiny": policy}))
 
 
 def queued(gateway: GatewayThread) -> int:
@@ -150,8 +149,7 @@ async def test_what_an_engine_allows_less_waits_by_priority(
 ) -> None:
     gates = Gates(engine)
     gateway = await start_gateway(engine, engine_capacity=8)
-    set_policy(gateway, urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "urgent" in gateway.context.known_classes("tiny"))
+    await set_policy(gateway, urgent=ClassPolicy(priority=1))
     [found] = gateway.context.fleet.engines.values()
     found.running_limit = 1  # as its record has it
     async with AsyncExitStack() as stack:
@@ -171,8 +169,7 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
     gateway = await start_gateway(engine, engine_capacity=1)
-    set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "heavy" in gateway.context.known_classes("tiny"))
+    await set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
     all_wait = asyncio.Event()
     engine.scripts = [[all_wait, reply(completion())]]
     async with AsyncExitStack() as stack:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 
+from tests.contract.conftest import StartProgram
 from tests.contract.test_gateway_queue import Gates
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayProgram
@@ -23,36 +24,32 @@ async def until_two_wait(program: GatewayProgram) -> None:
             pass
 
 
-async def test_requests_that_wait_are_served_while_the_gateway_drains(engine: ScriptedEngine) -> None:
+async def test_requests_that_wait_are_served_while_the_gateway_drains(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
     gates = Gates(engine)
-    program = GatewayProgram(["--engine", engine.url, "--engine-capacity", "1"])
-    try:
-        await program.started()
-        calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
-        await until_two_wait(program)
-        program.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE_S):
-            while not calls[-1].done():  # until the drain begins, one more waits
-                if await queue_length(program) == len(calls) - 1:
-                    calls.append(asyncio.create_task(call(program.port)))
-        assert (await calls.pop()).code == "draining"
-        await gates.open(0, len(calls))
-        assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_program("--engine-capacity", "1")
+    calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+    await until_two_wait(program)
+    program.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_S):
+        while not calls[-1].done():  # until the drain begins, one more waits
+            if await queue_length(program) == len(calls) - 1:
+                calls.append(asyncio.create_task(call(program.port)))
+    assert (await calls.pop()).code == "draining"
+    await gates.open(0, len(calls))
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
+    assert await program.end() == 0
 
 
-async def test_the_drain_time_out_ends_those_who_wait_without_sending_them(engine: ScriptedEngine) -> None:
+async def test_the_drain_time_out_ends_those_who_wait_without_sending_them(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
     engine.script = [HANG]
-    program = GatewayProgram(["--engine", engine.url, "--engine-capacity", "1", "--drain-timeout-s", "0.5"])
-    try:
-        await program.started()
-        calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
-        await until_two_wait(program)
-        program.process.send_signal(signal.SIGTERM)
-        assert {(await item).code for item in calls} == {"draining"}
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_program("--engine-capacity", "1", "--drain-timeout-s", "0.5")
+    calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+    await until_two_wait(program)
+    program.process.send_signal(signal.SIGTERM)
+    assert {(await item).code for item in calls} == {"draining"}
+    assert await program.end() == 0
     assert len(engine.seen) == 1

@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from tests.contract.conftest import StartGateway, StartWorkers
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.certificates import Authority
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayThread, eventually
@@ -47,8 +47,7 @@ async def test_under_tls_too(start_gateway: StartGateway, tmp_path: Path) -> Non
     (cert, key), ca = authority.issue("gateway"), str(authority.path)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(cert, key)
-    engine = await ScriptedEngine(tls=server).start()
-    try:
+    async with ScriptedEngine(tls=server) as engine:
         gateway = await start_gateway(
             engine, engine_ca_file=ca, tls_cert_file=cert, tls_key_file=key, tcp_keep_alive_s=7
         )
@@ -56,8 +55,6 @@ async def test_under_tls_too(start_gateway: StartGateway, tmp_path: Path) -> Non
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=context)
         async with Client(reader, writer) as client:
             assert await both_sides(gateway, client) == ((1, 7, 7, 3), (1, 7, 7, 3))
-    finally:
-        await engine.stop()
 
 
 KEEP_ALIVE_TIMER = "02"
@@ -69,7 +66,7 @@ def timers(port: int) -> list[str]:
     return [line[5][:2] for line in lines if int(line[1].split(":")[1], 16) == port and line[3] == "01"]
 
 
-async def test_of_every_worker_and_on_the_operators_port(start_workers: StartWorkers) -> None:
+async def test_of_every_worker_and_on_the_operators_port(start_workers: StartProgram) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         admin_port = free.getsockname()[1]
     program = await start_workers("--admin-port", str(admin_port))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.conftest import StartGateway
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
-from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
@@ -263,32 +263,25 @@ async def test_a_collector_that_is_gone_or_refuses_is_counted(
 
 
 async def test_the_program_ends_in_time_without_a_collector(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    start_program: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")  # for so long it would try again
-    program = await GatewayProgram(["--engine", engine.url]).started()
-    try:
-        assert (await call(program.port)).status == 200
-        program.process.send_signal(signal.SIGTERM)
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_program()
+    assert (await call(program.port)).status == 200
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
 
 
 async def test_the_last_spans_of_every_worker_are_exported_at_the_end(
-    engine: ScriptedEngine, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+    start_workers: StartProgram, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
-    program = await GatewayProgram(["--engine", engine.url, "--workers", "2"]).started()
-    try:
-        await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
-        await asyncio.gather(*(call(program.port) for _ in range(20)))
-        assert collector.spans == []
-        program.process.send_signal(signal.SIGTERM)
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_workers()
+    await asyncio.gather(*(call(program.port) for _ in range(20)))
+    assert collector.spans == []
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
     assert len(collector.spans) == 20
 
 

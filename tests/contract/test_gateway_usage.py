@@ -6,7 +6,6 @@ from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, call, request
-from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import DONE, LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, event, usage_event
 
 SCRIPT = [SSE_HEAD, chunk(event("a")), chunk(usage_event(40_000) + DONE), LAST_CHUNK]
@@ -30,9 +29,7 @@ async def test_engines_get_the_priority_of_the_class_and_never_the_clients(
 
     async def sent_with(send_priority: bool, traffic_class: str, **more: int) -> str | None:
         gateway = await start_gateway(engine, send_priority=send_priority)
-        context = gateway.context
-        context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": VersionedPolicy(1, 1.0, policy)}))
-        await eventually(lambda: "urgent" in context.known_classes("tiny"))
+        await gateway.adopt(Snapshot(policies={"tiny": VersionedPolicy(1, 1.0, policy)}))
         sent = request(
             {"model": "tiny", "input": text, **more}, path=path, headers=f"x-traffic-class: {traffic_class}\r\n"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import arguments, children, is_alive, lines, worker_of
@@ -101,7 +101,7 @@ class Load:
 
 
 async def test_the_sums_and_the_access_log_of_all_workers_are_what_was_sent(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     program = await start_workers()
     engine.choose = lambda seen: stream("a", "b") if seen.json.get("stream") else engine.script
@@ -130,7 +130,7 @@ async def test_the_sums_and_the_access_log_of_all_workers_are_what_was_sent(
 
 
 async def test_a_killed_worker_is_replaced_and_no_counter_goes_backwards(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     program = await start_workers()
     load = Load(program.port)
@@ -156,7 +156,7 @@ async def test_a_killed_worker_is_replaced_and_no_counter_goes_backwards(
     assert await program.end() == 0
 
 
-async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
+async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_workers: StartProgram) -> None:
     program = await start_workers()
     before = children(program)
     load = Load(program.port)
@@ -172,7 +172,7 @@ async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_wo
 
 
 async def test_a_folder_that_is_cleaned_away_costs_metrics_for_a_while_and_no_request(
-    start_workers: StartWorkers,
+    start_workers: StartProgram,
 ) -> None:
     program = await start_workers()
     assert (await call(program.port)).status == 200

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.patience import PATIENCE_S
 
 
@@ -16,7 +16,7 @@ def gateway(port: int, workers: int, *flags: str) -> list[str]:
     return [sys.executable, "-m", "specpilot.gateway", *own, *flags]
 
 
-async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartWorkers) -> None:
+async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartProgram) -> None:
     program = await start_workers()
     command = gateway(program.port, 2)
     done = await asyncio.to_thread(

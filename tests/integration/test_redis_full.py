@@ -65,17 +65,16 @@ def test_a_full_server_keeps_engines_gateways_and_leader_and_says_that_it_is_ful
 
 
 async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_controller_says_so_once(
-    tmp_path: Path,
+    tmp_path: Path, scripted: ScriptedEngine
 ) -> None:
     node = Node(tmp_path, "--maxmemory-policy", "noeviction")
     url, log, port = f"redis://127.0.0.1:{node.port}", tmp_path / "controller.log", free_port()
     node.until_said("PONG", "ping")
     store = Store(url, PATIENCE_S)
-    engine = await ScriptedEngine().start()
-    engine.script = [0.02, reply(completion())]  # so that requests are in flight at every moment
+    scripted.script = [0.02, reply(completion())]  # so that requests are in flight at every moment
     replies: list[Answer] = []
     loads: list[asyncio.Task[None]] = []
-    beating = Beating(url, replace(RECORD, url=engine.url))
+    beating = Beating(url, replace(RECORD, url=scripted.url))
     gateway = GatewayProgram(["--redis-url", url, "--redis-poll-s", "0.3"])
     flags = ["--redis-url", url, "--port", str(port), "--interval-s", "0.5", "--trust-this-machine"]
     with log.open("wb") as output:
@@ -101,7 +100,6 @@ async def test_a_server_that_fills_up_under_load_fails_no_request_and_the_contro
         await asyncio.gather(*loads)
         controller.terminate()
         gateway.close()
-        await engine.stop()
         status = controller.wait(PATIENCE_S)
         store.close()
         node.kill()

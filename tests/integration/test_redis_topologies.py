@@ -66,12 +66,13 @@ def write_again(store: Store) -> bool:
     return True
 
 
-async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(redundant: tuple[str, Node]) -> None:
+async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
+    redundant: tuple[str, Node], scripted: ScriptedEngine
+) -> None:
     url, primary = redundant
     store = Store(url)
     use_everything(store)
-    engine = await ScriptedEngine().start()
-    record = replace(RECORD, url=engine.url)
+    record = replace(RECORD, url=scripted.url)
     store.heartbeat(record, 4.0)
     replies: list[Answer] = []
     loads: list[asyncio.Task[None]] = []
@@ -98,16 +99,15 @@ async def test_a_primary_dies_under_load_no_request_fails_and_the_state_goes_on(
         await asyncio.to_thread(beating.end)
         await asyncio.gather(*loads)
         gateway.close()
-        await engine.stop()
     assert {item.status for item in replies} == {200}
 
 
 async def test_a_revoked_key_that_a_stale_replica_brings_back_is_shown(
-    tmp_path: Path,
+    tmp_path: Path, scripted: ScriptedEngine
 ) -> None:
     running = Sentinels(tmp_path)
-    store, engine = Store(running.url), await ScriptedEngine().start()
-    store.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    store = Store(running.url)
+    store.heartbeat(replace(RECORD, url=scripted.url), 600.0)
     for key_id in ("one", "two"):
         store.put_api_key(ApiKey(key_id, sha256_of(f"sk-{key_id}")))
     running.primary.until_replicated()
@@ -145,7 +145,6 @@ async def test_a_revoked_key_that_a_stale_replica_brings_back_is_shown(
         await becomes((401, 200, "0.0"))
     finally:
         gateway.close()
-        await engine.stop()
         running.close()
 
 

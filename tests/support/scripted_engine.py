@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tests.support.patience import PATIENCE_S
 from tests.support.tcp_server import end
@@ -153,6 +153,13 @@ class ScriptedEngine:
         self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def stop(self) -> None:
         """Stop serving, and end every connection."""
