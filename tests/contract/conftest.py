@@ -4,20 +4,21 @@ import gc
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specpilot.gateway.process import lifespan
-from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually, running_gateway
 from tests.support.gateway_workers import lines
 from tests.support.hand_clock import Clock
 from tests.support.redis_server import RedisServer
 from tests.support.scripted_engine import ScriptedEngine
 
 StartGateway = Callable[..., Awaitable[GatewayThread]]
-StartWorkers = Callable[..., Awaitable[GatewayProgram]]
+StartProgram = Callable[..., Awaitable[GatewayProgram]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +35,21 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ScriptedEngine]:
-    started = await ScriptedEngine().start()
-    yield started
-    await started.stop()
+    async with ScriptedEngine() as started:
+        yield started
 
 
 @pytest.fixture
 async def other_engine() -> AsyncIterator[ScriptedEngine]:
-    started = await ScriptedEngine().start()
-    yield started
-    await started.stop()
+    async with ScriptedEngine() as started:
+        yield started
+
+
+@pytest.fixture
+async def two_models() -> AsyncIterator[ScriptedEngine]:
+    """An engine that serves `tiny` and `other`."""
+    async with ScriptedEngine(models=("tiny", "other")) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
@@ -103,19 +109,26 @@ def full_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.fixture
-async def start_workers(engine: ScriptedEngine) -> AsyncIterator[StartWorkers]:
-    running: list[GatewayProgram] = []
+async def start_program(engine: ScriptedEngine) -> AsyncIterator[StartProgram]:
+    """As users start it, in front of `engine`."""
+    async with AsyncExitStack() as stack:
 
-    async def begin(*flags: str, workers: int = 2) -> GatewayProgram:
-        program = GatewayProgram(["--engine", engine.url, "--workers", str(workers), *flags])
-        running.append(program)
-        await program.started()
-        await eventually(lambda: len(lines(program, "serves")) == workers)
+        async def start(*flags: str) -> GatewayProgram:
+            return await stack.enter_async_context(running_gateway("--engine", engine.url, *flags))
+
+        yield start
+
+
+@pytest.fixture
+def start_workers(start_program: StartProgram) -> StartProgram:
+    """With two of them, which serve."""
+
+    async def start(*flags: str) -> GatewayProgram:
+        program = await start_program("--workers", "2", *flags)
+        await eventually(lambda: len(lines(program, "serves")) == 2)
         return program
 
-    yield begin
-    for program in running:
-        program.close()
+    return start
 
 
 @pytest.fixture

@@ -4,15 +4,14 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import Answer, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
-from tests.support.gateway_workers import lines
+from tests.support.gateway_workers import children
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -27,15 +26,10 @@ def admin_ports(program: GatewayProgram) -> list[int]:
 
 
 @pytest.fixture
-async def program(engine: ScriptedEngine) -> AsyncIterator[GatewayProgram]:
-    flags = ["--engine", engine.url, "--workers", "2", "--admin-port", "0", "--admin-token", "t"]
-    started = GatewayProgram(flags)
-    try:
-        await started.started()
-        await eventually(lambda: len(admin_ports(started)) == 2 and len(lines(started, "serves")) == 2)
-        yield started
-    finally:
-        started.close()
+async def program(start_workers: StartProgram) -> GatewayProgram:
+    started = await start_workers("--admin-port", "0", "--admin-token", "t")
+    await eventually(lambda: len(admin_ports(started)) == 2)
+    return started
 
 
 @pytest.mark.parametrize("lines", ["x-api-key: t \r\n", "authorization: Bearer \r\napi-key: t\r\n"])
@@ -55,10 +49,6 @@ def value(answer: Answer, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
-def a_worker(parent: int) -> int:
-    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
-
-
 async def test_pages_and_sums_are_those_of_all_workers(program: GatewayProgram) -> None:
     port, other = admin_ports(program)
     assert port == other != program.port
@@ -69,7 +59,7 @@ async def test_pages_and_sums_are_those_of_all_workers(program: GatewayProgram) 
     async with asyncio.timeout(PATIENCE_S):  # the workers leave their counts once a second
         while {value(answer, REQUESTS) for answer in await at_many_workers(port, METRICS)} != {12}:
             pass
-    os.kill(a_worker(program.process.pid), signal.SIGKILL)
+    os.kill(children(program)[0], signal.SIGKILL)
     await eventually(lambda: any("worker 3 serves" in line for line in program.errors))
     assert {value(answer, REQUESTS) for answer in await at_many_workers(port, METRICS)} == {12}
 

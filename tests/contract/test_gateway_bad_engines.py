@@ -28,6 +28,7 @@ from tests.support.scripted_engine import (
 from tests.support.stream_events import CREATED, ENGINE_ERROR, MESSAGE_START, OPEN_HEAD, PING
 from tests.support.tcp_server import serving
 
+IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress","response":{"id":"r"}}\n\n'
 NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
 CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
 REFUSED = b'{"error":{"message":"bad key","type":"auth","param":null,"code":401}}'
@@ -74,13 +75,19 @@ async def test_an_error_in_place_of_an_answer_is_tried_elsewhere_and_ejects(
 
 
 @pytest.mark.parametrize(
-    "frames", [(ENGINE_ERROR, DONE), (event("a"), ENGINE_ERROR, DONE)], ids=["alone", "behind content"]
+    ("path", "frames"),
+    [
+        ("/v1/chat/completions", (ENGINE_ERROR, DONE)),
+        ("/v1/chat/completions", (event("a"), ENGINE_ERROR, DONE)),
+        ("/v1/responses", (CREATED, IN_PROGRESS, NAMED_ERROR)),
+    ],
+    ids=["alone", "behind content", "behind what opens a stream"],
 )
-async def test_an_error_event_passes_as_it_came(
-    engine: ScriptedEngine, gateway: GatewayThread, frames: tuple[bytes, ...]
+async def test_an_error_event_passes_as_it_came_where_there_is_no_other_engine(
+    engine: ScriptedEngine, gateway: GatewayThread, path: str, frames: tuple[bytes, ...]
 ) -> None:
     engine.script = failing(*frames)
-    assert (await call(gateway.port, request(STREAM))).body == b"".join(frames)
+    assert (await call(gateway.port, request(STREAM, path=path))).body == b"".join(frames)
     assert gateway.context.metrics.upstream_errors == {"error_event": 1}
 
 
@@ -131,8 +138,7 @@ async def test_an_engine_that_answers_no_probe_is_ejected_and_who_waits_on_it_is
         await eventually(lambda: first.outstanding_requests == 3)
         engine.script = stream("ok")
         hung.is_hung = True
-        context = gateway.context
-        context._loop.call_soon_threadsafe(context.fleet.resolve, "dns+http://more:1", (engine.url,))
+        await gateway.on_loop(gateway.context.fleet.resolve, "dns+http://more:1", (engine.url,))
         for answer in await asyncio.gather(*calls):
             assert (answer.status, answer.body.endswith(DONE)) == (200, True)
         assert first.outlier_detection.is_ejected
@@ -190,11 +196,10 @@ async def test_a_host_name_that_dns_cannot_hold_is_an_unreachable_engine(
     engine: ScriptedEngine, start_gateway: StartGateway, host: str
 ) -> None:
     gateway = await start_gateway(engine)
-    context, url = gateway.context, f"http://{host}:8000"
+    fleet, url = gateway.context.fleet, f"http://{host}:8000"
     record = EngineRecord("odd", url, "odd", "default", 7, 3, 8, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
-    context._loop.call_soon_threadsafe(context.fleet.apply, [record])
-    await eventually(lambda: "odd" in context.fleet.by_model)
-    [bad] = context.fleet.by_model["odd"]
+    await gateway.on_loop(fleet.apply, [record])
+    [bad] = fleet.by_model["odd"]
     answer = await call(gateway.port, request({**STREAM, "model": "odd"}))
     assert (answer.status, answer.code) == (503, "engine_unavailable")
     await eventually(lambda: bad.outstanding_requests == 0)
@@ -214,14 +219,13 @@ async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
         bodies = ({**STREAM, "max_tokens": at + 1} for at in range(FAILURES_ALLOWED))
         await asyncio.gather(*(call(gateway.port, request(body)) for body in bodies))
         await eventually(lambda: found.is_ejected)
-        gateway.context._loop.call_soon_threadsafe(setattr, found, "ejected_until", found.ejected_until + 60.0)
+        await gateway.on_loop(setattr, found, "ejected_until", found.ejected_until + 60.0)
         gate.set()
         await late.reader.readuntil(b"late")
         assert found.is_ejected
         assert found.stream_failures == FAILURES_ALLOWED
 
 
-IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress","response":{"id":"r"}}\n\n'
 COMMENT = b": ping\n\n"
 OPENINGS = {
     "/v1/responses": [CREATED, IN_PROGRESS],
@@ -271,14 +275,6 @@ async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_o
         assert exchange.phase == "response"
     cell = gateway.context.metrics.cells["tiny", "default"]
     assert sum(cell.itl.counts) == 0  # between what opens a stream and its first content no token is made
-
-
-async def test_an_error_behind_what_opens_a_stream_passes_as_it_came_where_there_is_no_other_engine(
-    engine: ScriptedEngine, gateway: GatewayThread
-) -> None:
-    engine.script = failing(CREATED, IN_PROGRESS, NAMED_ERROR)
-    assert (await call(gateway.port, request(STREAM, path="/v1/responses"))).body == CREATED + IN_PROGRESS + NAMED_ERROR
-    assert detection(gateway, engine).failures == 1  # type: ignore[attr-defined]
 
 
 async def test_an_engine_that_only_opens_its_streams_is_left_after_the_time_for_a_first_byte(

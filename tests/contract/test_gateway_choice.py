@@ -9,7 +9,7 @@ import pytest
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayThread, eventually
-from tests.support.scripted_engine import DONE, HANG, ScriptedEngine, completion, reply, requests_of, stream
+from tests.support.scripted_engine import DONE, HANG, ScriptedEngine, completion, reply, stream
 
 SYSTEM = {"role": "system", "content": "You are a careful assistant. " * 80}
 
@@ -229,17 +229,3 @@ async def test_a_resolver_that_fails_changes_nothing(
         before = records.answers
         await eventually(lambda before=before: records.answers >= before + 3)
         assert await answered_by(gateway) == name_of(engines[0])
-
-
-async def test_work_goes_where_least_is_outstanding(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = other_engine.script = [HANG]
-    gateway = await start_gateway(engine, other_engine)
-    clients = [await Client.connect(gateway.port) for _ in range(10)]
-    for at, client in enumerate(clients):
-        client.send(request())
-        await eventually(lambda at=at: requests_of(engine, other_engine) == at + 1)
-    assert len(engine.seen) == len(other_engine.seen) == 5
-    for client in clients:
-        client.close()

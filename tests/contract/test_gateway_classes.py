@@ -65,11 +65,6 @@ async def test_the_class_comes_from_key_and_header(
     assert {label for _, label in gateway.context.metrics.cells} <= {"default", "code", "other"}
 
 
-async def test_a_key_can_be_required_before_there_is_one(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, require_api_key=True)
-    assert (await call(gateway.port)).status == 401
-
-
 async def test_a_key_ends_with_its_time_and_a_rotated_one_with_its_grace(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:

@@ -5,17 +5,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import call
-from tests.support.gateway_server import GatewayProgram, eventually
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.gateway_workers import children
 
-Start = Callable[[int], GatewayProgram]
 ROOT = Path(__file__).resolve().parents[2]
 COMPILED = ROOT / "build" / "compiled"
 IS_COMPILED = str(COMPILED) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -30,10 +28,6 @@ def hot_path() -> list[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HOT_PATH"
     ]
     return [path.removesuffix(".py").replace("/", ".") for path in paths]
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_compiled(pid: int) -> bool:
@@ -71,28 +65,14 @@ def test_in_a_process_that_runs_code_or_a_module() -> None:
     assert f"127.0.0.1:{port}" in done.stderr
 
 
-@pytest.fixture
-def start(engine: ScriptedEngine) -> Iterator[Start]:
-    running: list[GatewayProgram] = []
-
-    def begin(workers: int) -> GatewayProgram:
-        running.append(GatewayProgram(["--engine", engine.url, "--workers", str(workers), "--no-access-log"]))
-        return running[-1]
-
-    yield begin
-    for program in running:
-        program.close()
-
-
-async def test_in_a_gateway(start: Start) -> None:
-    program = await start(1).started()
+async def test_in_a_gateway(start_program: StartProgram) -> None:
+    program = await start_program()
     assert (await call(program.port)).status == 200
     assert is_compiled(program.process.pid) == IS_COMPILED
 
 
-async def test_in_workers_and_their_parent(start: Start) -> None:
-    program = await start(2).started()
-    await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
-    workers = children(program.process.pid)
+async def test_in_workers_and_their_parent(start_workers: StartProgram) -> None:
+    program = await start_workers()
+    workers = children(program)
     assert len(workers) == 2
     assert [is_compiled(pid) for pid in (program.process.pid, *workers)] == [IS_COMPILED] * 3

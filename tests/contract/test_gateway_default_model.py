@@ -1,7 +1,6 @@
 """Requests that name no model."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,8 @@ BODIES = sorted(PROXIED - STORED)
 MISSING: list[dict[str, Any]] = [{}, {"model": None}, {"model": ""}]
 
 
-@pytest.fixture
-async def two_names() -> AsyncIterator[ScriptedEngine]:
-    engine = await ScriptedEngine(models=("tiny", "other")).start()
-    yield engine
-    await engine.stop()
-
-
 async def routed(gateway: GatewayThread, **routes: ModelRoute) -> None:
-    context = gateway.context
-    context._loop.call_soon_threadsafe(context.adopt, Snapshot(model_routes=routes))
-    await eventually(lambda: context.snapshot.model_routes == routes)
+    await gateway.adopt(Snapshot(model_routes=routes))
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -54,73 +44,62 @@ async def test_a_body_of_no_member_besides_stays_json(
         assert engine.seen[-1].json["model"] == "tiny"
 
 
-async def test_of_two_models_none_is_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(two_names)
+async def test_of_two_models_none_is_meant(two_models: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(two_models)
     for path in BODIES:
         for missing in MISSING:
             answer = await call(gateway.port, request({"input": "a", **missing}, path=path))
             assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_field")
             assert answer.json["error"]["param"] == "model"
-    assert two_names.seen == []
-
-
-async def test_while_no_engine_is_known_it_is_no_fault_of_the_client(start_gateway: StartGateway) -> None:
-    gone = await ScriptedEngine().start()
-    await gone.stop()
-    gateway = await start_gateway(gone)
-    answer = await call(gateway.port, request({"messages": []}))
-    assert (answer.status, answer.code) == (503, "engine_unavailable")
+    assert two_models.seen == []
 
 
 async def test_of_an_engine_with_adapters_its_base_model_is_meant(
-    two_names: ScriptedEngine, start_gateway: StartGateway
+    two_models: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
-    two_names.models = ["tiny"]
-    gateway = await start_gateway(two_names)
+    two_models.models = ["tiny"]
+    gateway = await start_gateway(two_models)
     [one] = gateway.context.fleet.engines.values()
     await eventually(lambda: one.cards is not None)
-    adapter = {"id": "lora", "parent": "tiny"}
-    gateway.context._loop.call_soon_threadsafe(lambda: setattr(one, "cards", (*one.cards, adapter)))
-    gateway.context._loop.call_soon_threadsafe(gateway.context.fleet.index)
-    await eventually(lambda: "lora" in gateway.context.fleet.by_model)
+    one.cards = (*one.cards, {"id": "lora", "parent": "tiny"})
+    await gateway.on_loop(gateway.context.fleet.index)
     assert (await call(gateway.port, request({"messages": []}))).status == 200
-    assert two_names.seen[-1].json["model"] == "tiny"
+    assert two_models.seen[-1].json["model"] == "tiny"
 
 
-async def test_what_a_key_may_not_use_cannot_be_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
+async def test_what_a_key_may_not_use_cannot_be_meant(two_models: ScriptedEngine, start_gateway: StartGateway) -> None:
     keys = [{"key_id": "k", "key": "sk-1", "allowed_models": ["other"]}, {"key_id": "l", "key": "sk-2"}]
-    gateway = await start_gateway(two_names, keys=keys)
+    gateway = await start_gateway(two_models, keys=keys)
     own = {"headers": "authorization: Bearer sk-1\r\n"}
     assert (await call(gateway.port, request({"messages": []}, **own))).status == 200
-    assert two_names.seen[-1].json["model"] == "other"
+    assert two_models.seen[-1].json["model"] == "other"
     answer = await call(gateway.port, request({"messages": []}, headers="authorization: Bearer sk-2\r\n"))
     assert answer.status == 400
 
 
-async def test_the_only_route_is_meant(two_names: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(two_names)
+async def test_the_only_route_is_meant(two_models: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(two_models)
     await routed(gateway, public=ModelRoute(split=(Target("tiny"), Target("other"))))
     for path in BODIES:
         answer = await call(gateway.port, request({"input": "a"}, path=path))
         assert answer.status == 200
-        assert two_names.seen[-1].json["model"] == answer.headers["x-specpilot-model"]
-    assert {seen.json["model"] for seen in two_names.seen} == {"tiny", "other"}
+        assert two_models.seen[-1].json["model"] == answer.headers["x-specpilot-model"]
+    assert {seen.json["model"] for seen in two_models.seen} == {"tiny", "other"}
     assert gateway.context.metrics.model_routes.keys() == {"public"}
     await routed(gateway, tiny=ModelRoute(fallback=("other",)))
     assert (await call(gateway.port, request({"messages": []}))).status == 200
-    assert two_names.seen[-1].json["model"] == "tiny"
+    assert two_models.seen[-1].json["model"] == "tiny"
     await routed(gateway, public=ModelRoute(split=(Target("tiny"),)))
     assert (await call(gateway.port, request({"messages": []}))).status == 400
 
 
-async def test_a_request_without_a_model_falls_back_as_any(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    spare = await ScriptedEngine(models=("spare",)).start()
-    try:
-        gateway = await start_gateway(engine, spare)
-        await routed(gateway, tiny=ModelRoute(fallback=("spare",)))
-        engine.script = [RESET]
-        answer = await call(gateway.port, request({"messages": []}))
-        assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "spare")
-        assert (engine.seen[-1].json["model"], spare.seen[-1].json["model"]) == ("tiny", "spare")
-    finally:
-        await spare.stop()
+async def test_a_request_without_a_model_falls_back_as_any(
+    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
+) -> None:
+    other_engine.models = ["spare"]
+    gateway = await start_gateway(engine, other_engine)
+    await routed(gateway, tiny=ModelRoute(fallback=("spare",)))
+    engine.script = [RESET]
+    answer = await call(gateway.port, request({"messages": []}))
+    assert (answer.status, answer.headers["x-specpilot-model"]) == (200, "spare")
+    assert (engine.seen[-1].json["model"], other_engine.seen[-1].json["model"]) == ("tiny", "spare")

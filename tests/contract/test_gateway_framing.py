@@ -84,9 +84,7 @@ async def test_chunked_bodies_are_taken_and_forwarded_with_a_length(
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b'{"model":"tiny","prompt":"x"}'
     parts = b"".join(b"1;e=1\r\n%c\r\n" % byte for byte in body)
-    async with await Client.connect(gateway.port) as client:
-        client.send(head + parts + b"0\r\nx-t: 1\r\n\r\n")
-        assert (await client.answer()).status == 200
+    assert (await call(gateway.port, head + parts + b"0\r\nx-t: 1\r\n\r\n")).status == 200
     assert engine.seen[0].body == body
     assert engine.seen[0].headers["content-length"] == str(len(body))
     assert "transfer-encoding" not in engine.seen[0].headers
@@ -138,9 +136,8 @@ async def test_huge_heads_are_refused(engine: ScriptedEngine, gateway: GatewayTh
     for headers in (f"x-big: {'y' * 200_000}\r\n", "x: y\r\n" * 40_000):
         answer = await call(gateway.port, request(headers=headers))
         assert (answer.status, answer.code) == (431, "head_too_large")
-    async with await Client.connect(gateway.port) as client:  # one that never ends
-        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 300_000)
-        assert (await client.answer()).status == 431
+    endless = await call(gateway.port, b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 300_000)
+    assert endless.status == 431
     answer = await call(gateway.port, request(headers=f"x-big: {'y' * 30_000}\r\n"))
     assert answer.status == 200
     assert len(engine.seen[0].headers["x-big"]) == 30_000

@@ -8,7 +8,7 @@ from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, call, request
-from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.gateway_server import GatewayThread
 from tests.support.scripted_engine import ScriptedEngine
 
 BLANKS = ["", " ", "\t", " \t "]
@@ -79,10 +79,8 @@ async def test_a_request_that_waits_behind_another_is_read_alike(engine: Scripte
 async def test_blanks_behind_every_header_that_is_read(
     engine: ScriptedEngine, locked: GatewayThread, blank: str
 ) -> None:
-    context = locked.context
     policy = VersionedPolicy(1, 1.0, Policy("tiny", classes={"code": ClassPolicy()}))
-    context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": policy}))
-    await eventually(lambda: "code" in context.snapshot.known_classes("tiny"))
+    await locked.adopt(Snapshot(policies={"tiny": policy}))
     lines = {
         "x-request-id": "r-1",
         "x-traffic-class": "code",

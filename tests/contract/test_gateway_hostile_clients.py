@@ -2,19 +2,16 @@
 
 import asyncio
 import io
-import os
-import signal
 import threading
 from contextlib import suppress
 
 import pytest
 
-from specpilot.gateway.engines.upstream import Address
 from specpilot.gateway.telemetry.access_log import AccessLog
 from tests.contract.conftest import StartGateway
-from tests.support.gateway_client import Client, call, request
-from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
-from tests.support.scripted_engine import ScriptedEngine, completion, reply
+from tests.support.gateway_client import Client, request
+from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.scripted_engine import ScriptedEngine
 
 
 async def test_an_upgrade_hides_no_length_behind_too_many_headers(
@@ -61,16 +58,6 @@ async def test_a_body_of_a_byte_at_a_time_ends(engine: ScriptedEngine, start_gat
     assert "--body-timeout-s" in answer.json["error"]["message"]
 
 
-async def test_a_tenant_learns_no_engines_name_and_the_log_knows_the_client(
-    engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    gateway = await start_gateway(engine, show_engine=False)
-    answer = await call(gateway.port)
-    assert str(engine.port) not in str(answer.headers)
-    [line] = await eventually(gateway.log_lines)
-    assert line["client"] == "127.0.0.1"
-
-
 class _FullDisk(io.BytesIO):
     is_full = False
     writes = 0
@@ -92,26 +79,6 @@ async def test_the_access_log_goes_on_after_a_write_that_failed() -> None:
     log.close()
     assert stream.getvalue() == b'{"at":0}\n{"at":2}\n'
     assert log.dropped == 1
-
-
-async def test_a_hangup_signal_ends_no_gateway(engine: ScriptedEngine) -> None:
-    program = await GatewayProgram(("--engine", engine.url)).started()
-    try:
-        os.kill(program.process.pid, signal.SIGHUP)
-        await eventually(lambda: any("SIGHUP" in line for line in program.errors))
-        engine.script = [reply(completion())]
-        assert (await call(program.port)).status == 200
-        program.process.terminate()
-        assert await program.end() == 0
-    finally:
-        program.close()
-
-
-def test_the_authorities_of_engines_certificates_are_loaded_once() -> None:
-    one, other = Address("https://a:1").tls, Address("https://b:1").tls
-    assert one is not None
-    assert other is not None
-    assert one() is other()
 
 
 READ = 256_000

@@ -164,9 +164,7 @@ async def test_what_fails_behind_what_kept_alive_is_an_event_of_the_clients_dial
 ) -> None:
     gateway = await start_gateway(engine, other_engine)
     in_turn((engine, other_engine), [SSE_HEAD, chunk(OPENING[path] + PING), 0.05, CLOSE], second)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM, path=path).replace(b"HTTP/1.1", version))
-        answer = await client.answer()
+    answer = await call(gateway.port, request(STREAM, path=path).replace(b"HTTP/1.1", version))
     assert (answer.status, answer.is_whole) == (200, True)
     name, _, data = answer.body.removeprefix(PING).partition(b"data: ")
     assert name == (b"event: error\n" if path == "/v1/messages" else b"")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -25,58 +24,43 @@ async def ask(gateway: GatewayThread, headers: str = "", **members: Any) -> Answ
     return await call(gateway.port, request(body, headers=AUTH + headers))
 
 
-async def test_a_key_asks_for_its_models_alone(start_gateway: StartGateway) -> None:
-    engine = await ScriptedEngine(models=("tiny", "other")).start()
-    gateway = await start_gateway(engine, keys=keys(allowed_models=["tiny"]))
-    try:
-        assert (await ask(gateway)).status == 200
-        for model in ("other", "nothing of this name"):
-            refused = await ask(gateway, model=model)
-            assert (refused.status, refused.code) == (403, "model_not_allowed")
-            assert refused.json["error"]["param"] == "model"
-            assert "GET /v1/models" in refused.json["error"]["message"]
-        assert len(engine.seen) == 1
-        listed = await call(gateway.port, request(path="/v1/models", method="GET", headers=AUTH))
-        assert [card["id"] for card in listed.json["data"]] == ["tiny"]
-        hidden = await call(gateway.port, request(path="/v1/models/other", method="GET", headers=AUTH))
-        assert hidden.code == "model_not_found"
-        free = await call(gateway.port, request({"model": "other"}, headers="authorization: Bearer sk-free\r\n"))
-        assert free.status == 200
-    finally:
-        await engine.stop()
+async def test_a_key_asks_for_its_models_alone(two_models: ScriptedEngine, start_gateway: StartGateway) -> None:
+    gateway = await start_gateway(two_models, keys=keys(allowed_models=["tiny"]))
+    assert (await ask(gateway)).status == 200
+    for model in ("other", "nothing of this name"):
+        refused = await ask(gateway, model=model)
+        assert (refused.status, refused.code) == (403, "model_not_allowed")
+        assert refused.json["error"]["param"] == "model"
+        assert "GET /v1/models" in refused.json["error"]["message"]
+    assert len(two_models.seen) == 1
+    listed = await call(gateway.port, request(path="/v1/models", method="GET", headers=AUTH))
+    assert [card["id"] for card in listed.json["data"]] == ["tiny"]
+    hidden = await call(gateway.port, request(path="/v1/models/other", method="GET", headers=AUTH))
+    assert hidden.code == "model_not_found"
+    free = await call(gateway.port, request({"model": "other"}, headers="authorization: Bearer sk-free\r\n"))
+    assert free.status == 200
 
 
 @pytest.mark.parametrize("padding", [0, 100_000])
 async def test_a_body_that_names_two_models_asks_for_the_one_that_its_key_may(
-    start_gateway: StartGateway, padding: int
+    two_models: ScriptedEngine, start_gateway: StartGateway, padding: int
 ) -> None:
     """Parsers differ in which of two members they take; vLLM's takes the last, others the first."""
-    engine = await ScriptedEngine(models=("tiny", "other")).start()
-    gateway = await start_gateway(engine, keys=keys(allowed_models=["tiny"]))
+    gateway = await start_gateway(two_models, keys=keys(allowed_models=["tiny"]))
     prompt = b'"prompt":"' + b"x" * padding + b'"'
-    try:
-        for body in (
-            b'{"model":"other",%s,"model":"tiny"}' % prompt,
-            b'{"\\u006dodel":"other",%s,"model":"tiny"}' % prompt,
-            b'{"model":"other","tools":[{"model":1}],%s,"\\u006dodel":"tiny"}' % prompt,
-        ):
-            assert (await call(gateway.port, request(body, headers=AUTH))).status == 200
-            members = json.loads(engine.seen[-1].body, object_pairs_hook=list)
-            assert {value for name, value in members if name == "model"} == {"tiny"}
-        refused = await call(gateway.port, request(b'{"model":"tiny","model":"other"}', headers=AUTH))
-        assert refused.code == "model_not_allowed"
-        plain = b'{"model":"tiny",%s}' % prompt
-        assert (await call(gateway.port, request(plain, headers=AUTH))).status == 200
-        assert engine.seen[-1].body.endswith(plain[1:])
-    finally:
-        await engine.stop()
-
-
-async def test_a_key_of_the_file_ends_with_its_time(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
-    gateway = await start_gateway(engine, keys=keys(expires_at=time.time() - 1))
-    late = await ask(gateway)
-    assert (late.status, late.code) == (401, "invalid_api_key")
-    assert "has expired" in late.json["error"]["message"]
+    for body in (
+        b'{"model":"other",%s,"model":"tiny"}' % prompt,
+        b'{"\\u006dodel":"other",%s,"model":"tiny"}' % prompt,
+        b'{"model":"other","tools":[{"model":1}],%s,"\\u006dodel":"tiny"}' % prompt,
+    ):
+        assert (await call(gateway.port, request(body, headers=AUTH))).status == 200
+        members = json.loads(two_models.seen[-1].body, object_pairs_hook=list)
+        assert {value for name, value in members if name == "model"} == {"tiny"}
+    refused = await call(gateway.port, request(b'{"model":"tiny","model":"other"}', headers=AUTH))
+    assert refused.code == "model_not_allowed"
+    plain = b'{"model":"tiny",%s}' % prompt
+    assert (await call(gateway.port, request(plain, headers=AUTH))).status == 200
+    assert two_models.seen[-1].body.endswith(plain[1:])
 
 
 async def test_no_more_requests_of_a_key_than_it_may_have_are_under_way(

@@ -18,9 +18,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: 
 async def test_a_body_of_millions_of_values_is_refused_before_it_is_whole(
     engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    async with await Client.connect(gateway.port) as client:
-        client.send(HEAD % 15_000_000 + b'{"model":"tiny","x":[' + b"[]," * 300_000)
-        answer = await client.answer()
+    answer = await call(gateway.port, HEAD % 15_000_000 + b'{"model":"tiny","x":[' + b"[]," * 300_000)
     assert (answer.status, answer.code) == (413, "body_too_complex")
     assert engine.seen == []
     await eventually(lambda: gateway.context.body_bytes == 0)

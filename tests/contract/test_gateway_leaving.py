@@ -11,7 +11,6 @@ from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import STREAM, Client, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.hand_clock import Clock
-from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, SSE_HEAD, Script, ScriptedEngine, chunk, event, reply
 
 SWEEPS = 25
@@ -27,8 +26,7 @@ async def gateway(engine: ScriptedEngine, start_gateway: StartGateway, clock: Cl
 
 
 async def assert_freed(engine: ScriptedEngine, gateway: GatewayThread, leave: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        await engine.seen[0].closed.wait()
+    await engine.seen[0].until_closed()
     assert gateway.context._sweeps - leave <= SWEEPS
 
 
@@ -202,6 +200,5 @@ async def test_a_client_that_closes_its_sending_half_has_left(engine: ScriptedEn
         client.send(request())
         await engine.wait_seen(1)
         client.writer.write_eof()
-        async with asyncio.timeout(PATIENCE_S):
-            await engine.seen[0].closed.wait()
+        await engine.seen[0].until_closed()
     assert gateway.context.metrics.disconnects == {"wait": 1}

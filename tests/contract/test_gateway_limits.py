@@ -177,10 +177,19 @@ async def test_a_response_in_the_background_pays_for_what_it_may_use_as_nobody_s
     await eventually(lambda: held_tokens(gateway) == pytest.approx(400 - used))
 
 
-@pytest.mark.parametrize(("prompt", "text", "tokens"), [("x" * 4000, "a", 301), ("x", "abcd" * 8, 8 * 300)])
+@pytest.mark.parametrize(
+    ("asked", "text", "events", "tokens"),
+    [
+        ({"prompt": "x" * 4000}, "a", 300, 301),
+        ({"prompt": "x"}, "abcd" * 8, 300, 8 * 300),
+        ({"prompt": "x", "max_tokens": 100}, "a", 1, 100),
+    ],
+    ids=["a token an event", "several tokens an event", "fewer than the estimate"],
+)
 async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_all_tokens_of_every_event(
-    prompt: str,
+    asked: dict[str, Any],
     text: str,
+    events: int,
     tokens: int,
     engine: ScriptedEngine,
     start_gateway: StartGateway,
@@ -190,34 +199,15 @@ async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_all
 
     An event carries all that one step verified, and more when its client reads slowly.
     """
-    engine.script = [SSE_HEAD, chunk(event("")), *([chunk(event(text))] * 300), HANG]
+    engine.script = [SSE_HEAD, chunk(event("")), *([chunk(event(text))] * events), HANG]
     gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
-    sent = {"model": "tiny", "stream": True, "prompt": prompt}
+    sent = {"model": "tiny", "stream": True, **asked}
     async with await Client.connect(gateway.port) as client:
         client.send(request(sent, path="/v1/completions", headers=AUTH))
         async with asyncio.timeout(PATIENCE_S):
             read = b""
-            while read.count(b"data: ") < 301:
+            while read.count(b"data: ") < events + 1:
                 read += await client.reader.read(2**16)
     await eventually(lambda: gateway.context.metrics.disconnects)
     charged = len(json.dumps(sent)) // CHARS_PER_TOKEN + tokens
     await eventually(lambda: held_tokens(gateway) == pytest.approx(400 - charged))
-
-
-async def test_a_client_that_leaves_pays_the_estimate(
-    engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
-) -> None:
-    engine.script = [SSE_HEAD, chunk(event("a")), HANG]
-    sent = {**BODY, "stream": True}
-    estimate = len(json.dumps(sent)) // CHARS_PER_TOKEN + 100
-    gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(sent, headers=AUTH))
-        await engine.wait_seen(1)
-    await eventually(lambda: gateway.context.metrics.disconnects)
-    await eventually(lambda: held_tokens(gateway) == pytest.approx(400 - estimate))
-
-
-async def test_engines_own_limits_are_not_the_clients(engine: ScriptedEngine, gateway: GatewayThread) -> None:
-    engine.script = [reply(completion(), extra="x-ratelimit-remaining-requests: 7\r\n")]
-    assert "x-ratelimit-remaining-requests" not in (await call(gateway.port)).headers

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from specpilot.gateway.engines import snapshot
+from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
@@ -37,29 +37,21 @@ def store(redis: RedisServer) -> Iterator[Store]:
     found.close()
 
 
-async def started(*models: str) -> ScriptedEngine:
-    """An engine of `models` that names in its answer the model that it was asked for."""
-
-    def answer(seen: Seen) -> list[bytes]:
-        return [reply(completion(model=seen.json["model"]))]
-
-    engine = ScriptedEngine(models=models)
-    engine.choose = answer
-    return await engine.start()
+def answer(seen: Seen) -> list[bytes]:
+    """Name in the answer the model that is asked for."""
+    return [reply(completion(model=seen.json["model"]))]
 
 
 @pytest.fixture
-async def big() -> AsyncIterator[ScriptedEngine]:
-    engine = await started("big")
-    yield engine
-    await engine.stop()
+def big(engine: ScriptedEngine) -> ScriptedEngine:
+    engine.models, engine.choose = ["big"], answer
+    return engine
 
 
 @pytest.fixture
-async def small() -> AsyncIterator[ScriptedEngine]:
-    engine = await started("small")
-    yield engine
-    await engine.stop()
+def small(other_engine: ScriptedEngine) -> ScriptedEngine:
+    other_engine.models, other_engine.choose = ["small"], answer
+    return other_engine
 
 
 @pytest.fixture
@@ -259,7 +251,7 @@ async def test_one_request_that_cannot_go_elsewhere_does_not_keep_the_others_the
         engine.outlier_detection.eject(context.monotonic())
         context.engine_ejected(engine)
 
-    context._loop.call_soon_threadsafe(eject)
+    await gateway.on_loop(eject)
     answers = await asyncio.gather(*calls)
     assert [answer.status for answer in answers] == [413, 200, 413, 200]
 
@@ -288,10 +280,7 @@ async def test_the_header_has_any_models_name_percent_encoded(
 ) -> None:
     engine.models = [name]
     gateway = await start_gateway(engine)
-    context = gateway.context
-    routes = {"alias ü": ModelRoute((Target(name),))}
-    context._loop.call_soon_threadsafe(context.adopt, replace(context.snapshot, model_routes=routes))
-    await eventually(lambda: context.snapshot.model_routes)
+    await gateway.adopt(Snapshot(model_routes={"alias ü": ModelRoute((Target(name),))}))
     answer = await call(gateway.port, request({"model": "alias ü", "messages": []}))
     assert (answer.status, answer.headers["x-specpilot-model"]) == (200, header)
     assert engine.seen[0].json["model"] == name

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Answer, Client, call, request
-from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.gateway_server import eventually
 from tests.support.scripted_engine import HANG, Script, ScriptedEngine, Seen, reply
 
 RESPONSES = "/v1/responses"
@@ -213,13 +213,3 @@ async def test_errors_of_anthropics_routes_have_its_shape(
     own = b'{"type":"error","error":{"type":"x","message":"y"}}'
     engine.script = [reply(own, "400 Bad Request")]
     assert (await call(gateway.port, request({"model": "tiny"}, path=path))).body == own
-
-
-async def test_an_api_that_a_model_does_not_have_ejects_no_engine(
-    engine: ScriptedEngine, gateway: GatewayThread
-) -> None:
-    # vLLM's own answer for a route that the loaded model does not support
-    engine.script = [reply(b'{"error":{"message":"no","type":"NotImplementedError"}}', "501 Not Implemented")]
-    for _ in range(8):
-        assert (await call(gateway.port, request({"model": "tiny"}, path="/pooling"))).status == 501
-    assert not any(item.outlier_detection.is_ejected for item in gateway.context.fleet.engines.values())

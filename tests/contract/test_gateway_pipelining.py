@@ -9,7 +9,6 @@ from specpilot.gateway.relay.client_reader import AHEAD_BYTES
 from tests.contract.conftest import StartGateway
 from tests.support.gateway_client import Client, request
 from tests.support.gateway_server import GatewayThread, eventually
-from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, completion, reply
 
 
@@ -103,8 +102,7 @@ async def test_a_large_body_for_the_app_behind_a_request_hides_no_client_that_le
         client.send(request() + request(b"x" * 1_000_000, path="/admin/config"))
         await engine.wait_seen(1)
         await client.writer.drain()
-    async with asyncio.timeout(PATIENCE_S):
-        await engine.seen[0].closed.wait()
+    await engine.seen[0].until_closed()
     assert gateway.context.metrics.disconnects == {"wait": 1}
 
 

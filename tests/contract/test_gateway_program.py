@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -16,27 +15,14 @@ from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.relay.context import SWEEP_S
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
-from tests.contract.conftest import StartGateway
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
-from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.gateway_server import eventually
 from tests.support.hand_clock import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, completion, event, reply
 
-Start = Callable[..., GatewayProgram]
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    running: list[GatewayProgram] = []
-
-    def begin(*arguments: str) -> GatewayProgram:
-        running.append(GatewayProgram(arguments))
-        return running[-1]
-
-    yield begin
-    for program in running:
-        program.close()
+THREE = ("--engine", "http://x", "--port", "0", "--workers", "3")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +33,10 @@ async def start() -> AsyncIterator[Start]:
         (["--engine", "http://x", "--host", "not an address"], ["--host:"]),
         (["--engine", "http://x", "--host", "no..name"], ["--host:", "no..name is no address"]),
         (["--engine", "http://x", "--api-keys-file", "/does/not/exist"], ["--api-keys-file:", "check the path"]),
+        ([*THREE, "--api-keys-file", "/does/not/exist"], ["--api-keys-file:"]),
+        ([*THREE, "--host", "not an address"], ["--host:"]),
+        ([*THREE, "--port", "hundred"], ["--port:"]),
+        ([*THREE, "--workers", "0"], ["--workers:"]),
     ],
 )
 def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]) -> None:
@@ -82,10 +72,12 @@ def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, sai
     assert "sk-secret" not in str(caught.value)
 
 
-async def test_sigterm_lets_streams_finish_and_refuses_new_ones(engine: ScriptedEngine, start: Start) -> None:
+async def test_sigterm_lets_streams_finish_and_refuses_new_ones(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, chunk(event("b")), LAST_CHUNK]
-    program = await start("--engine", engine.url).started()
+    program = await start_program()
     async with await Client.connect(program.port) as stream, await Client.connect(program.port) as idle:
         stream.send(request(STREAM))
         await engine.wait_seen(1)
@@ -108,16 +100,17 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_ones(engine: Scripted
     assert any('"status":200' in line for line in program.errors)
 
 
-async def test_the_drain_time_out_ends_what_does_not_finish(engine: ScriptedEngine, start: Start) -> None:
+async def test_the_drain_time_out_ends_what_does_not_finish(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
-    program = await start("--engine", engine.url, "--drain-timeout-s", "0.5").started()
+    program = await start_program("--drain-timeout-s", "0.5")
     async with await Client.connect(program.port) as client:
         client.send(request(STREAM))
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGTERM)
         assert await program.end() == 0
-    async with asyncio.timeout(PATIENCE_S):
-        await engine.seen[0].closed.wait()
+    await engine.seen[0].until_closed()
 
 
 async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock) -> None:
@@ -126,7 +119,7 @@ async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gatewa
         for client in (kept, idle):
             client.send(request())
             assert "connection" not in (await client.answer()).headers
-        gateway.context._loop.call_soon_threadsafe(gateway.server.handle_exit, signal.SIGINT, None)
+        await gateway.on_loop(gateway.server.handle_exit, signal.SIGINT, None)
         await eventually(lambda: gateway.context.is_draining)
         assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
         kept.send(request())  # a balancer of connections would bring its requests here for as long as it stands
@@ -140,8 +133,8 @@ async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gatewa
         await asyncio.to_thread(gateway.join)
 
 
-async def test_the_access_log_can_be_left_out(engine: ScriptedEngine, start: Start) -> None:
-    program = await start("--engine", engine.url, "--no-access-log").started()
+async def test_the_access_log_can_be_left_out(start_program: StartProgram) -> None:
+    program = await start_program("--no-access-log")
     assert (await call(program.port)).status == 200
     program.process.send_signal(signal.SIGTERM)
     assert await program.end() == 0

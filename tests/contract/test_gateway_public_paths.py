@@ -2,13 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import Answer, Client, request
-from tests.support.gateway_server import GatewayProgram
-from tests.support.scripted_engine import ScriptedEngine
 
 
 def own_address() -> str | None:
@@ -27,14 +25,8 @@ pytestmark = pytest.mark.skipif(OUTSIDE is None, reason="this machine has the lo
 
 
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
-    engine = await ScriptedEngine().start()
-    flags = ("--host", "0.0.0.0", "--engine", engine.url, "--public-paths", "/ping,/invocations")
-    gateway = GatewayProgram(flags)
-    await gateway.started()
-    yield gateway.port
-    gateway.close()
-    await engine.stop()
+async def port(start_program: StartProgram) -> int:
+    return (await start_program("--host", "0.0.0.0", "--public-paths", "/ping,/invocations")).port
 
 
 async def ask(host: str, port: int, data: bytes) -> Answer:

@@ -1,17 +1,20 @@
-"""Requests that wait for an engine with room: order, bounds, leaving, engines that come and go, the end."""
+"""Requests that wait for an engine with room: order, bounds, leaving, engines that come and go, the gateway's end."""
 
 import asyncio
 import gc
+import re
+import signal
 from contextlib import AsyncExitStack
 
 import pytest
 
 from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.policy.model_policy import ClassPolicy, Policy, VersionedPolicy
-from tests.contract.conftest import StartGateway
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
-from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
 from tests.support.hand_clock import Clock
+from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
     CLOSE,
     HANG,
@@ -54,10 +57,9 @@ def of_class(name: str) -> bytes:
     return request(headers=f"x-traffic-class: {name}\r\n")
 
 
-def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
+async def set_policy(gateway: GatewayThread, **classes: ClassPolicy) -> None:
     policy = VersionedPolicy(1, 1.0, Policy("tiny", classes=classes))
-    context = gateway.context
-    context._loop.call_soon_threadsafe(context.adopt, Snapshot(policies={"tiny": policy}))
+    await gateway.adopt(Snapshot(policies={"tiny": policy}))
 
 
 def queued(gateway: GatewayThread) -> int:
@@ -131,8 +133,7 @@ async def test_what_an_engine_allows_less_waits_by_priority(
 ) -> None:
     gates = Gates(engine)
     gateway = await start_gateway(engine, engine_capacity=8)
-    set_policy(gateway, urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "urgent" in gateway.context.snapshot.known_classes("tiny"))
+    await set_policy(gateway, urgent=ClassPolicy(priority=1))
     [found] = gateway.context.fleet.engines.values()
     found.running_limit = 1  # as its record has it
     async with AsyncExitStack() as stack:
@@ -152,8 +153,7 @@ async def test_classes_share_by_weight_and_priority_goes_first(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
     gateway = await start_gateway(engine, engine_capacity=1)
-    set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
-    await eventually(lambda: "heavy" in gateway.context.snapshot.known_classes("tiny"))
+    await set_policy(gateway, light=ClassPolicy(), heavy=ClassPolicy(weight=3.0), urgent=ClassPolicy(priority=1))
     all_wait = asyncio.Event()
     engine.scripts = [[all_wait, reply(completion())]]
     async with AsyncExitStack() as stack:
@@ -264,3 +264,46 @@ async def test_a_second_engine_takes_those_who_wait(
         await other_engine.start()  # discovery finds it; nothing departs
         assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 3
     assert len(other_engine.seen) == 3
+
+
+async def queue_length(program: GatewayProgram) -> int:
+    page = (await call(program.port, request(path="/metrics", method="GET"))).body.decode()
+    found = re.search(r"^specpilot_gateway_queue_length\{.*\} (\S+)$", page, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
+async def until_two_wait(program: GatewayProgram) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await queue_length(program) != 2:
+            pass
+
+
+async def test_requests_that_wait_are_served_while_the_gateway_drains(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
+    gates = Gates(engine)
+    program = await start_program("--engine-capacity", "1")
+    calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+    await until_two_wait(program)
+    program.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_S):
+        while not calls[-1].done():  # until the drain begins, one more waits
+            if await queue_length(program) == len(calls) - 1:
+                calls.append(asyncio.create_task(call(program.port)))
+    assert (await calls.pop()).code == "draining"
+    await gates.open(0, len(calls))
+    assert {answer.status for answer in await asyncio.gather(*calls)} == {200}
+    assert await program.end() == 0
+
+
+async def test_the_drain_time_out_ends_those_who_wait_without_sending_them(
+    engine: ScriptedEngine, start_program: StartProgram
+) -> None:
+    engine.script = [HANG]
+    program = await start_program("--engine-capacity", "1", "--drain-timeout-s", "0.5")
+    calls = [asyncio.create_task(call(program.port)) for _ in range(3)]
+    await until_two_wait(program)
+    program.process.send_signal(signal.SIGTERM)
+    assert {(await item).code for item in calls} == {"draining"}
+    assert await program.end() == 0
+    assert len(engine.seen) == 1

@@ -82,18 +82,6 @@ async def test_when_all_engines_refuse_their_answer_is_passed_on(
     assert gateway.context.metrics.upstream_errors == {"status_503": 2}
 
 
-async def test_retries_have_a_budget(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = other_engine.script = [OVERLOADED]
-    gateway = await start_gateway(engine, other_engine, retry_ratio=0.1)
-    async with await Client.connect(gateway.port) as client:
-        for _ in range(100):
-            client.send(request())
-            assert (await client.answer()).status == 503
-    assert gateway.context.metrics.retries <= 10 + 0.1 * 100 + 5
-
-
 async def test_a_retry_that_the_budget_refuses_is_neither_counted_nor_remembered(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from specpilot.gateway.process import certificates, tls_listener
 from specpilot.gateway.process.start_error import StartError
-from tests.contract.conftest import StartGateway
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.certificates import Authority
 from tests.support.gateway_client import STREAM, Answer, Client, request
-from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.gateway_server import eventually
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import ScriptedEngine, completion, reply, stream
 from tests.support.stack import free_port
@@ -151,27 +151,6 @@ async def test_clients_need_a_certificate_of_the_authority_that_is_in_the_file_n
     assert not await is_let_in(mine)
 
 
-async def test_plain_http_to_a_tls_port_is_no_request(
-    engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority
-) -> None:
-    cert, key = authority.issue("gateway")
-    gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
-        assert await client.is_closed()
-    assert not engine.seen
-
-
-async def test_a_client_that_never_agrees_on_tls_is_cut_off(
-    engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.3)
-    cert, key = authority.issue("gateway")
-    gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key)
-    async with await Client.connect(gateway.port) as client:
-        assert await client.is_closed()
-
-
 async def test_handshakes_under_way_count_as_connections(
     engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +185,7 @@ async def test_handshakes_under_way_count_as_connections(
             await eventually(lambda: not listener._handshakes)
         monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
         assert (await call(gateway.port, context)).status == 200
+    assert len(engine.seen) == 3  # nothing that came without TLS
     assert gateway.context.metrics.refusals["connections"] == 1
 
 
@@ -240,9 +220,8 @@ async def tls_engine(authority: Authority) -> AsyncIterator[ScriptedEngine]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.path))
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(*authority.issue("engine"))
-    started = await ScriptedEngine(tls=context).start()
-    yield started
-    await started.stop()
+    async with ScriptedEngine(tls=context) as started:
+        yield started
 
 
 async def test_engines_are_checked_by_an_authority_of_ones_own_and_shown_a_certificate(
@@ -277,25 +256,19 @@ async def test_a_new_client_certificate_is_shown_to_engines(
     await eventually(lambda: gateway.context.fleet.by_model)
 
 
-async def test_workers_take_new_certificates_each(engine: ScriptedEngine, authority: Authority) -> None:
+async def test_workers_take_new_certificates_each(start_workers: StartProgram, authority: Authority) -> None:
     """As programs, with the real pause between two looks."""
     cert, key = authority.issue("gateway")
-    flags = ["--engine", engine.url, "--workers", "2", "--tls-cert-file", cert, "--tls-key-file", key]
-    program = GatewayProgram(flags)
+    program = await start_workers("--tls-cert-file", cert, "--tls-key-file", key)
     context = trusting(authority)
-    try:
-        await program.started()
-        await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
-        old = await serial(program.port, context)
-        assert {await serial(program.port, context) for _ in range(12)} == {old}
-        authority.issue("gateway")
-        await until_another(program.port, context, old)
-        async with asyncio.timeout(PATIENCE_S):
-            while len(found := {await serial(program.port, context) for _ in range(12)}) > 1 or old in found:
-                pass
-        for _ in range(12):
-            assert (await call(program.port, context)).status == 200
-        program.process.terminate()
-        assert await program.end() == 0
-    finally:
-        program.close()
+    old = await serial(program.port, context)
+    assert {await serial(program.port, context) for _ in range(12)} == {old}
+    authority.issue("gateway")
+    await until_another(program.port, context, old)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := {await serial(program.port, context) for _ in range(12)}) > 1 or old in found:
+            pass
+    for _ in range(12):
+        assert (await call(program.port, context)).status == 200
+    program.process.terminate()
+    assert await program.end() == 0

@@ -6,13 +6,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.contract.conftest import StartGateway
+from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
-from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually
+from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import (
@@ -221,7 +220,7 @@ async def test_failures_and_retries_show(
     assert [line["error"] for line in gateway.log_lines()] == ["stream_broken", "model_not_found", "invalid_json", None]
 
 
-async def test_a_client_that_leaves_is_a_span_too(
+async def test_a_client_that_leaves_has_a_span_and_a_line_too(
     engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
@@ -231,6 +230,8 @@ async def test_a_client_that_leaves_is_a_span_too(
     span = await span_of(collector)
     assert span.attributes["http.response.status_code"] == 499
     assert not span.is_error
+    [line] = await eventually(gateway.log_lines)
+    assert (line["status"], line["error"], line["phase"]) == (499, None, "response")
 
 
 async def test_a_collector_that_does_not_answer_costs_spans_not_requests(
@@ -262,32 +263,25 @@ async def test_a_collector_that_is_gone_or_refuses_is_counted(
 
 
 async def test_the_program_ends_in_time_without_a_collector(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+    start_program: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")  # for so long it would try again
-    program = await GatewayProgram(["--engine", engine.url]).started()
-    try:
-        assert (await call(program.port)).status == 200
-        program.process.send_signal(signal.SIGTERM)
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_program()
+    assert (await call(program.port)).status == 200
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
 
 
 async def test_the_last_spans_of_every_worker_are_exported_at_the_end(
-    engine: ScriptedEngine, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+    start_workers: StartProgram, collector: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
-    program = await GatewayProgram(["--engine", engine.url, "--workers", "2"]).started()
-    try:
-        await eventually(lambda: sum("serves" in line for line in program.errors) == 2)
-        await asyncio.gather(*(call(program.port) for _ in range(20)))
-        assert collector.spans == []
-        program.process.send_signal(signal.SIGTERM)
-        assert await program.end() == 0
-    finally:
-        program.close()
+    program = await start_workers()
+    await asyncio.gather(*(call(program.port) for _ in range(20)))
+    assert collector.spans == []
+    program.process.send_signal(signal.SIGTERM)
+    assert await program.end() == 0
     assert len(collector.spans) == 20
 
 
@@ -298,9 +292,12 @@ async def test_the_last_spans_of_every_worker_are_exported_at_the_end(
         ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, "http/protobuf"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_BSP_SCHEDULE_DELAY": "0"}, "do not work"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "True "}, ""),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"}, ""),
     ],
 )
-async def test_what_cannot_be_had_is_said_and_the_gateway_serves(
+async def test_what_cannot_be_had_is_said_what_is_switched_off_is_not_and_the_gateway_serves(
     engine: ScriptedEngine,
     start_gateway: StartGateway,
     monkeypatch: pytest.MonkeyPatch,
@@ -327,19 +324,3 @@ async def test_a_missing_package_is_said_and_the_gateway_serves(
     gateway = await start_gateway(engine)
     assert gateway.context.recorder.tracing is None
     assert "pip install 'specpilot[otel]'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "variables", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_SDK_DISABLED": "True "}]
-)
-async def test_tracing_can_be_switched_off(
-    engine: ScriptedEngine,
-    collector: OtlpReceiver,
-    start_gateway: StartGateway,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, Any],
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    gateway = await start_gateway(engine)
-    assert gateway.context.recorder.tracing is None

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import children, is_alive, lines, worker_of
@@ -95,7 +95,7 @@ class Load:
 
 
 async def test_the_sums_and_the_access_log_of_all_workers_are_what_was_sent(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     program = await start_workers()
     engine.choose = lambda seen: stream("a", "b") if seen.json.get("stream") else engine.script
@@ -124,7 +124,7 @@ async def test_the_sums_and_the_access_log_of_all_workers_are_what_was_sent(
 
 
 async def test_a_killed_worker_is_replaced_and_no_counter_goes_backwards(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     program = await start_workers()
     load = Load(program.port)
@@ -150,7 +150,7 @@ async def test_a_killed_worker_is_replaced_and_no_counter_goes_backwards(
     assert await program.end() == 0
 
 
-async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
+async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_workers: StartProgram) -> None:
     program = await start_workers()
     before = children(program)
     load = Load(program.port)

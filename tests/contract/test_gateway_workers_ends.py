@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import STREAM, Client, call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import children, is_alive, lines, worker_of
@@ -26,7 +26,7 @@ async def all_drain(program: GatewayProgram) -> None:
             pass
 
 
-async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers: StartWorkers) -> None:
+async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers: StartProgram) -> None:
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, chunk(event("b")), LAST_CHUNK]
     program = await start_workers("--drain-grace-s", "1")
@@ -52,7 +52,7 @@ async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers
 
 
 async def test_draining_workers_say_so_and_serve_and_a_second_signal_ends_all_at_once(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     engine.scripts = [[SSE_HEAD, chunk(event("a")), 60.0]]
     program = await start_workers("--drain-grace-s", "30")
@@ -69,7 +69,7 @@ async def test_draining_workers_say_so_and_serve_and_a_second_signal_ends_all_at
 
 
 async def test_a_signal_to_all_processes_at_once_drains_like_one_to_the_parent(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, chunk(event("b")), LAST_CHUNK]
@@ -88,7 +88,7 @@ async def test_a_signal_to_all_processes_at_once_drains_like_one_to_the_parent(
 
 
 async def test_no_connection_waits_for_a_worker_that_has_ended(
-    engine: ScriptedEngine, start_workers: StartWorkers
+    engine: ScriptedEngine, start_workers: StartProgram
 ) -> None:
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, LAST_CHUNK]
@@ -104,7 +104,7 @@ async def test_no_connection_waits_for_a_worker_that_has_ended(
     assert await program.end() == 0
 
 
-async def test_workers_do_not_outlive_their_parent(start_workers: StartWorkers) -> None:
+async def test_workers_do_not_outlive_their_parent(start_workers: StartProgram) -> None:
     program = await start_workers()
     workers = children(program)
     program.process.kill()

@@ -10,7 +10,7 @@ import pytest
 from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.store import Store
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayProgram, eventually
 from tests.support.gateway_workers import arguments, children, lines
@@ -39,7 +39,7 @@ async def statuses(program: GatewayProgram) -> set[int]:
 
 
 async def test_reload_replaces_a_worker_that_is_still_starting(
-    engine: ScriptedEngine, start_workers: StartWorkers, tmp_path: Path
+    engine: ScriptedEngine, start_workers: StartProgram, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text('[{"key_id": "a", "key": "old"}]')
@@ -58,7 +58,7 @@ async def test_reload_replaces_a_worker_that_is_still_starting(
 
 
 async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(
-    start_workers: StartWorkers, redis: RedisServer
+    start_workers: StartProgram, redis: RedisServer
 ) -> None:
     program = await start_workers("--redis-url", redis.url)
     before = children(program)
@@ -80,7 +80,7 @@ async def test_a_reload_without_redis_keeps_the_workers_that_know_the_keys(
     assert await statuses(program) == {200}
 
 
-async def test_a_reload_goes_on_when_redis_comes_back(start_workers: StartWorkers, redis: RedisServer) -> None:
+async def test_a_reload_goes_on_when_redis_comes_back(start_workers: StartProgram, redis: RedisServer) -> None:
     program = await start_workers("--redis-url", redis.url)
     redis.stop()
     program.process.send_signal(signal.SIGHUP)
@@ -92,7 +92,7 @@ async def test_a_reload_goes_on_when_redis_comes_back(start_workers: StartWorker
 
 
 async def test_workers_that_replace_dead_ones_do_not_wait_for_redis(
-    start_workers: StartWorkers, redis: RedisServer
+    start_workers: StartProgram, redis: RedisServer
 ) -> None:
     program = await start_workers("--redis-url", redis.url)
     victim, other = children(program)
@@ -111,7 +111,7 @@ async def test_workers_that_replace_dead_ones_do_not_wait_for_redis(
 
 
 async def test_a_gateway_without_redis_starts_all_workers_and_stops_while_one_waits(
-    start_workers: StartWorkers, redis: RedisServer
+    start_workers: StartProgram, redis: RedisServer
 ) -> None:
     redis.stop()
     program = await start_workers("--redis-url", redis.url)

@@ -1,12 +1,10 @@
-"""How several workers start, and what keeps them from it: a bad setting, a port that is taken, no room for files."""
+"""How several workers start, and what keeps them from it: a port that is taken, no room for files."""
 
 import asyncio
 import subprocess
 import sys
 
-import pytest
-
-from tests.contract.conftest import StartWorkers
+from tests.contract.conftest import StartProgram
 from tests.support.patience import PATIENCE_S
 
 
@@ -16,24 +14,7 @@ def gateway(port: int, workers: int, *flags: str) -> list[str]:
     return [sys.executable, "-m", "specpilot.gateway", *own, *flags]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--api-keys-file", "/does/not/exist"], "--api-keys-file:"),
-        (["--port", "hundred"], "--port:"),
-        (["--host", "not an address"], "--host:"),
-        (["--workers", "0"], "--workers:"),
-    ],
-)
-def test_a_bad_setting_is_reported_once(flags: list[str], said: str) -> None:
-    command = gateway(0, 3, *flags)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
-
-
-async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartWorkers) -> None:
+async def test_a_port_that_another_gateway_shares_among_its_workers_is_taken(start_workers: StartProgram) -> None:
     program = await start_workers()
     command = gateway(program.port, 2)
     done = await asyncio.to_thread(

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from subprocess import CompletedProcess
 from unittest.mock import patch
@@ -15,6 +15,7 @@ from specpilot.policy.store import Store
 from tests.support.controller_program import TOKEN, Controller, running_controller
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
+from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ def store(server: RedisServer) -> Iterator[Store]:
     found = Store(server.url, PATIENCE_S)
     yield found
     found.close()
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
+        yield engine
 
 
 class QuickController(Controller):

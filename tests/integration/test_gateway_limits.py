@@ -24,15 +24,13 @@ L = 60
 
 
 @pytest.fixture
-async def fleet(server: RedisServer) -> AsyncIterator["Fleet"]:
-    engine = await ScriptedEngine().start()
-    started = Fleet(server, engine)
+async def fleet(server: RedisServer, scripted: ScriptedEngine) -> AsyncIterator["Fleet"]:
+    started = Fleet(server, scripted)
     yield started
     for gateway in started.gateways:
         gateway.leave()
     for gateway in started.gateways:
         await asyncio.to_thread(gateway.join)
-    await engine.stop()
 
 
 class Fleet:

@@ -120,9 +120,8 @@ def test_idle_connections_and_subscriptions_follow_the_one_that_found_out(pair: 
     store.close()
 
 
-async def test_a_gateway_follows(pair: Pair) -> None:
-    engine = await ScriptedEngine().start()
-    gateway = await GatewayThread(engine=(engine.url,), redis_url=pair.url).start()
+async def test_a_gateway_follows(pair: Pair, scripted: ScriptedEngine) -> None:
+    gateway = await GatewayThread(engine=(scripted.url,), redis_url=pair.url).start()
     context = gateway.context
     await eventually(lambda: context.snapshot_age_s is not None)
     await eventually(lambda: pair.first.keys("*gateway*"))  # it has written, so its connections are in use
@@ -134,7 +133,6 @@ async def test_a_gateway_follows(pair: Pair) -> None:
     assert pair.second.keys("*gateway*")
     gateway.leave()
     gateway.join()
-    await engine.stop()
 
 
 def test_a_controller_follows(pair: Pair) -> None:

@@ -106,13 +106,6 @@ def test_every_version_is_kept_with_who_wrote_it_and_why(store: Store) -> None:
     assert store.policy_versions("other", 5) == []
 
 
-def test_a_refused_write_leaves_no_version(store: Store) -> None:
-    store.put_policy(Policy("m"), 0, 1.0)
-    with pytest.raises(VersionConflictError):
-        store.put_policy(Policy("m", k_min=1), 0, 2.0)
-    assert [item.version for item in store.policy_versions("m", 10)] == [1]
-
-
 def test_the_last_300_versions_are_kept(store: Store) -> None:
     for version in range(VERSIONS_KEPT + 5):
         store.put_policy(Policy("m", k_min=version % 7), version, float(version))

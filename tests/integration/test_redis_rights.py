@@ -23,8 +23,8 @@ from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
-from tests.support.gateway_client import Client, request
-from tests.support.gateway_server import GatewayProgram, eventually
+from tests.support.gateway_client import call, request
+from tests.support.gateway_server import eventually, running_gateway
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_rights import NO_CHANNEL, Rights
 from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
@@ -182,24 +182,19 @@ def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_n
     ],
 )
 async def test_keys_are_revoked_and_rotated_within_a_poll_whatever_right_is_taken_away(
-    rights: Rights, taken: str, said: str
+    rights: Rights, scripted: ScriptedEngine, taken: str, said: str
 ) -> None:
     rights.set(*NO_CHANNEL, "&{specpilot}:*")
-    engine = await ScriptedEngine().start()
-    rights.admin.heartbeat(replace(RECORD, url=engine.url), 600.0)
+    rights.admin.heartbeat(replace(RECORD, url=scripted.url), 600.0)
     rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)  # readers remove it, if they may
     revoked, rotated = ApiKey("one", sha256_of("sk-one")), ApiKey("two", sha256_of("sk-two"))
     for key in (revoked, rotated):
         rights.admin.put_api_key(key)
-    gateway = GatewayProgram(["--redis-url", rights.url, "--redis-poll-s", "0.3"])
+    async with running_gateway("--redis-url", rights.url, "--redis-poll-s", "0.3") as gateway:
 
-    async def status(key: str) -> int:
-        async with await Client.connect(gateway.port) as client:
-            client.send(request(headers=f"authorization: Bearer {key}\r\n"))
-            return (await client.answer()).status
+        async def status(key: str) -> int:
+            return (await call(gateway.port, request(headers=f"authorization: Bearer {key}\r\n"))).status
 
-    try:
-        await gateway.started()
         assert [await status(key) for key in ("sk-one", "sk-two")] == [200, 200]
         rights.set(taken)
         rights.admin.heartbeat(replace(RECORD, engine_id="gone"), 0.001)
@@ -213,9 +208,6 @@ async def test_keys_are_revoked_and_rotated_within_a_poll_whatever_right_is_take
         kept = re.findall(r"keeping the last ([a-z ]+):", "".join(gateway.errors))
         assert len(kept) == len(set(kept))
         assert bool(kept) == ("keeping" in said)
-    finally:
-        gateway.close()
-        await engine.stop()
 
 
 @pytest.mark.parametrize(("rules", "named"), [((), REMEDY), (("allchannels", "-@write"), "+set")])
@@ -223,12 +215,8 @@ async def test_a_gateway_names_the_right_that_is_missing_at_start(
     rights: Rights, rules: tuple[str, ...], named: str
 ) -> None:
     rights.set(*NO_CHANNEL, *rules)
-    gateway = GatewayProgram(["--redis-url", rights.url])
-    try:
-        await gateway.started()
+    async with running_gateway("--redis-url", rights.url) as gateway:
         assert any(named in line for line in gateway.errors)
-    finally:
-        gateway.close()
 
 
 def test_a_controller_that_may_not_record_publishes_and_says_once_which_right_it_lacks(

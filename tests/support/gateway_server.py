@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import orjson
@@ -16,6 +17,7 @@ import uvloop
 
 from specpilot.gateway.app import create_server
 from specpilot.gateway.engines.dns import Lookup, lookup
+from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import Clock, SystemClock
 from tests.support.patience import PATIENCE_S
@@ -49,6 +51,18 @@ class GatewayThread:
             while not self.server.started:  # noqa: ASYNC110 - another thread's flag
                 await asyncio.sleep(0.005)
         return self
+
+    async def on_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function on the gateway's own loop."""
+
+        async def run() -> None:
+            function(*arguments)
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self.context._loop))
+
+    async def adopt(self, snapshot: Snapshot) -> None:
+        """Go on with this snapshot, as if it were read from Redis."""
+        await self.on_loop(self.context.adopt, snapshot)
 
     def leave(self) -> None:
         """Begin to stop; `join` waits for the end."""
@@ -136,6 +150,16 @@ class GatewayProgram:
             self.process.kill()
         self.process.wait()
         self._reader.join()
+
+
+@asynccontextmanager
+async def running_gateway(*arguments: str) -> AsyncIterator[GatewayProgram]:
+    """A program that listens, until the end of the context."""
+    program = GatewayProgram(arguments)
+    try:
+        yield await program.started()
+    finally:
+        program.close()
 
 
 async def eventually(check: Any, timeout_s: float = PATIENCE_S) -> Any:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from tests.support.patience import PATIENCE_S
 from tests.support.tcp_server import end
@@ -48,6 +48,11 @@ class Seen:
     @property
     def path(self) -> str:
         return self.line.split(b" ")[1].decode()
+
+    async def until_closed(self) -> None:
+        """Wait until its connection is closed."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.closed.wait()
 
 
 def reply(body: bytes, status: str = "200 OK", content_type: str = "application/json", extra: str = "") -> bytes:
@@ -148,6 +153,13 @@ class ScriptedEngine:
         self._server = await loop.create_server(lambda: _Connection(self), self.host, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def stop(self) -> None:
         """Stop serving, and end every connection."""
