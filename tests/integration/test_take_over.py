@@ -140,7 +140,7 @@ def assert_no_jump(
     assert versions == sorted(set(versions))
     taken = [item for item in pair.store.decisions(MODEL, POOL, 20) if item.at > since]
     assert {item.reason for item in taken} == {"adaptive"}
-    assert max(abs(measured_k(item) - was.k) for item in taken) <= 1
+    assert max(abs(measured_k(item) - was.k) for item in taken) < 2  # the static K is 4 away
     [(decodes, verified)] = engine.plant.by_source - was.counted
     assert abs(verified / decodes - was.k) <= 1  # the engine's own K in the mean
 

@@ -1,7 +1,8 @@
 """A real engine that adapts alone, in this process: no Redis, no controller, no server.
 
-`run("adapting_engine", STEPS)` keeps 2 JSON and 2 code requests running until the law has chosen K often enough, and
-for so many steps more. It finds where K came from, and the mean K that the law gave each kind in these steps.
+`run("adapting_engine", STEPS)` keeps 2 requests for JSON running, and 2 of random text, until the law has chosen K
+often enough, and for so many steps more. It finds where K came from, and the mean K that the law gave each kind in
+these steps.
 """
 
 import sys
@@ -15,9 +16,11 @@ from specpilot.engine_adapter import number_format
 from tests.support.engine_program import finish, head, start
 from tests.support.stack import prompts
 
-RUNNING = {"json": 2, "code": 2}
+RUNNING = {"json": 2, "chat": 2}
 """Requests at all times: so few that a step costs nearly the same for every K. Then drafts of JSON pay on every
 machine, a busy one too."""
+TEMPERATURE = {"json": 0.0, "chat": 2.0}
+"""At 2 hardly any draft is accepted, so its drafts pay on no machine."""
 
 
 LEARNT = 10
@@ -40,7 +43,7 @@ def main(steps: int) -> None:
         begun += 1
         kinds[str(begun)] = kind
         text = waiting[kind][begun % len(waiting[kind])]
-        engine.add_request(str(begun), text, SamplingParams(temperature=0.0, max_tokens=150))
+        engine.add_request(str(begun), text, SamplingParams(temperature=TEMPERATURE[kind], max_tokens=150))
 
     for kind, count in RUNNING.items():
         for _ in range(count):
