@@ -47,8 +47,8 @@ class Authority:
             )
             made = made.add_extension(usage, critical=True)
         if host is not None:
-            names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))])
-            made = made.add_extension(names, critical=False)
+            name_of = x509.IPAddress(ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+            made = made.add_extension(x509.SubjectAlternativeName([name_of]), critical=False)
         return made.sign(self._key, hashes.SHA256())
 
     def issue(self, name: str, host: str | None = "127.0.0.1", password: bytes | None = None) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """Each of the controller's own actions is in the audit, once."""
 
-import asyncio
 from itertools import pairwise
 
 import pytest
@@ -14,13 +13,12 @@ from tests.simulation.engine import MODEL, POOL
 from tests.support.loop_rig import Rig
 
 
-def test_a_fall_back_to_the_static_k_is_an_entry() -> None:
+async def test_a_fall_back_to_the_static_k_is_an_entry(rig: Rig) -> None:
     """The condition of a fall back is tested in the closed loop; here the control group's state is set."""
-    rig = Rig.new()
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
-    asyncio.run(rig.tick(40))
+    await rig.tick(40)
     fall_back(rig)
-    asyncio.run(rig.tick())  # also in a window that runs adaptive K
+    await rig.tick()  # also in a window that runs adaptive K
     [entry] = rig.store.audited
     assert (entry.who, entry.action, entry.result) == (CONTROLLER, "fall_back_to_static", Result.DONE)
     assert entry.subject == f"{MODEL} {POOL}"
@@ -48,69 +46,65 @@ def returns_to_static(rig: Rig) -> int:
 
 
 @pytest.mark.usefixtures("_never_tested")
-def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile() -> None:
-    rig = Rig.new()
+async def test_a_fall_back_is_one_entry_however_often_the_law_runs_meanwhile(rig: Rig) -> None:
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
-    asyncio.run(rig.tick(20))
+    await rig.tick(20)
     fall_back(rig)
-    asyncio.run(rig.tick(60))
+    await rig.tick(60)
     assert returns_to_static(rig) >= 3
     assert len(rig.store.audited) == 1
     rig.law._pools[MODEL, POOL].control_group.has_lost = False
-    asyncio.run(rig.tick(4))
+    await rig.tick(4)
     fall_back(rig)
-    asyncio.run(rig.tick(12))
+    await rig.tick(12)
     assert len(rig.store.audited) == 2
 
 
 @pytest.mark.usefixtures("_never_tested")
-def test_a_leader_that_takes_over_a_pool_that_fell_back_adds_no_entry() -> None:
-    rig = Rig.new()
+async def test_a_leader_that_takes_over_a_pool_that_fell_back_adds_no_entry(rig: Rig) -> None:
     rig.store.put_policy(Policy(MODEL, static_k=1), 0, 0.0)
     standby = Rig.new("standby", beside=rig)
-    asyncio.run(rig.tick(20))
+    await rig.tick(20)
     fall_back(rig)
-    asyncio.run(rig.tick(12))
+    await rig.tick(12)
     assert len(rig.store.audited) == 1
     for old, new in ((rig, standby), (standby, rig)):
-        asyncio.run(new.tick())
+        await new.tick()
         old.leadership.release()
         before = returns_to_static(rig)
-        asyncio.run(new.tick())
+        await new.tick()
         fall_back(new)
-        asyncio.run(new.tick(30))
+        await new.tick(30)
         assert returns_to_static(rig) > before
     assert len(rig.store.audited) == 1
 
 
-def test_a_canary_that_the_law_ends_is_an_entry() -> None:
-    rig = Rig.new()
+async def test_a_canary_that_the_law_ends_is_an_entry(rig: Rig) -> None:
     rig.store.put_policy(Policy(MODEL, k_max=3), 0, 0.0)
     rig.store.put_canary(Experiment(1, "id", Canary(Policy(MODEL, k_max=5)), 1, rig.clock.now()), None, 0.0)
-    asyncio.run(rig.tick(3))
+    await rig.tick(3)
     rig.store.put_policy(Policy(MODEL, k_max=2), 1, 0.0)
-    asyncio.run(rig.tick(5))
+    await rig.tick(5)
     [entry] = rig.store.audited
     assert (entry.who, entry.action, entry.subject) == (CONTROLLER, "end_canary", MODEL)
     assert (entry.code, entry.message) == ("policy_changed", "the canary ended: policy_changed, after 0 blocks")
 
 
-def test_a_freeze_whose_time_is_over_is_one_entry_though_the_leader_changes() -> None:
-    rig = Rig.new()
+async def test_a_freeze_whose_time_is_over_is_one_entry_though_the_leader_changes(rig: Rig) -> None:
     standby = Rig.new("standby", beside=rig)
     until = rig.clock.now() + 5.5
     rig.store.frozen[EVERYTHING] = Freeze(EVERYTHING, Hold.STATIC, 0.0, until, "ada")
     rig.store.frozen[MODEL] = Freeze(MODEL, Hold.STATIC, 0.0, until, "ada")
-    asyncio.run(rig.tick(2))
+    await rig.tick(2)
     del rig.store.frozen[MODEL]  # lifted: that has an entry of its own
-    asyncio.run(standby.tick(2))
+    await standby.tick(2)
     rig.leadership.release()
-    asyncio.run(standby.tick())
+    await standby.tick()
     assert rig.store.audited == []
-    asyncio.run(standby.tick(5))
-    asyncio.run(rig.tick())
+    await standby.tick(5)
+    await rig.tick()
     standby.leadership.release()
-    asyncio.run(rig.tick(5))
+    await rig.tick(5)
     [entry] = rig.store.audited
     assert (entry.who, entry.action, entry.subject) == (CONTROLLER, "end_freeze", EVERYTHING)
     assert entry.message == "the time of the freeze by ada is over"

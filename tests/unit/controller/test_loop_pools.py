@@ -30,13 +30,6 @@ async def test_what_is_told_of_a_pool_goes_with_it(rig: Rig) -> None:
     assert gauges == []
 
 
-async def test_an_engine_that_cannot_speculate_has_no_say_in_its_pool(rig: Rig) -> None:
-    rig.store.put_policy(Policy(MODEL, mode=Mode.OFF, static_k=5), None, 0.0)
-    rig.store.heartbeat(replace(registered("two", 7), k_max=0, static_k=0), 60.0)
-    await rig.tick(5)
-    assert rig.override == Override(5, Cause.OFF)
-
-
 async def test_a_pool_that_cannot_speculate_gets_no_schedule(rig: Rig) -> None:
     rig.store.heartbeat(replace(registered("one", 7), k_max=0, static_k=0), 60.0)
     await rig.tick(3)

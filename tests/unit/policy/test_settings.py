@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.cli import COMMANDS
 from specpilot.policy.settings import ProgramSettings, load, without_secrets
+from tests.support.refusals import refusal
 from tests.support.stack import ROOT
 
 MODULES = [
@@ -49,10 +50,8 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
     name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "2")
-    with pytest.raises(SystemExit) as ended:
-        load(ToolSettings, "tool", ())
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"tool: {name}: there is no such setting; {remedy}\n"
+    said = refusal(capsys, load, ToolSettings, "tool", ())
+    assert said == f"tool: {name}: there is no such setting; {remedy}\n"
     assert load(BroadSettings, "tool", ()).port == 1
 
 
@@ -74,10 +73,7 @@ def test_a_variable_that_is_no_setting_ends_the_start_in_one_line(
 def test_a_wrong_flag_ends_the_start_in_one_line_with_a_remedy(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load(ToolSettings, "tool", arguments)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"tool: {said}\n"
+    assert refusal(capsys, load, ToolSettings, "tool", arguments) == f"tool: {said}\n"
 
 
 LINKS = {

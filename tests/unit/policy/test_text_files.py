@@ -35,10 +35,10 @@ def test_files_with_a_mark_are_read(tmp_path: Path) -> None:
     keys = written("keys.json", [{"key_id": "a", "key": "sk-1"}])
     assert _own_keys(load(GatewaySettings, "t", ["--engine", "http://a:1", "--api-keys-file", keys]))[0].key_id == "a"
     policy = written("policy.json", {"model": "demo", "k_max": 3})
-    found = policy_given(load(UpSettings, "t", ["--policy", policy]))
-    assert found is not None
-    assert found.k_max == 3
-    assert policy_given(load(UpSettings, "t", ["--policy", '\ufeff {"model": "demo"}'])) is not None
+    for given in (policy, '\ufeff {"model": "demo", "k_max": 3}', '{"model": "demo", "k_max": 3}'):
+        found = policy_given(load(UpSettings, "t", ["--policy", given]))
+        assert found is not None
+        assert found.k_max == 3
     written("config.json", {"model_type": "llama"})
     assert _head_config(str(tmp_path)) is not None
     assert decode(dict, Path(policy).read_bytes()) == {"model": "demo", "k_max": 3}

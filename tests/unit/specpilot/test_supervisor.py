@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.supervisor import Part, PartFailedError, Supervisor, _Running
+from tests.support.gateway_workers import is_alive
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 
@@ -205,16 +206,9 @@ def test_children_of_a_part_that_died_do_not_live_on(supervisor: Supervisor, tmp
 
     def is_gone() -> bool:
         supervisor.watch()
-        return state_of(child) in ("gone", "Z")
+        return not is_alive(child)
 
     until(is_gone, every=0.02)
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
 
 
 def test_a_part_whose_supervisor_died_before_it_began_does_not_begin(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from specpilot.demo_model import DEMO_TARGET
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.settings import load
+from specpilot.policy.settings import ProgramSettings, load
 from specpilot.ports import check_port
 from specpilot.supervisor import Part
 from specpilot.up_parts import engine_notes
-from specpilot.up_settings import UpSettings, check, check_ports, policy_given, read
+from specpilot.up_settings import UpSettings, check, check_ports, read
 from tests.support.patience import PATIENCE_S
+from tests.support.refusals import refusal
 from tests.support.stack import free_port
 
 
@@ -31,13 +32,18 @@ def settings_of(*flags: str) -> UpSettings:
     return load(UpSettings, up.PROGRAM, flags)
 
 
+def read_by(part: Part, kind: type[ProgramSettings], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings that a part reads from its arguments and its environment."""
+    for name, value in part.environment.items():
+        monkeypatch.setenv(name, value)
+    words = list(part.command)
+    return load(kind, part.name, words[words.index(part.name) + 1 :])
+
+
 @pytest.mark.parametrize(("flags", "workers"), [((), 1), (("--workers", "3"), 3)])
 def test_workers_reach_the_gateway(flags: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = next(part for part in up_parts.servers(settings_of(*flags), "unix:///x") if part.name == "gateway")
-    for name, value in gateway.environment.items():
-        monkeypatch.setenv(name, value)
-    at = list(gateway.command).index("gateway")
-    settings = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
+    _, gateway = up_parts.servers(settings_of(*flags), "unix:///x")
+    settings = read_by(gateway, GatewaySettings, monkeypatch)
     assert settings.workers == workers
     assert settings.redis_url == "unix:///x"
 
@@ -52,18 +58,13 @@ def test_no_secret_is_in_an_argument_and_every_part_is_given_it(monkeypatch: pyt
         assert part.environment["REDIS_URL"] == url
     for variable in ("SPECPILOT_CONTROLLER_REDIS_URL", "SPECPILOT_ENGINE_REDIS_URL"):
         monkeypatch.setenv(variable, "redis://another")  # an operator's own, which the part would read first
-    controller, gateway = servers
-    for name, value in {**controller.environment, **gateway.environment, **engines[0].environment}.items():
+    for part, kind in zip(servers, (ControllerSettings, GatewaySettings), strict=True):
+        found = read_by(part, kind, monkeypatch)
+        assert found.redis_url == url
+        assert found.admin_token is not None
+        assert found.admin_token.get_secret_value() == "to-ken"
+    for name, value in engines[0].environment.items():
         monkeypatch.setenv(name, value)
-    at = list(controller.command).index("controller")
-    read_by = load(ControllerSettings, "specpilot controller", controller.command[at + 1 :])
-    assert read_by.redis_url == url
-    assert read_by.admin_token is not None
-    assert read_by.admin_token.get_secret_value() == "to-ken"
-    at = list(gateway.command).index("gateway")
-    of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
-    assert of_gateway.admin_token is not None
-    assert of_gateway.admin_token.get_secret_value() == "to-ken"
     assert AdapterSettings().redis_url == url
 
 
@@ -182,10 +183,7 @@ def test_a_flag_that_cannot_work_is_one_line_that_names_it(flags: tuple[str, str
 def test_a_policy_or_model_that_does_not_fit_is_refused(
     flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        check(settings_of(*flags))
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal(capsys, check, settings_of(*flags))
 
 
 @pytest.mark.parametrize(
@@ -224,9 +222,8 @@ def test_a_models_own_mtp_head_needs_no_name_of_a_demo_head(capsys: pytest.Captu
     found = read(("--model", "org/model", "--drafter", "mtp"))
     check(found)
     assert found.model == "org/model"
-    with pytest.raises(SystemExit):
-        check(read(("--model", "org/model", "--drafter", "eagle3")))
-    assert "the demo's fits no other" in capsys.readouterr().err
+    other = read(("--model", "org/model", "--drafter", "eagle3"))
+    assert "the demo's fits no other" in refusal(capsys, check, other)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +240,7 @@ def test_a_port_that_two_parts_would_take_is_refused_with_their_flags(
     flags: tuple[str, ...], first: str, second: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up_settings, "check_port", lambda *_: None)
-    with pytest.raises(SystemExit) as ended:
-        check_ports(settings_of(*flags))
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
+    said = refusal(capsys, check_ports, settings_of(*flags))
     assert said.startswith(f"specpilot up: {first}: ")
     assert second in said
     assert "choose" in said
@@ -262,10 +256,7 @@ def test_two_of_one_state_dir_would_write_one_file_and_the_second_is_refused(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(up_settings, "check_port", lambda *_: "is taken by the first")
     claim = up._claim(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        up.main(["--state-dir", str(tmp_path)])
-    assert ended.value.code == 2
-    assert "--state-dir: another specpilot up runs" in capsys.readouterr().err
+    assert "--state-dir: another specpilot up runs" in refusal(capsys, up.main, ["--state-dir", str(tmp_path)])
     assert not (tmp_path / "redis").exists()
     os.close(claim)
     os.close(up._claim(tmp_path))
@@ -297,15 +288,6 @@ def test_what_the_engines_note_at_their_start_is_shown(ranks: bool, monkeypatch:
     assert notes == ["engine-0: the number format is float32", "engine-0: steps are slow"]
 
 
-def test_a_policy_comes_from_a_file_or_as_it_is(tmp_path: Path) -> None:
-    text = json.dumps({"model": "demo", "mode": "advise"})
-    (tmp_path / "policy.json").write_text(text)
-    for value in (text, str(tmp_path / "policy.json")):
-        found = policy_given(settings_of("--policy", value))
-        assert found is not None
-        assert found.mode == "advise"
-
-
 def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.update(
@@ -329,10 +311,7 @@ def test_an_endpoints_variables_are_settings_and_the_operators_own_win(monkeypat
     assert (found.admin_port, found.engine_port) == (9010, 9012)
     assert (found.model, found.served_model_name) == (str(DEMO_TARGET), "mine")
     assert found.engine_args == "--max-model-len 512 --seed 1"
-    gateway = next(part for part in up_parts.servers(found, "unix:///x") if part.name == "gateway")
-    at = list(gateway.command).index("gateway")
-    monkeypatch.setenv("REDIS_URL", "unix:///x")
-    of_gateway = load(GatewaySettings, "specpilot gateway", gateway.command[at + 1 :])
-    assert of_gateway.public_paths == ("/ping", "/invocations")
-    for part in [*up_parts.engines(found, "unix:///x"), up_parts.servers(found, "unix:///x")[0]]:
+    *controllers, gateway = up_parts.servers(found, "unix:///x")
+    assert read_by(gateway, GatewaySettings, monkeypatch).public_paths == ("/ping", "/invocations")
+    for part in [*up_parts.engines(found, "unix:///x"), *controllers]:
         assert "0.0.0.0" not in part.command

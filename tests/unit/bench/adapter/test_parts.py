@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,21 @@ def test_without_pairs_there_is_no_cost() -> None:
         cost([])
 
 
+def stepped(step: Callable[[], None], core: Any = None, running: Callable[[], int] = lambda: 1) -> Any:
+    """Stands in for vLLM with this `core`: each of its steps is `step`, and `running` requests run."""
+
+    class Engine:
+        engine_core = SimpleNamespace(engine_core=core)
+
+        def get_num_unfinished_requests(self) -> int:
+            return running()
+
+        def step(self) -> None:
+            step()
+
+    return SimpleNamespace(llm_engine=Engine())
+
+
 class Part:
     """An object whose method is omitted in steps."""
 
@@ -51,21 +67,8 @@ class Part:
 
 def test_a_part_is_left_out_of_one_of_two_pieces_and_nothing_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part()
-
-    class Engine:
-        engine_core = SimpleNamespace(engine_core=part)
-
-        def get_num_unfinished_requests(self) -> int:
-            return 1
-
-        def step(self) -> None:
-            part.work()
-
-    def replacements(core: Any) -> list[tuple[Any, str, Any]]:
-        return [(core, "work", lambda: None)]
-
-    monkeypatch.setitem(adapter_parts.PARTS, "work", replacements)
-    llm = SimpleNamespace(llm_engine=Engine())
+    monkeypatch.setitem(adapter_parts.PARTS, "work", lambda core: [(core, "work", lambda: None)])
+    llm = stepped(lambda: part.work(), part)  # noqa: PLW0108 - what is there at the time of the step
     pieces: list[int] = []
     with leaving_out(llm, "work", seed=1) as pairs:
         for _ in range(40):
@@ -101,19 +104,13 @@ def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch:
     clock = SimpleNamespace(now=0.0)
     part = SimpleNamespace(work=lambda: setattr(clock, "now", clock.now + 0.5))
 
-    class Engine:
-        engine_core = SimpleNamespace(engine_core=part)
-
-        def get_num_unfinished_requests(self) -> int:
-            return 1
-
-        def step(self) -> None:
-            clock.now += 2.0
-            part.work()
+    def step() -> None:
+        clock.now += 2.0
+        part.work()
 
     monkeypatch.setitem(adapter_parts.PARTS, "work", lambda core: [(core, "work", lambda: None)])
     monkeypatch.setattr(adapter_parts, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    llm = SimpleNamespace(llm_engine=Engine())
+    llm = stepped(step, part)
     with leaving_out(llm, "work", seed=1) as pairs:
         for _ in range(4 * 2 * STEPS_IN_A_PIECE - 1):
             llm.llm_engine.step()
@@ -121,18 +118,9 @@ def test_the_time_of_a_step_counts_for_the_piece_that_it_belongs_to(monkeypatch:
 
 
 def test_pairs_are_of_steps_in_which_all_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Engine:
-        engine_core = SimpleNamespace(engine_core=None)
-        steps = 0
-
-        def get_num_unfinished_requests(self) -> int:
-            return 3 if self.steps < 3 * 2 * STEPS_IN_A_PIECE else 2
-
-        def step(self) -> None:
-            self.steps += 1
-
+    steps: list[None] = []
     monkeypatch.setitem(adapter_parts.PARTS, "nothing", lambda core: [])
-    llm = SimpleNamespace(llm_engine=Engine())
+    llm = stepped(lambda: steps.append(None), running=lambda: 3 if len(steps) < 3 * 2 * STEPS_IN_A_PIECE else 2)
     with leaving_out(llm, "nothing", seed=1) as pairs:
         for _ in range(6 * 2 * STEPS_IN_A_PIECE):
             llm.llm_engine.step()

@@ -9,6 +9,7 @@ import pytest
 from specpilot.bench.gpu_check import command
 from specpilot.bench.gpu_check.check import FAILED, PASSED, SKIPPED, Check, Line, Part, PartError, slug
 from specpilot.bench.gpu_check.step_parts import GRAPH_MODES
+from tests.support.gateway_workers import is_alive
 from tests.support.stack import until
 
 
@@ -183,15 +184,7 @@ def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path: Pat
     with pytest.raises(PartError, match="did not end within 5 s"):
         check.program("hangs", log="hangs", environment={"PYTHONPATH": str(tmp_path)})
     child = int((tmp_path / "logs" / "hangs.log").read_text())
-    until(lambda: not runs_still(child), every=0.02)
-
-
-def runs_still(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return state.rsplit(")", 1)[1].split()[0] != "Z"
+    until(lambda: not is_alive(child), every=0.02)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specpilot.controller.cli.policy import _policy_in
+from tests.support.refusals import refusal
 
 
 @pytest.mark.parametrize(
@@ -13,7 +14,4 @@ from specpilot.controller.cli.policy import _policy_in
 def test_a_file_without_a_policy_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "policy.json"
     file.write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        _policy_in(str(file))
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("specpilot policy: put: ")
+    assert refusal(capsys, _policy_in, str(file)).startswith("specpilot policy: put: ")

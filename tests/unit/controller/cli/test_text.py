@@ -83,11 +83,14 @@ def test_times_are_dates() -> None:
         "  expires_at: 1970-01-01 00:01:00Z -> none",
         "  k_max: 3 -> 4",
     ]
-    texts = dict.fromkeys(("who", "role", "source", "action", "subject", "result", "message", "comment"), "")
-    entry = {**texts, "at": 0.0, "changes": rows, "changes_left_out": 0}
-    assert audit_line(entry).endswith(
+    assert audit_line(entry("", rows)).endswith(
         "[until none -> 1970-01-01 00:00:00Z; expires_at 1970-01-01 00:01:00Z -> none; k_max 3 -> 4]"
     )
+
+
+def entry(text: str, changes: list[list[object]]) -> dict[str, object]:
+    texts = dict.fromkeys(("who", "role", "source", "action", "subject", "result", "message", "comment"), text)
+    return {**texts, "at": 0.0, "changes": changes, "changes_left_out": 0}
 
 
 def test_what_is_unknown_is_said() -> None:
@@ -104,8 +107,6 @@ def test_what_anybody_sent_is_told_without_what_a_terminal_obeys() -> None:
     assert printable(HOSTILE) == ESCAPED
     assert printable({HOSTILE: [HOSTILE, 1, None]}) == {ESCAPED: [ESCAPED, 1, None]}
     assert printable("naïve 模型 “x”") == "naïve 模型 “x”"
-    texts = dict.fromkeys(("who", "role", "source", "action", "subject", "result", "message", "comment"), HOSTILE)
-    entry = {**texts, "at": 0.0, "changes": [[HOSTILE, HOSTILE, None]], "changes_left_out": 0}
-    assert audit_line(entry).isprintable()
+    assert audit_line(entry(HOSTILE, [[HOSTILE, HOSTILE, None]])).isprintable()
     answer = {"subject": HOSTILE, "version": 1, "changes": [[HOSTILE, None, HOSTILE]], "forecast": None}
     assert len(dry_run(answer).splitlines()) == 2

@@ -100,12 +100,6 @@ def test_so_it_does_when_another_appears_as_it_vanishes() -> None:
     assert changes(kept, seen({TRIAL: 11.0, STEP: 51.0, other: 2.0}, 2.0)) == {TRIAL: 1.0}
 
 
-def test_a_gauge_that_vanished_is_not_kept() -> None:
-    gained, kept = compare(seen({TRIAL: 10.0, RUNNING: 5.0}), seen({TRIAL: 11.0}, 1.0))
-    assert gained == {TRIAL: 1.0}
-    assert RUNNING not in kept.values
-
-
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
 def test_no_difference_is_negative(values: list[float]) -> None:
     for at, (one, two) in enumerate(pairwise(values)):

@@ -69,6 +69,10 @@ def noise(rng: np.random.Generator, windows: int) -> np.ndarray:
     return correlated + steps + drift + 0.02 * rng.normal(size=windows)
 
 
+def white_noise(rng: np.random.Generator, windows: int) -> np.ndarray:
+    return 0.05 * rng.normal(size=windows)
+
+
 def play(seed: int, gain: float, canary: Canary = CANARY, make: Callable[..., np.ndarray] = noise) -> Experiment:
     """Run an experiment to its end: `gain` is the true log ratio of throughput, and of latency."""
     rng = np.random.default_rng(seed)
@@ -97,9 +101,7 @@ def test_without_a_difference_at_most_the_stated_share_is_promoted(share: float)
 
 
 def test_a_true_gain_of_a_tenth_is_promoted() -> None:
-    quiet = [
-        play(seed, math.log(1.1), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)
-    ]
+    quiet = [play(seed, math.log(1.1), make=white_noise) for seed in range(200)]
     assert sum(item.outcome is Outcome.BETTER for item in quiet) >= 196
     assert np.median([len(item.blocks) for item in quiet]) <= 12
     rough = Counter(play(seed, math.log(1.1)).outcome for seed in range(200))
@@ -108,19 +110,14 @@ def test_a_true_gain_of_a_tenth_is_promoted() -> None:
 
 
 def test_a_loss_of_a_third_ends_after_few_blocks() -> None:
-    found = [
-        play(seed, math.log(0.67), make=lambda rng, windows: 0.05 * rng.normal(size=windows)) for seed in range(200)
-    ]
+    found = [play(seed, math.log(0.67), make=white_noise) for seed in range(200)]
     assert {item.outcome for item in found} == {Outcome.WORSE}
     assert np.quantile([len(item.blocks) for item in found], 0.9) <= 5
 
 
 def test_a_gain_below_the_minimum_is_not_promoted() -> None:
     canary = replace(CANARY, minimum_gain_ratio=0.05)
-    found = Counter(
-        play(seed, math.log(1.05), canary, lambda rng, windows: 0.05 * rng.normal(size=windows)).outcome
-        for seed in range(300)
-    )
+    found = Counter(play(seed, math.log(1.05), canary, white_noise).outcome for seed in range(300))
     assert found[Outcome.BETTER] <= 15
 
 

@@ -1,6 +1,5 @@
 """The gain of a day is the mean of its windows with their interval, whoever led and however often."""
 
-import asyncio
 import math
 
 import pytest
@@ -34,10 +33,9 @@ def test_the_sums_of_a_day_tell_the_interval_of_its_windows() -> None:
     assert gain_ratio_of(of([0.1] * 9), "throughput") == pytest.approx(same)
 
 
-def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() -> None:
-    rig = Rig.new()
+async def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors(rig: Rig) -> None:
     rig.store.put_policy(Policy(MODEL, control_group_ratio=0.4), 0, 0.0)
-    asyncio.run(rig.tick(80))
+    await rig.tick(80)
     [today] = rig.store.daily_gains(MODEL, POOL)
     assert today.day == day_of(rig.clock.now())
     described_now = rig.store.log[-1].evidence["control_group"]
@@ -53,19 +51,18 @@ def test_the_leader_counts_every_window_in_its_day_and_so_do_its_successors() ->
         assert f'control_group_gain_ratio{{bound="mean",decides="{decides}",{labels} {latest}\n' in rig.page()
     rig.leadership.release()
     successor = Rig.new("successor", beside=rig)
-    asyncio.run(successor.tick(1))
+    await successor.tick(1)
     assert all(line in successor.page() for line in lines)
-    asyncio.run(successor.tick(40))
+    await successor.tick(40)
     assert rig.store.daily_gains(MODEL, POOL)[0].itl.windows > today.itl.windows
     successor.clock.at += 86_400
     successor.fleet.ran_until = successor.clock.at
-    asyncio.run(successor.tick(2))
+    await successor.tick(2)
     assert "specpilot_controller_control_group_day_gain_ratio{" not in successor.page()
 
 
-def test_an_explanation_tells_the_days_until_then() -> None:
-    rig = Rig.new()
-    asyncio.run(rig.tick(5))
+async def test_an_explanation_tells_the_days_until_then(rig: Rig) -> None:
+    await rig.tick(5)
     of_before = DailyGain("2001-09-06", sums(GAINS))  # as a controller counted that knew one measure
     gains = [of(GAINS, "2999-01-01"), of(GAINS, "2001-09-08"), of(GAINS[:2], "2001-09-07"), of_before]
     found = explain(rig.store.log[-1], gains)

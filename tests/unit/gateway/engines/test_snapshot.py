@@ -6,11 +6,7 @@ from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_o
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy, VersionedPolicy
-from specpilot.policy.records import EngineRecord
-
-
-def engine(engine_id: str, url: str = "http://x") -> EngineRecord:
-    return EngineRecord(engine_id, url, "m", "p", 7, 3, 8, "eagle3", "0.32.0", "0.1.0", 1.0, 2.0)
+from tests.support.engine_records import record
 
 
 def key(key_id: str, traffic_class: str | None = None) -> ApiKey:
@@ -18,13 +14,15 @@ def key(key_id: str, traffic_class: str | None = None) -> ApiKey:
 
 
 POLICY = VersionedPolicy(3, 1.0, Policy("m", classes={"code": ClassPolicy()}, match=(MatchRule("code"),)))
-FULL = Snapshot((engine("a"), engine("b")), {"m": POLICY}, by_hash([key("k")]), needs_key=True, taken_at=1.0)
+FULL = Snapshot(
+    (record("a", "http://x"), record("b", "http://x")), {"m": POLICY}, by_hash([key("k")]), needs_key=True, taken_at=1.0
+)
 
 
 def test_in_normal_times_what_is_found_holds() -> None:
-    found = Snapshot((engine("b"),), {}, {}, taken_at=2.0)
+    found = Snapshot((record("b", "http://x"),), {}, {}, taken_at=2.0)
     after = follow(FULL, found, Snapshot())
-    assert (after.engines, after.policies, after.keys, after.taken_at) == ((engine("b"),), {}, {}, 2.0)
+    assert (after.engines, after.policies, after.keys, after.taken_at) == ((record("b", "http://x"),), {}, {}, 2.0)
 
 
 def test_losing_the_keys_closes_the_gateway() -> None:
@@ -41,7 +39,7 @@ def test_once_redis_was_read_its_keys_are_known() -> None:
 
 
 def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
-    found = Snapshot((engine("b", "http://new"), engine("c")), {}, by_hash([key("l")]), taken_at=2.0)
+    found = Snapshot((record("b", "http://new"), record("c", "http://x")), {}, by_hash([key("l")]), taken_at=2.0)
     after = follow(FULL, found, without(FULL, found))
     assert [(item.engine_id, item.url) for item in after.engines] == [
         ("b", "http://new"), ("c", "http://x"), ("a", "http://x"),
@@ -53,7 +51,7 @@ def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
 
 def test_a_document_that_redis_holds_again_is_not_kept_any_longer() -> None:
     rotated = ApiKey("k", hash_of("new"))
-    found = Snapshot((engine("b", "http://new"),), {"m": POLICY}, by_hash([rotated]), taken_at=2.0)
+    found = Snapshot((record("b", "http://new"),), {"m": POLICY}, by_hash([rotated]), taken_at=2.0)
     unseen = without(FULL, found)
     assert [item.engine_id for item in unseen.engines] == ["a"]
     assert (unseen.policies, unseen.keys) == ({}, {})

@@ -1,9 +1,7 @@
 """Connections to engines, over real sockets."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.probe import fetch_models
 from specpilot.gateway.engines.upstream import Address, Pool, tls_context
 from specpilot.gateway.wire.framing import ResponseHead
+from tests.support.certificates import Authority
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import HANG, ScriptedEngine, reply
 from tests.support.tcp_server import end
@@ -152,29 +151,12 @@ def test_what_names_no_place_is_no_address(url: str) -> None:
         Address(url)
 
 
-@pytest.fixture
-def key_pair(tmp_path: Path) -> tuple[str, str]:
-    """A certificate for `vllm.test`, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", "/CN=vllm.test", "-addext", "subjectAltName=DNS:vllm.test", "-days", "2"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
 async def test_an_address_must_have_the_certificate_of_its_name(
-    key_pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    certificate, key = key_pair
-    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.issue("vllm", "vllm.test")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
     tls_context.cache_clear()
     request.addfinalizer(tls_context.cache_clear)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

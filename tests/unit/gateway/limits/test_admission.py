@@ -49,6 +49,13 @@ def busy(count: int = 2, *, draining: bool = False, ejected: bool = False) -> Fa
         ([busy(0, ejected=True)], False),
         ([busy(2, ejected=True)], True),
         ([busy(2, draining=True)], False),
+        ([FakeEngine(1, 1)], True),  # an engine may lower its capacity
+        ([FakeEngine(1, 2)], False),
+        ([FakeEngine(2, 9)], True),  # and not raise it
+        ([FakeEngine(5, ranks=3)], False),  # a server has the capacity of its ranks
+        ([FakeEngine(6, ranks=3)], True),
+        ([FakeEngine(4, 4, ranks=3)], True),
+        ([FakeEngine(6, 9, ranks=3)], True),
     ],
 )
 def test_when_a_request_waits(engines: list[FakeEngine], waits: bool) -> None:
@@ -58,19 +65,6 @@ def test_when_a_request_waits(engines: list[FakeEngine], waits: bool) -> None:
 def test_full_engines_are_passed_over() -> None:
     full, free = busy(), busy(1)
     assert without_room([full, free], 2) == (full,)
-
-
-@pytest.mark.parametrize(("limit", "waits"), [(None, False), (1, True), (2, False), (9, False)])
-def test_an_engine_may_lower_its_capacity_and_not_raise_it(limit: int | None, waits: bool) -> None:
-    assert (without_room([FakeEngine(1, limit)], 2) is None) == waits
-    assert without_room([FakeEngine(2, limit)], 2) is None
-
-
-@pytest.mark.parametrize(
-    ("requests", "limit", "waits"), [(5, None, False), (6, None, True), (4, 4, True), (6, 9, True)]
-)
-def test_a_server_has_the_capacity_of_its_ranks(requests: int, limit: int | None, waits: bool) -> None:
-    assert (without_room([FakeEngine(requests, limit, ranks=3)], 2) is None) == waits
 
 
 def line(admission: Admission[FakeEngine], engines: list[FakeEngine], model: str, at: float, name: str) -> FakeWaiter:

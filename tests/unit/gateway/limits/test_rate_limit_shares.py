@@ -169,12 +169,3 @@ def test_one_busy_replica_gets_all_places_and_two_share_them() -> None:
         fleet.exchange(index, 200.0)
     run((1, 2), 210)
     assert passed[1:] == [4, 4, 0]
-
-
-def test_replicas_that_never_met_multiply_the_limit() -> None:
-    fleet = Fleet(2)
-    fleet.is_store_up = False
-    for replica in fleet.replicas:
-        replica.adopt(Shares(), 0.0)
-    fleet.run([0, 1] * 30, per_s=60)
-    assert len(fleet.passed) <= 2 * 2 * L

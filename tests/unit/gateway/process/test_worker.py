@@ -44,23 +44,15 @@ def read_redis_first(theirs: socket.socket, redis: Redis) -> None:
     Worker(3, theirs, theirs).read_redis_first(redis.read, lambda: next(ticks) * READ_S)
 
 
+@pytest.mark.parametrize(("answers_at", "said"), [(1, []), (5, ["WARNING"])])  # once, not at every try
 def test_a_worker_that_is_to_replace_another_tries_until_it_has_read_redis(
-    channel: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
+    answers_at: int, said: list[str], channel: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
 ) -> None:
-    redis = Redis(answers_at=5)
+    redis = Redis(answers_at)
     read_redis_first(channel[1], redis)
-    assert redis.reads == 5
-    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once, not at every try
-    assert "the old worker serves on" in caplog.text
-
-
-def test_when_redis_answers_nothing_is_waited_for_or_said(
-    channel: tuple[socket.socket, socket.socket], caplog: pytest.LogCaptureFixture
-) -> None:
-    redis = Redis(answers_at=1)
-    read_redis_first(channel[1], redis)
-    assert redis.reads == 1
-    assert not caplog.records
+    assert redis.reads == answers_at
+    assert [record.levelname for record in caplog.records] == said
+    assert ("the old worker serves on" in caplog.text) == bool(said)
 
 
 def test_after_a_while_it_ends_and_says_what_happens_and_what_to_do(

@@ -20,28 +20,9 @@ def choose(engines: list[One], now: float, turn: int = 0) -> One | None:
     return least(best, busy, turn) if best else None
 
 
-def test_the_least_work_wins() -> None:
-    idle, busy = One(10.0), One(500.0)
-    assert choose([busy, idle], 0.0) is idle
-
-
 def test_equals_take_turns() -> None:
     engines = [One(), One(), One()]
     assert {id(choose(engines, 0.0, turn)) for turn in range(3)} == {id(engine) for engine in engines}
-
-
-def test_a_draining_engine_gets_nothing() -> None:
-    assert choose([One(0.0, is_draining=True)], 0.0) is None
-    busy = One(9e9)
-    assert choose([One(0.0, is_draining=True), busy], 0.0) is busy
-    assert choose([], 0.0) is None
-
-
-def test_unknown_load_is_last_but_before_the_ejected() -> None:
-    unknown, busy, out = One(None), One(9e9), One(0.0, outlier_detection=ejected())
-    assert choose([out, unknown, busy], 0.0) is busy
-    assert choose([out, unknown], 0.0) is unknown
-    assert choose([out], 0.0) is out
 
 
 @given(fleets(), st.integers(0, 2**64), st.booleans())
@@ -80,11 +61,6 @@ def test_two_choices_draws_every_pair_alike(count: int) -> None:
         assert chosen.count(at) / len(chosen) == pytest.approx((count - 1 - at) / pairs, abs=0.5 / pairs)
 
 
-def test_two_choices_of_one_is_that_one() -> None:
-    [only] = engines = fleet(1)
-    assert two_choices(*usable(engines, 0.0), 7) is only
-
-
 @given(fleets(least=1))
 def test_the_least_busy_is_always_within_the_bound(engines: list[One]) -> None:
     _, busy = usable(engines, 1.0)
@@ -107,16 +83,6 @@ def test_failures_while_ejected_do_not_prolong_it() -> None:
     until = outlier_detection.ejected_until
     outlier_detection.fail(10.1, is_connect=True)
     assert outlier_detection.ejected_until == until
-
-
-def test_other_failures_eject_after_some_in_a_row() -> None:
-    outlier_detection = OutlierDetection()
-    for _ in range(FAILURES_ALLOWED - 1):
-        assert not outlier_detection.fail(0.0, is_connect=False)
-    outlier_detection.begin_answer(0.0)
-    for _ in range(FAILURES_ALLOWED - 1):
-        assert not outlier_detection.fail(0.0, is_connect=False)
-    assert outlier_detection.fail(0.0, is_connect=False)
 
 
 def test_a_time_out_of_a_silent_engine_ejects_at_once_and_for_long() -> None:

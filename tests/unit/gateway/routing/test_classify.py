@@ -30,46 +30,38 @@ def decide(
     return classify(facts(**fields), header, held, KNOWN, rules)
 
 
-def test_without_anything_it_is_default() -> None:
-    assert decide() == Classified("default")
+BATCH = (MatchRule("batch"),)
+ASKS = {"traffic_class": "batch"}
 
 
-def test_the_header_is_clamped_to_what_the_key_allows() -> None:
-    assert decide("code").traffic_class == "code"
-    assert decide("code", key()).traffic_class == "code"
-    assert decide("code", key("chat", ("chat",))) == Classified("chat")
-    assert decide("code", key("chat", ("chat", "code"))).traffic_class == "code"
-    assert decide("code", key("code", ())).traffic_class == "code"
-    assert decide("code", key(None, ())) == Classified("default")
-
-
-def test_a_key_with_a_class_alone_is_confined_to_it() -> None:
-    assert decide("code", key("batch")) == Classified("batch")
-    assert decide(None, key("batch"), metadata={"traffic_class": "code"}) == Classified("batch")
-    assert decide("batch", key("batch")) == Classified("batch")
-
-
-@pytest.mark.parametrize("tier", ["auto", "default"])
-def test_openais_own_service_tier_overrides_nothing(tier: str) -> None:
-    assert decide(held=key("batch", ("default", "batch")), service_tier=tier) == Classified("batch")
-    assert decide(None, None, (MatchRule("batch"),), service_tier=tier) == Classified("batch")
-
-
-def test_a_forbidden_class_falls_through_to_the_rules() -> None:
-    assert decide("code", key(None, ()), (MatchRule("batch"),)).traffic_class == "batch"
-
-
-def test_the_keys_class_comes_before_the_rules() -> None:
-    assert decide(None, key("chat"), (MatchRule("batch"),)).traffic_class == "chat"
-
-
-def test_the_body_can_ask_too() -> None:
-    asks: dict[str, Any] = {"metadata": {"traffic_class": "batch"}}
-    assert decide(**asks).traffic_class == "batch"
-    assert decide("code", **asks).traffic_class == "code"
-    assert decide(service_tier="batch").traffic_class == "batch"
-    assert decide(service_tier="auto") == Classified("default")
-    assert decide(held=key("chat", ("chat",)), service_tier="batch").traffic_class == "chat"
+@pytest.mark.parametrize(
+    ("found", "traffic_class"),
+    [
+        (decide(), "default"),
+        (decide("code"), "code"),
+        (decide("code", key()), "code"),
+        (decide("code", key("chat", ("chat",))), "chat"),  # the header is clamped to what the key allows
+        (decide("code", key("chat", ("chat", "code"))), "code"),
+        (decide("code", key("code", ())), "code"),
+        (decide("code", key(None, ())), "default"),
+        (decide("code", key(None, ()), BATCH), "batch"),  # a forbidden class falls through to the rules
+        (decide(None, key("chat"), BATCH), "chat"),  # the key's class comes before them
+        (decide("code", key("batch")), "batch"),  # a key with a class alone is confined to it
+        (decide("batch", key("batch")), "batch"),
+        (decide(None, key("batch"), metadata={"traffic_class": "code"}), "batch"),
+        (decide(metadata=ASKS), "batch"),
+        (decide("code", metadata=ASKS), "code"),
+        (decide(service_tier="batch"), "batch"),
+        (decide(None, key("chat", ("chat",)), service_tier="batch"), "chat"),
+        (decide(service_tier="auto"), "default"),  # OpenAI's own tiers override nothing
+        (decide(None, key("batch", ("default", "batch")), service_tier="auto"), "batch"),
+        (decide(None, key("batch", ("default", "batch")), service_tier="default"), "batch"),
+        (decide(None, None, BATCH, service_tier="auto"), "batch"),
+        (decide(None, None, BATCH, service_tier="default"), "batch"),
+    ],
+)
+def test_who_names_the_class(found: Classified, traffic_class: str) -> None:
+    assert found == Classified(traffic_class)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +71,7 @@ def test_the_body_can_ask_too() -> None:
         (decide(metadata={"traffic_class": "nope"}), "default"),
         (decide(None, key("nope")), "default"),
         (decide("nope", key("chat")), "chat"),
-        (decide("nope", None, (MatchRule("batch"),)), "batch"),
+        (decide("nope", None, BATCH), "batch"),
     ],
 )
 def test_an_unknown_class_is_counted_and_no_error(found: Classified, traffic_class: str) -> None:
