@@ -23,6 +23,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -122,15 +123,14 @@ def main(arguments: Sequence[str]) -> None:
     stock = plain | {"speculative_config": speculative}
     adapter = stock | {"scheduler_cls": SCHEDULER}
     if settings.law_share:
-        law_share.measure(adapter, base, prompt_texts(settings.prompts, max(law_share.RUNNING)), settings.law_share)
+        options, variables = adapter | {"max_num_seqs": max(law_share.RUNNING)}, base | law_share.ENVIRONMENT
+        with closing(EngineWorker("adapter", options, variables)) as worker:
+            law_share.measure(worker, prompt_texts(settings.prompts, max(law_share.RUNNING)), settings.law_share)
         return
     if settings.single_k:
         loads = chosen(PROGRAM, "--loads", settings.loads, LOADS)
-        worker = EngineWorker("adapter", adapter, base)
-        try:
+        with closing(EngineWorker("adapter", adapter, base)) as worker:
             measure_single_k(worker, k_max, settings.prompts, loads, settings.single_k)
-        finally:
-            worker.close()
         return
     engines = {
         "no speculation": (plain, base),
@@ -141,16 +141,15 @@ def main(arguments: Sequence[str]) -> None:
     comparisons = _comparisons(k_max)
     figures: dict[str, Any] = {}
     for launch in range(1, settings.launches + 1):
-        workers = {name: EngineWorker(name, *options) for name, options in engines.items()}
-        try:
+        with ExitStack() as stack:
+            workers = {
+                name: stack.enter_context(closing(EngineWorker(name, *options))) for name, options in engines.items()
+            }
             for comparison in comparisons:
                 _take_turns(settings, workers, texts, comparison)
                 say(f"launch {launch} of {settings.launches}: {_summary(comparison)}")
             if launch == settings.launches:
                 figures |= _within_one_engine(settings, workers["adapter"], texts, k_max)
-        finally:
-            for worker in workers.values():
-                worker.close()
     for comparison in comparisons:
         say(_summary(comparison))
         figures[comparison.name] = round(comparison.median, 3)
@@ -235,7 +234,8 @@ def _cost(settings: AdapterBenchSettings, adapter: EngineWorker, texts: Sequence
     pairs: list[Pair] = []
     most = 2 * settings.launches * settings.rounds
     for turn in range(max(1, min(most, 2 * most // (1 + k)))):
-        answer = adapter.run(texts, min(LONGEST_REPLY, settings.tokens * (1 + k)), k=k, part=part, seed=turn)
+        tokens = min(LONGEST_REPLY, settings.tokens * (1 + k))
+        answer = adapter.run("part", prompts=list(texts), tokens=tokens, part=part, seed=turn, k=k)
         pairs += [Pair(*pair) for pair in answer["pairs"]]
     part_cost = cost(pairs)
     say(

@@ -6,20 +6,17 @@ The parent sends one JSON object a line and reads one a line back. The engine's 
 
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specpilot.bench.adapter import law_pieces, single_k
-from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, Pair, leaving_out
-from specpilot.bench.gpu_engine.engine import offer
-from specpilot.engine_adapter import number_format, plugin_names
+from specpilot.bench.adapter import law_share, single_k
+from specpilot.bench.adapter.parts import STEPS_IN_A_PIECE, leaving_out
+from specpilot.bench.gpu_engine.engine import Engine
 
 MAX_RUNNING = 32
 LONGEST_REPLY = 1024
@@ -57,20 +54,14 @@ class EngineWorker:
         )
         self._answer()
 
-    def run(
-        self, prompts: Sequence[str], tokens: int, *, within_s: float | None = None, **options: Any
-    ) -> dict[str, Any]:
-        """Generate `tokens` tokens for each prompt, all at once; an engine that takes longer than `within_s` is ended.
-
-        Returns the `ids` if asked; with `part`, one of `bench.adapter.parts.PARTS`, the `pairs` of pieces with it and
-        without it.
-        """
-        self._ask({"prompts": list(prompts), "tokens": tokens} | options)
+    def run(self, kind: str, within_s: float | None = None, **job: Any) -> dict[str, Any]:
+        """Return the outcome of a job, one of `JOBS`; an engine that takes longer than `within_s` is ended."""
+        self._ask({"kind": kind} | job)
         return self._answer(within_s)
 
     def pieces(self, prompts: Sequence[str], tokens: int, **options: Any) -> Iterator[Piece]:
-        """Generate like `run`, some steps at a time; the iterator's next item runs the next steps."""
-        self._ask({"prompts": list(prompts), "tokens": tokens, "in_pieces": True} | options)
+        """Generate `tokens` tokens for each prompt, all at once; the iterator's next item runs the next steps."""
+        self._ask({"kind": "pieces", "prompts": list(prompts), "tokens": tokens} | options)
         while (piece := self._answer()) != {}:
             yield Piece(**piece)
             self._ask({})
@@ -116,58 +107,41 @@ class EngineWorker:
 
 
 def main(options: dict[str, Any]) -> None:
-    """The worker's end."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
-
-    if "scheduler_cls" in options:
-        plugin_names.switch_on()
-    llm = LLM(
-        dtype=options.pop("dtype", None) or number_format.fitting(),
-        enforce_eager=True,
-        max_num_seqs=options.pop("max_num_seqs", MAX_RUNNING),
-        max_model_len=2 * LONGEST_REPLY,
-        enable_prefix_caching=False,
-        disable_log_stats=False,
-        seed=0,
-        **options,
-    )
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    """The worker's end; a job with `k` has K = `k` for all requests."""
+    defaults = {"max_num_seqs": MAX_RUNNING, "max_model_len": 2 * LONGEST_REPLY, "enable_prefix_caching": False}
+    engine = Engine({"enforce_eager": True, "disable_log_stats": False, "seed": 0} | defaults | options)
     _say({})
     while line := sys.stdin.readline():
         job = json.loads(line)
-        sampling = SamplingParams(temperature=job.get("temperature", 0.0), max_tokens=job["tokens"], ignore_eos=True)
-        ended = threading.Event()
-        thread = None
         if "k" in job:
-            offer(scheduler.control, job["k"])
-        if job.get("thrash_seed") is not None:
-            thread = threading.Thread(target=_thrash, args=(scheduler.control, job["thrash_seed"], ended))
-            thread.start()
-        if job.get("law_share"):
-            _say(law_pieces.played(llm, job["prompts"], job["law_share"]))
-            continue
-        if job.get("single_k"):
-            _say(single_k.played(llm, **job["single_k"]))
-            continue
-        if job.get("in_pieces"):
-            _generate_in_pieces(llm, job["prompts"], sampling)
-            continue
-        with _leaving_out(llm, job) as pairs:
-            outputs = llm.generate(job["prompts"], sampling, use_tqdm=False)
-        ended.set()
-        if thread is not None:
-            thread.join()
-        answer: dict[str, Any] = {"pairs": pairs}
-        if job.get("ids"):
-            answer["ids"] = [list(item.outputs[0].token_ids) for item in outputs]
-        _say(answer)
+            engine.set_k(job.pop("k"))
+        if (kind := job.pop("kind")) == "pieces":
+            _generate_in_pieces(engine.llm, **job)
+        else:
+            _say(JOBS[kind](engine.llm, **job))
 
 
-def _leaving_out(llm: Any, job: Mapping[str, Any]) -> AbstractContextManager[list[Pair]]:
-    return leaving_out(llm, job["part"], job["seed"]) if "part" in job else nullcontext([])
+def _without_a_part(llm: Any, prompts: Sequence[str], tokens: int, part: str, seed: int) -> dict[str, Any]:
+    """Return the `pairs` of pieces with a part of the adapter (`bench.adapter.parts`) and without it."""
+    with leaving_out(llm, part, seed) as pairs:
+        llm.generate(prompts, _sampling(tokens), use_tqdm=False)
+    return {"pairs": pairs}
 
 
-def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None:
+JOBS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "part": _without_a_part,
+    "law share": law_share.played,
+    "single K": single_k.played,
+}
+
+
+def _sampling(tokens: int) -> Any:
+    from vllm import SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
+
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+def _generate_in_pieces(llm: Any, prompts: Sequence[str], tokens: int) -> None:
     """Generate; after every few steps report them and wait for a line. No piece contains the prefill."""
     engine, delivered = llm.llm_engine, dict[str, int]()
 
@@ -176,7 +150,7 @@ def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None
             delivered[output.request_id] = len(output.outputs[0].token_ids)
 
     for number, prompt in enumerate(prompts):
-        engine.add_request(f"piece-{number}", prompt, sampling)
+        engine.add_request(f"piece-{number}", prompt, _sampling(tokens))
     while len(delivered) < len(prompts):
         step()
     while engine.has_unfinished_requests():
@@ -194,18 +168,6 @@ def _generate_in_pieces(llm: Any, prompts: Sequence[str], sampling: Any) -> None
 def _say(answer: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
-
-
-def _thrash(control: Any, seed: int, ended: threading.Event) -> None:
-    from specpilot.engine_adapter.plan.speculation_control import KTable, Source  # noqa: PLC0415 - beside vLLM's
-
-    rng = random.Random(seed)  # noqa: S311 - a reproducible disturbance
-    while not ended.wait(rng.uniform(0.0, 0.01)):
-        depths = [0, 0, *range(control.k_max + 1)]
-        # Half of the time K differs within a batch
-        row = tuple(rng.choice([[rng.choice(depths)] * 8, rng.choices(depths, k=8)]))
-        table = KTable(Source.FIXED, {"default": row}, rng.choice([0.0, 0.02, 1.0]), {"default": max(1, *row)})
-        control.table = lambda _, table=table: table
 
 
 if __name__ == "__main__":

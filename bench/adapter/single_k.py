@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specpilot.bench.adapter.traffic import Traffic
 from specpilot.bench.gpu_engine.engine import chat_text
 from specpilot.bench.report.output import say
 from specpilot.engine_adapter.law.prices import PARTS
@@ -60,8 +61,7 @@ def measure_single_k(worker: Any, k_max: int, prompts: Path, loads: Sequence[str
     for load in loads:
         data = {kind.data for kind in LOADS[load]}
         chats = {name: [json.loads(line)["messages"] for line in _lines(prompts, name)] for name in data}
-        job = {"load": load, "chats": chats, "rounds": rounds}
-        answers[load] = answer = worker.run([], 1, within_s=within_s, single_k=job)
+        answers[load] = answer = worker.run("single K", within_s, load=load, chats=chats, rounds=rounds)
         for setting, milliseconds in answer["steps_ms"].items():
             say(f"{load}: K of each kind {setting}: a step of {milliseconds:.2f} ms")
         rates = {arm: statistics.median(each) for arm, each in answer["rates"].items()}
@@ -94,15 +94,36 @@ def _lines(prompts: Path, name: str) -> list[str]:
 
 def played(llm: Any, load: str, chats: Mapping[str, Sequence[Any]], rounds: int) -> Mapping[str, Any]:
     """The worker's end."""
+    from vllm import SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
+
     scheduler, rng = llm.llm_engine.engine_core.engine_core.scheduler, random.Random(0)  # noqa: S311 - reproducible
     control, kinds = scheduler.control, LOADS[load]
-    traffic = _Traffic(llm, kinds, {name: [chat_text(llm, chat) for chat in each] for name, each in chats.items()})
+    texts_of = {name: [chat_text(llm, chat) for chat in each] for name, each in chats.items()}
+    tokenizer = llm.get_tokenizer()
+
+    def request_of(number: int, begun: int) -> tuple[Any, SamplingParams]:
+        kind, texts = kinds[number], texts_of[kinds[number].data]
+        prompt: Any = texts[begun % len(texts)]
+        if kind.prompt_tokens is not None:
+            many = "\n\n".join(texts[(begun + more) % len(texts)] for more in range(32))
+            ids = tokenizer.encode(many)
+            prompt = {"prompt_token_ids": (ids * (kind.prompt_tokens // len(ids) + 1))[: kind.prompt_tokens]}
+        return prompt, SamplingParams(
+            temperature=kind.temperature,
+            seed=begun,
+            max_tokens=REPLY_TOKENS,
+            ignore_eos=True,
+            extra_args={CLASS_ARGUMENT: _class_of(number)},
+        )
+
+    running = [number for number, kind in enumerate(kinds) for _ in range(kind.running)]
+    traffic = Traffic(llm.llm_engine, running, request_of)
     classes, steps_ms = [_class_of(number) for number in range(len(kinds))], {}
     if any(kind.prompt_tokens for kind in kinds):
         for ks in product((0, control.k_max), repeat=len(kinds)):
             _set_k(control, ks)
-            traffic.run(STEPS)
-            steps_ms[", ".join(map(str, ks))] = 1e3 * statistics.median(traffic.run(STEPS))
+            seconds = [traffic.step() for _ in range(2 * STEPS)]
+            steps_ms[", ".join(map(str, ks))] = 1e3 * statistics.median(seconds[STEPS:])
     rates: dict[str, list[float]] = {}
     decodes, drafted = [0] * len(kinds), [0] * len(kinds)
     _let_law_choose(control)
@@ -117,13 +138,13 @@ def played(llm: Any, load: str, chats: Mapping[str, Sequence[Any]], rounds: int)
             traffic.run_for(PIECE_S / 4)  # requests of all kinds come to the K in force
             tokens, began = traffic.tokens, time.perf_counter()
             while time.perf_counter() - began < PIECE_S:
-                traffic.run(1)
+                traffic.step()
                 for state in scheduler.steps.decoding if k is None else ():
                     kind = classes.index(state.traffic_class)
                     decodes[kind] += 1
                     drafted[kind] += state.scheduled_k
-            seconds = time.perf_counter() - began
-            rates.setdefault(BY_LAW if k is None else str(k), []).append((traffic.tokens - tokens) / seconds)
+            took_s = time.perf_counter() - began
+            rates.setdefault(BY_LAW if k is None else str(k), []).append((traffic.tokens - tokens) / took_s)
     traffic.end()
     prices = dict(zip(PARTS, scheduler.law.prices.coefficients.parts, strict=True))
     return {
@@ -146,64 +167,3 @@ def _set_k(control: Any, ks: Sequence[int]) -> None:
 
 def _let_law_choose(control: Any) -> None:
     control.__dict__.pop("table", None)  # uncovers the class's own method
-
-
-class _Traffic:
-    """The requests of a load, each kind a class by its number; `tokens` are delivered so far."""
-
-    def __init__(self, llm: Any, kinds: Sequence[Kind], texts: Mapping[str, Sequence[str]]) -> None:
-        self._engine, self._tokenizer, self._kinds, self._texts = llm.llm_engine, llm.get_tokenizer(), kinds, texts
-        self._begun, self.tokens = 0, 0
-        self._kind: dict[str, int] = {}
-        self._delivered: dict[str, int] = {}
-        for number, kind in enumerate(kinds):
-            for _ in range(kind.running):
-                self._begin(number)
-
-    def _begin(self, number: int) -> None:
-        from vllm import SamplingParams  # noqa: PLC0415 - the parent must not load vLLM
-
-        kind, at = self._kinds[number], self._begun
-        name, texts = f"single-k-{at}", self._texts[kind.data]
-        prompt: Any = texts[at % len(texts)]
-        if kind.prompt_tokens is not None:
-            many = "\n\n".join(texts[(at + more) % len(texts)] for more in range(32))
-            ids = self._tokenizer.encode(many)
-            prompt = {"prompt_token_ids": (ids * (kind.prompt_tokens // len(ids) + 1))[: kind.prompt_tokens]}
-        sampling = SamplingParams(
-            temperature=kind.temperature,
-            seed=at,
-            max_tokens=REPLY_TOKENS,
-            ignore_eos=True,
-            extra_args={CLASS_ARGUMENT: _class_of(number)},
-        )
-        self._engine.add_request(name, prompt, sampling)
-        self._kind[name], self._delivered[name], self._begun = number, 0, self._begun + 1
-
-    def run(self, steps: int) -> list[float]:
-        """Run so many steps; return their seconds."""
-        seconds = []
-        for _ in range(steps):
-            began = time.perf_counter()
-            outputs = self._engine.step()
-            seconds.append(time.perf_counter() - began)
-            for output in outputs:
-                name, count = output.request_id, len(output.outputs[0].token_ids)
-                self.tokens += count - self._delivered[name]
-                self._delivered[name] = count
-                if output.finished:
-                    del self._delivered[name]
-                    self._begin(self._kind.pop(name))
-        return seconds
-
-    def run_for(self, seconds: float) -> None:
-        """Run steps for some seconds."""
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            self.run(1)
-
-    def end(self) -> None:
-        """End all requests."""
-        self._engine.abort_request([*self._delivered])
-        while self._engine.has_unfinished_requests():
-            self._engine.step()

@@ -1,14 +1,16 @@
-"""An engine with canned answers, for checks of a gateway's relay.
+"""An engine with canned answers, so that only the program in front of it is measured.
 
 `python -m specpilot.bench.gateway.canned_engine PORT`
 
-Every part of an answer has the request's `x-request-id`, and the events of a stream are numbered, so that a client
-detects lost, doubled and foreign parts. The request's header `x-canned` is a JSON object that sets the answer: `events`
-of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each, `wait_s` before the first
-byte, `status` for an error, and `breaks`, the number of events before the connection closes (0: no answer).
+To a request with the header `x-canned` every part of the answer has its `x-request-id`, and the events of a stream are
+numbered, so that a client detects lost, doubled and foreign parts. The header is a JSON object that sets the answer:
+`events` of a stream (none: one whole answer), `pause_s` between them, `padding` in bytes of each, `wait_s` before the
+first byte, `status` for an error, and `breaks`, the number of events before the connection closes (0: no answer).
+`GET /slots` returns the number of such requests that it holds: like a real engine it holds a slot for each until the
+answer ends or the client closes the connection.
 
-`GET /slots` returns the number of requests that it holds: like a real engine it holds a slot for each until the answer
-ends or the client closes the connection.
+Any other request is answered at once with the same bytes. The prompt's first word sets them: `burst`, a stream of
+`EVENTS` events in one write; `paced`, one event every `PACE_S`; anything else, a JSON answer.
 """
 
 import asyncio
@@ -21,7 +23,19 @@ import uvloop
 from typing_extensions import override
 
 MODEL = "canned"
+EVENTS = 129
+PACE_S = 0.02
+_SHORT = 4096  # only short prompts ask for a stream
 _MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
+_ANSWER = json.dumps({
+    "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 60}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 60, "total_tokens": 72},
+}).encode()  # fmt: skip
+_EVENT = b"data: " + json.dumps({
+    "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL,
+    "choices": [{"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}],
+}).encode() + b"\n\n"  # fmt: skip
 _REASONS = {
     200: b"OK",
     400: b"Bad Request",
@@ -32,6 +46,14 @@ _REASONS = {
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_LAST = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+_BURST = _STREAM_HEAD + _chunk(_EVENT) * EVENTS + _LAST
 
 
 class CannedEngine:
@@ -66,7 +88,7 @@ class CannedConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._path = b""
+        self._path = self._body = b""
         self._headers: dict[bytes, bytes] = {}
 
     def on_url(self, url: bytes) -> None:
@@ -77,19 +99,44 @@ class CannedConnection(asyncio.Protocol):
         """A header arrived."""
         self._headers[name.lower()] = value
 
+    def on_body(self, body: bytes) -> None:
+        """Part of the request's body arrived."""
+        if len(self._body) < _SHORT:
+            self._body += body
+
     def on_message_complete(self) -> None:
         """The request is whole."""
         engine = self._engine
-        if self._path == b"/v1/models":
+        if self._path.startswith(b"/v1/models"):
             self._write(200, _MODELS)
         elif self._path == b"/slots":
             self._write(200, json.dumps({"held": len(engine.held), "requests": engine.requests}).encode())
-        else:
+        elif b"x-canned" in self._headers:
             engine.held.add(self)
             engine.requests += 1
-            canned = json.loads(self._headers.get(b"x-canned", b"{}"))
+            canned = json.loads(self._headers[b"x-canned"])
             number = self._headers.get(b"x-request-id", b"").decode()
             self._answering = asyncio.get_running_loop().create_task(self._answer(number, canned))
+        else:
+            self._answer_at_once(self._body if len(self._body) < _SHORT else b"")
+
+    def _answer_at_once(self, prompt: bytes) -> None:
+        if b'"burst ' in prompt:
+            self._transport.write(_BURST)
+        elif b'"paced ' in prompt:
+            self._transport.write(_STREAM_HEAD)
+            self._pace(EVENTS)
+        else:
+            self._write(200, _ANSWER if self._path.startswith(b"/v1/") else b"{}")
+
+    def _pace(self, remaining: int) -> None:
+        if self._transport.is_closing():
+            return
+        if remaining == 0:
+            self._transport.write(_LAST)
+            return
+        self._transport.write(_chunk(_EVENT))
+        asyncio.get_running_loop().call_later(PACE_S, self._pace, remaining - 1)
 
     def _write(self, status: int, body: bytes) -> None:
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -124,7 +171,7 @@ class CannedConnection(asyncio.Protocol):
             if pause_s:
                 await asyncio.sleep(pause_s)
         self._release()
-        self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        self._transport.write(_LAST)
 
     def _over(self, status: int, body: bytes) -> None:
         self._release()
@@ -133,10 +180,6 @@ class CannedConnection(asyncio.Protocol):
     def _release(self) -> None:
         """Free the slot before the last byte is sent, as the client may ask for the count once it has this byte."""
         self._engine.held.discard(self)
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def _serve(port: int) -> None:

@@ -1,6 +1,6 @@
 """`specpilot bench gateway`: the gateway's cost beside a direct connection, and beside others that you name.
 
-An origin answers at once with canned bytes (`bench.gateway.origin`), so that only the gateway is measured. Every
+An engine answers at once with canned bytes (`bench.gateway.canned_engine`), so that only the gateway is measured. Every
 scenario runs against each target, one after the other, several rounds in one run; figures are medians over the rounds.
 CPU time is that of the target's whole process tree, from the kernel. Added latencies are the difference to the direct
 connection, percentile by percentile, in the same round.
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import uvloop
@@ -39,7 +39,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.bench.chosen import chosen
-from specpilot.bench.gateway.asker import Asker
+from specpilot.bench.gateway.canned_engine import MODEL
 from specpilot.bench.gateway.figures import (
     DIRECT,
     OURS,
@@ -51,6 +51,8 @@ from specpilot.bench.gateway.figures import (
     markdown,
     summary,
 )
+from specpilot.bench.gateway.judged_call import OK, Call, Caller, connect
+from specpilot.bench.processes import end
 from specpilot.bench.report.process_tree import cpu_s_of, memory_of
 from specpilot.policy.settings import ProgramSettings, fail, load
 
@@ -88,9 +90,9 @@ def main(arguments: Sequence[str]) -> None:
     scenarios = [scenario for name, scenario in SCENARIOS.items() if name in names]
     engine = f"http://127.0.0.1:{settings.port}"
     commands = _commands(settings, engine)
-    origin = subprocess.Popen([sys.executable, "-P", "-m", "specpilot.bench.gateway.origin", str(settings.port)])
+    canned = subprocess.Popen([sys.executable, "-P", "-m", "specpilot.bench.gateway.canned_engine", str(settings.port)])
     ports = {DIRECT: settings.port} | {name: settings.port + 1 + at for at, name in enumerate(commands)}
-    targets = {DIRECT: origin}
+    targets = {DIRECT: canned}
     samples: dict[tuple[str, str], list[Sample]] = {}
     try:
         for name, command in commands.items():
@@ -106,12 +108,7 @@ def main(arguments: Sequence[str]) -> None:
                     sample = uvloop.run(_run(scenario, settings.scale, ports[name], targets[name].pid))
                     samples.setdefault((scenario.name, name), []).append(sample)
     finally:
-        for process in targets.values():
-            process.terminate()
-        for process in targets.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10.0)
-            process.kill()
+        end(*targets.values(), within_s=10.0)
     _say_live("")
     print(markdown(samples, scenarios, list(targets)))
     print(json.dumps(summary(samples, scenarios, list(targets))))
@@ -153,22 +150,24 @@ def _compiled(folder: Path, flags: str) -> str:
 
 async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
     total = max(scenario.connections, round(scenario.requests * (1.0 if scenario.kind == "paced" else scale)))
+    is_stream = scenario.kind != "json"
     body = json.dumps({
-        "model": "canned",
+        "model": MODEL,
         "messages": [{"role": "user", "content": f"{scenario.kind} {'x' * scenario.padding}"}],
-        "stream": scenario.kind != "json",
+        "stream": is_stream,
     }).encode()  # fmt: skip
-    request = (
+    head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        b"x-traffic-class: default\r\ncontent-length: %d\r\n\r\n%b"
-    ) % (len(body), body)
+        b"x-traffic-class: default\r\ncontent-length: %d\r\n\r\n"
+    ) % len(body)
+    call = Call(scenario.kind, head, body, "", marker=b"[DONE]" if is_stream else b'"chat.completion"')
     before, cpu = memory_of(pid), cpu_s_of(pid)
     numbers = iter(range(total))
     sample = Sample(0.0, 0.0, 0, 0)
     began = time.perf_counter()
     watching = asyncio.create_task(_watch_memory(pid, before, sample))
     pause_s = STAGGER_S if scenario.kind == "paced" else 0.0
-    clients = (_client(port, request, numbers, sample, pause_s * at) for at in range(scenario.connections))
+    clients = (_client(port, call, numbers, sample, pause_s * at) for at in range(scenario.connections))
     await asyncio.gather(*clients)
     sample.seconds = time.perf_counter() - began
     watching.cancel()
@@ -176,23 +175,21 @@ async def _run(scenario: Scenario, scale: float, port: int, pid: int) -> Sample:
     return sample
 
 
-async def _client(port: int, request: bytes, numbers: Iterator[int], sample: Sample, after_s: float) -> None:
-    loop = asyncio.get_running_loop()
+async def _client(port: int, call: Call, numbers: Iterator[int], sample: Sample, after_s: float) -> None:
     await asyncio.sleep(after_s)
-    connection: Asker | None = None
+    caller: Caller | None = None
     for _ in numbers:
-        if connection is None or connection.is_closed:
-            _, connection = await loop.create_connection(Asker, "127.0.0.1", port)
-        try:
-            first, between = await connection.ask(request)
-        except ConnectionError:
+        if caller is None or caller.is_closed:
+            caller = await connect(port)
+        if await caller.ask(call) != OK:
             sample.failed += 1
-            connection = None
+            caller.close()
             continue
+        first, *between = (later - earlier for earlier, later in pairwise(caller.times))
         sample.first.append(first)
         sample.between += between
-    if connection is not None:
-        connection.close()
+    if caller is not None:
+        caller.close()
 
 
 async def _watch_memory(pid: int, before: int, sample: Sample) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpilot.bench.gateway.origin import EVENTS
+from specpilot.bench.gateway.canned_engine import EVENTS
 from specpilot.bench.report.markdown import table
 
 DIRECT = "direct"
@@ -18,7 +18,7 @@ STACK_FLOOR = "uvloop + httptools"
 class Scenario:
     """`requests` requests over `connections` connections.
 
-    `kind` is as in `bench.gateway.origin`; `padding` is the bytes added to the prompt.
+    `kind` is as in `bench.gateway.canned_engine`; `padding` is the bytes added to the prompt.
     """
 
     name: str

@@ -8,6 +8,7 @@ the expected one. When an engine breaks off within a body that is not a stream, 
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -113,7 +114,12 @@ def _code_of(body: bytes) -> str | None:
 
 
 class Caller(asyncio.Protocol):
-    """A client's connection: sends one request at a time and reads the answers."""
+    """A client's connection: sends one request at a time and reads the answers.
+
+    `times` are those at which the last request was sent, and at which the parts of its answer's body arrived.
+    """
+
+    times: list[float]
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -131,6 +137,7 @@ class Caller(asyncio.Protocol):
         self._over = asyncio.get_running_loop().create_future()
         self._leaves_after = LEAVES_AFTER_EVENTS if call.leaves == "stream" else None
         self._stalls = call.stalls
+        self.times = [time.perf_counter()]
         self._transport.writelines(self._parts(call))
         try:
             async with asyncio.timeout(LEAVES_AFTER_S if call.leaves not in {"", "stream"} else ANSWERED_WITHIN_S):
@@ -155,10 +162,13 @@ class Caller(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        before = len(self._body)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
+        if self._is_whole or len(self._body) > before:
+            self.times.append(time.perf_counter())
 
     @override
     def connection_lost(self, _error: Exception | None) -> None:

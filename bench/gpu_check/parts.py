@@ -3,6 +3,7 @@
 from typing import Any
 
 from specpilot.bench.gpu_check.check import MEASURED, NO_CUDA, SKIPPED, Check, Line, Outcome, judged
+from specpilot.engine_adapter.head_config import HeadConfig, speculative_config
 
 SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilot{}Scheduler"
 LONGEST = 2048
@@ -24,14 +25,9 @@ def options_of(check: Check, **other: Any) -> dict[str, Any]:
     return options | other
 
 
-def head_of(check: Check) -> dict[str, Any]:
+def head_of(check: Check) -> dict[str, object]:
     """Return vLLM's `speculative_config` for the head at K_max."""
-    return {
-        "method": "eagle3",
-        "model": str(check.drafter),
-        "num_speculative_tokens": check.k_max,
-        "parallel_drafting": True,
-    }
+    return speculative_config(str(check.drafter), HeadConfig(is_parallel=True, k=None), check.k_max)
 
 
 def steered(check: Check, *, is_async: bool, **other: Any) -> dict[str, Any]:

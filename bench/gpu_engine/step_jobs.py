@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from specpilot.bench.gpu_engine.arrival_cost import Arrivals, excess
@@ -23,8 +24,6 @@ from specpilot.bench.gpu_engine.pace import probe_ms
 
 SETTLED_AFTER = 3
 """Unmeasured steps after all requests have begun: requests without drafts so far catch up in them."""
-
-_ENDS_EARLY = "stopped by the time that was left"
 
 
 class StepJob:
@@ -44,27 +43,25 @@ class StepJob:
 
     def run(self) -> dict[str, Any]:
         """Measure until all is measured or the job's time is over; return the outcome."""
-        job = self._job
         gc.collect()
         gc.freeze()  # collections between cells then skip the objects of vLLM and the model
-        cells = [Cell(item["kind"], item["running"], tuple(item["ks"])) for item in job["cells"]]
+        for measure in self._measurements():
+            if self._is_over():
+                return self.outcome("stopped by the time that was left")
+            measure()
+            self._emit(self.outcome("under way"))
+        return self.outcome(None)
+
+    def _measurements(self) -> Iterator[Callable[[], None]]:
+        job = self._job
+        cells = [_cell(item) for item in job["cells"]]
         for _ in range(job["rounds"]):
             self._rng.shuffle(cells)
-            for cell in cells:
-                if not self._go_on(lambda cell=cell: self._measured.append(self._measure(cell))):  # type: ignore[misc]
-                    return self.outcome(_ENDS_EARLY)
-            for item in job["arrivals"]:
-                if not self._go_on(lambda item=item: self._arrivals.append(self._arrive(item))):  # type: ignore[misc]
-                    return self.outcome(_ENDS_EARLY)
+            yield from (partial(self._measure, cell) for cell in cells)
+            yield from (partial(self._arrive, item) for item in job["arrivals"])
         for place in sorted({*untypical(self._measured), *disputed(self._measured)}):
-            cell = self._measured[place]["cell"]
-            again = Cell(cell["kind"], cell["running"], tuple(cell["ks"]))
-            if not self._go_on(lambda cell=again: self._measured.append(self._measure(cell) | {"is_again": True})):  # type: ignore[misc]
-                return self.outcome(_ENDS_EARLY)
-        for cell in cells if job["profiled_steps"] else ():
-            if not self._go_on(lambda cell=cell: self._device.append(self._profile(cell))):  # type: ignore[misc]
-                return self.outcome(_ENDS_EARLY)
-        return self.outcome(None)
+            yield partial(self._measure, _cell(self._measured[place]["cell"]), is_again=True)
+        yield from (partial(self._profile, cell) for cell in cells if job["profiled_steps"])
 
     def outcome(self, stopped: str | None) -> dict[str, Any]:
         """Return the figures so far."""
@@ -76,38 +73,34 @@ class StepJob:
             "measuring_s": time.monotonic() - self._begun,
         }
 
-    def _go_on(self, measure: Callable[[], Any]) -> bool:
-        until = self._job.get("until")
-        if until is not None and time.monotonic() > until:
-            return False
-        if self._job.get("timed_s") is not None and time.monotonic() - self._begun > self._job["timed_s"]:
-            return False
-        measure()
-        self._emit(self.outcome("under way"))
-        return True
+    def _is_over(self) -> bool:
+        until, timed_s = self._job.get("until"), self._job.get("timed_s")
+        is_late = until is not None and time.monotonic() > until
+        return is_late or (timed_s is not None and time.monotonic() - self._begun > timed_s)
 
-    def _measure(self, cell: Cell) -> dict[str, Any]:
+    def _measure(self, cell: Cell, **more: Any) -> None:
         steps = _Steps(self._engine, cell, self._job["steps"], self._rng)
         before = probe_ms()
         with graphs_noted(self._engine.runner) as graphs:
             steps.serve(self._job, self._clock, self._spans, graphs)
         after = probe_ms()
         span = self._spans.median_ms(len(steps.times))
-        return {
+        self._measured.append({
             "cell": cell.plain(),
             "pace_ms": (before + after) / 2,
             **steps.figures(),
             "span_ms": span,
             "graphs": [[*key, number] for key, number in graphs.most_common(4)],
-        }
+            **more,
+        })  # fmt: skip
 
-    def _profile(self, cell: Cell) -> dict[str, Any]:
+    def _profile(self, cell: Cell) -> None:
         profiled = Profiled(self._job["profiled_steps"])
         steps = _Steps(self._engine, cell, profiled.steps, self._rng, profiled)
         steps.serve(self._job, self._clock, self._spans, Counter())
-        return {"cell": cell.plain(), **steps.profile}
+        self._device.append({"cell": cell.plain(), **steps.profile})
 
-    def _arrive(self, item: dict[str, Any]) -> dict[str, Any]:
+    def _arrive(self, item: dict[str, Any]) -> None:
         engine, job = self._engine, self._job
         prompt = engine.prompt_of(item["prompt_tokens"], job["texts"][0])
         arrivals = Arrivals(item["every"], item["count"], lambda: engine.add([prompt], item["reply_tokens"]))
@@ -119,7 +112,11 @@ class StepJob:
         tokens = min(most * (arrivals.steps + SETTLED_AFTER + 4), job["longest_reply"])
         engine.serve(job["texts"][: item["running"]], tokens, arrivals.on_step(item["running"]))
         after = probe_ms()
-        return {**item, "pace_ms": (before + after) / 2, **excess(arrivals.times, item["every"])}
+        self._arrivals.append({**item, "pace_ms": (before + after) / 2, **excess(arrivals.times, item["every"])})
+
+
+def _cell(item: dict[str, Any]) -> Cell:
+    return Cell(item["kind"], item["running"], tuple(item["ks"]))
 
 
 class _Steps:

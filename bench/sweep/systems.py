@@ -21,7 +21,8 @@ from pathlib import Path
 from specpilot.bench.processes import end
 from specpilot.bench.sweep.plan import ADAPTIVE, NO_SPECULATION, P_EAGLE, SYSTEMS
 from specpilot.bench.sweep.steering import EndpointError, Steering
-from specpilot.engine_adapter import number_format
+from specpilot.engine_adapter import head_config, number_format
+from specpilot.engine_adapter.head_config import HeadConfig
 from specpilot.engine_adapter.vllm import versions
 from specpilot.policy.http_client import open_url
 from specpilot.ports import check_port
@@ -189,17 +190,11 @@ def command_of(engines: Engines, name: str, port: int, *, has_gpu: bool) -> list
     engine += ["--dtype", number_format.fitting(engines.model), *shared]  # the user's own comes last, and counts
     if name == NO_SPECULATION:
         return [sys.executable, *versions.server_command(), *engine]
+    head = HeadConfig(is_parallel=name == P_EAGLE, k=None)
+    speculative = head_config.speculative_config(engines.heads[name], head, engines.k_max)
     return [
         *(sys.executable, "-P", "-m", "specpilot.cli", "engine", *engine),
         *("--calibrate-s", "0"),  # no controller reads it
         "--trust-this-machine",  # the sweep sets K
-        *("--speculative-config", speculative_config(name, engines.heads[name], engines.k_max)),
+        *("--speculative-config", json.dumps(speculative)),
     ]
-
-
-def speculative_config(name: str, head: str, k_max: int) -> str:
-    """Return vLLM's JSON for a head of EAGLE-3 or P-EAGLE."""
-    config: dict[str, object] = {"method": "eagle3", "model": head, "num_speculative_tokens": k_max}
-    if name == P_EAGLE:
-        config["parallel_drafting"] = True
-    return json.dumps(config)

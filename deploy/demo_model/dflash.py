@@ -13,16 +13,24 @@ Embedding and output matrix are the target's, and not in the checkpoint.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .heads import Elements, Head
-from .llama import MASK_ID, DecoderLayer, Llama, RMSNorm, Shape, initialise, rotary_angles
+from .llama import (
+    MASK_ID,
+    DecoderLayer,
+    Llama,
+    RMSNorm,
+    Shape,
+    initialise,
+    read_checkpoint,
+    rotary_angles,
+    write_checkpoint,
+)
 
 BLOCKS = 24
 """Blocks of a row in a batch of the training."""
@@ -84,7 +92,6 @@ class DFlashHead(Head):
 
 def save_dflash(head: DFlashHead, depths: int, folder: Path) -> None:
     """Write the checkpoint that vLLM loads as `dflash`; `depths` is the number of its drafts."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["DFlashDraftModel"],
         **head.shape.hf_config(),
@@ -92,20 +99,14 @@ def save_dflash(head: DFlashHead, depths: int, folder: Path) -> None:
         "block_size": depths + 1,
         "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": [layer - 1 for layer in head.aux_layers]},
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    tensors = {
-        name: value.to(torch.bfloat16).contiguous()
-        for name, value in head.state_dict().items()
-        if not name.startswith(_OF_TARGET)
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = {name: value for name, value in head.state_dict().items() if not name.startswith(_OF_TARGET)}
+    write_checkpoint(folder, config, tensors)
 
 
 def load_dflash(folder: Path, target: Llama) -> DFlashHead:
     """Read what `save_dflash` wrote, in bf16."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = Shape(**{name: config[name] for name in asdict(Shape())})
+    config, shape, tensors = read_checkpoint(folder)
     aux_layers = tuple(layer + 1 for layer in config["dflash_config"]["target_layer_ids"])
     head = DFlashHead(target, shape.num_hidden_layers, aux_layers)
-    head.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    head.load_state_dict(tensors, strict=False)
     return head.to(torch.bfloat16).eval()

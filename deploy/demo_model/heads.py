@@ -14,15 +14,25 @@ Under teacher forcing this is exact for acceptance: a draft counts only while al
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .llama import MASK_ID, MLP, Attention, DecoderLayer, Llama, RMSNorm, Shape, initialise, rotary_angles
+from .llama import (
+    MASK_ID,
+    MLP,
+    Attention,
+    DecoderLayer,
+    Llama,
+    RMSNorm,
+    Shape,
+    initialise,
+    read_checkpoint,
+    rotary_angles,
+    write_checkpoint,
+)
 
 Cache = list[tuple[Tensor, Tensor]]
 
@@ -141,7 +151,6 @@ def new_head(target: Llama, layers: int, aux_layers: tuple[int, ...], *, paralle
 
 def save_head(head: Head, folder: Path) -> None:
     """Write the checkpoint that vLLM loads as `eagle3`."""
-    folder.mkdir(parents=True, exist_ok=True)
     ids = list(head.aux_layers)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -155,15 +164,12 @@ def save_head(head: Head, folder: Path) -> None:
     }
     if head.parallel:
         config["ptd_token_id"] = MASK_ID
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(folder, config, head.state_dict())
 
 
 def load_head(folder: Path) -> Head:
     """Read what `save_head` wrote, in bf16."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = Shape(**{name: config[name] for name in asdict(Shape())})
+    config, shape, tensors = read_checkpoint(folder)
     head = Head(shape, tuple(config["eagle_aux_hidden_state_layer_ids"]), parallel="ptd_token_id" in config)
-    head.load_state_dict(load_file(folder / "model.safetensors"))
+    head.load_state_dict(tensors)
     return head.to(torch.bfloat16).eval()

@@ -2,16 +2,21 @@
 
 Owns the arithmetic (RMSNorm, rotary attention, SwiGLU) and the names of its parameters, which are the
 ones Hugging Face and vLLM load. Half-split ("neox") rotary layout, grouped-query attention, no biases.
-Never reads files, draws no random numbers besides torch's own initialisation.
+Draws no random numbers besides torch's own initialisation.
 
 Shapes: B rows, T tokens per row, H hidden size, V vocabulary size.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -175,3 +180,19 @@ def initialise(module: nn.Module) -> None:
     """Normal weights of standard deviation 0.02, as in the published Llama configs."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+
+
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], file: str = "model.safetensors"
+) -> None:
+    """Write what Hugging Face and vLLM read: the configuration, and the weights in bf16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    rounded = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    save_file(rounded, folder / file, metadata={"format": "pt"})
+
+
+def read_checkpoint(folder: Path, file: str = "model.safetensors") -> tuple[dict[str, Any], Shape, dict[str, Tensor]]:
+    """Configuration, shape and weights of a folder of `write_checkpoint`."""
+    config = json.loads((folder / "config.json").read_text())
+    return config, Shape(**{name: config[name] for name in asdict(Shape())}), load_file(folder / file)

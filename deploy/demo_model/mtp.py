@@ -11,17 +11,16 @@ The checkpoint is a folder with the layer and the biases; the target's files in 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .heads import Cache, Elements, Head, known_elements
-from .llama import DecoderLayer, Llama, RMSNorm, Shape, initialise
+from .llama import DecoderLayer, Llama, RMSNorm, Shape, initialise, read_checkpoint, write_checkpoint
 
+_FILE = "mtp.safetensors"
 _LAYER = "model.mtp_layers.0."
 _FROM_TARGET = ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
@@ -70,23 +69,21 @@ class MtpHead(Head):
 
 def save_mtp(head: MtpHead, target: Llama, folder: Path) -> None:
     """Write the checkpoint that vLLM loads as `MiMoForCausalLM`, beside the target's folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {  # of model type llama: of qwen2, transformers would read the tokenizer as Qwen's
         "architectures": ["MiMoForCausalLM"],
         **target.shape.hf_config(),
         "attention_bias": True,
         "num_nextn_predict_layers": 1,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    layer, attention = head.layers[0].to(torch.bfloat16), head.layers[0].self_attn
+    attention = head.layers[0].self_attn
     prefixes = [_LAYER, *(f"model.layers.{index}." for index in range(target.shape.num_hidden_layers))]
     biases = {
-        f"{prefix}self_attn.{name}.bias": torch.zeros(getattr(attention, name).out_features, dtype=torch.bfloat16)
+        f"{prefix}self_attn.{name}.bias": torch.zeros(getattr(attention, name).out_features)
         for prefix in prefixes
         for name in ("q_proj", "k_proj", "v_proj")
     }
-    tensors = {_LAYER + name: value.contiguous() for name, value in layer.state_dict().items()} | biases
-    save_file(tensors, folder / "mtp.safetensors", metadata={"format": "pt"})
+    layer = {_LAYER + name: value for name, value in head.layers[0].state_dict().items()}
+    write_checkpoint(folder, config, layer | biases, _FILE)
     for name in _FROM_TARGET:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(Path("..") / "target" / name)
@@ -95,7 +92,7 @@ def save_mtp(head: MtpHead, target: Llama, folder: Path) -> None:
 def load_mtp(folder: Path, target: Llama) -> MtpHead:
     """Read what `save_mtp` wrote, in bf16."""
     head = MtpHead(target)
-    tensors = load_file(folder / "mtp.safetensors")
+    *_, tensors = read_checkpoint(folder, _FILE)
     layer = {name.removeprefix(_LAYER): value for name, value in tensors.items() if name.startswith(_LAYER)}
     head.layers[0].load_state_dict({name: value for name, value in layer.items() if not name.endswith(".bias")})
     return head.to(torch.bfloat16).eval()

@@ -9,10 +9,8 @@ d - 1 a share `keep_ratio` at depth d, so an element's predecessors are always t
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -23,7 +21,7 @@ from .conversation import CLASSES
 from .generations import Sample
 from .heads import Elements, Head
 from .llama import PAD_ID, Llama
-from .train_target import learning_rate_factor
+from .train_target import fit
 
 
 @dataclass(frozen=True)
@@ -124,32 +122,8 @@ def draft_loss(head: Head, target: Llama, batch: Batch, run: HeadRun) -> Tensor:
 def train_head(head: Head, target: Llama, samples: list[Sample], run: HeadRun) -> dict[str, object]:
     """Train in place and return the model card's numbers."""
     torch.manual_seed(run.seed)
-    matrices = [p for p in head.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    tools = [
-        torch.optim.Muon(matrices, lr=run.matrix_lr, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(
-            [p for p in head.parameters() if id(p) not in chosen], lr=run.other_lr, betas=(0.9, 0.95), weight_decay=0.0
-        ),
-    ]
-    base = (run.matrix_lr, run.other_lr)
     stream = batches(samples, run.batch_tokens, Random(run.seed))
-    started, smooth = time.monotonic(), 0.0
-    for step in range(run.steps):
-        for tool, lr in zip(tools, base, strict=True):
-            tool.param_groups[0]["lr"] = lr * learning_rate_factor(step, run.steps)
-            tool.zero_grad()
-        loss = draft_loss(head, target, next(stream), run)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for tool in tools:
-            tool.step()
-        smooth = loss.item() if step == 0 else 0.97 * smooth + 0.03 * loss.item()
-        if step % 25 == 0 or step == run.steps - 1:
-            print(f"{head.name} {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
-    report = {"settings": asdict(run), "seconds": round(time.monotonic() - started), "loss": round(smooth, 3)}
-    print(json.dumps(report), flush=True)
-    return report
+    return fit(head.name, head, run, lambda: draft_loss(head, target, next(stream), run))
 
 
 @torch.no_grad()

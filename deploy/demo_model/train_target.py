@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
 from . import corpus
 from .conversation import CLASSES
-from .llama import BOS_ID, EOS_ID, PAD_ID, Llama, Shape
+from .llama import BOS_ID, EOS_ID, PAD_ID, Llama, Shape, read_checkpoint, write_checkpoint
 from .tokenizer import encode_conversations
 
 LONE_PREFIXES = ("lm_head",)
@@ -81,20 +81,34 @@ def held_out_losses(model: Llama, tokenizer: Tokenizer, seed: int) -> dict[str, 
     return losses
 
 
-def optimizers(model: Llama, run: TargetRun) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embedding, output and gains."""
-    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, lr=run.matrix_lr, momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=run.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def learning_rate_factor(step: int, steps: int) -> float:
     """Warm up over 40 steps, hold, fall linearly to zero over the last 60 %."""
     return min(1.0, (step + 1) / 40, (steps - step) / (0.6 * steps))
+
+
+def fit(name: str, model: torch.nn.Module, run: Any, loss_of: Callable[[], Tensor]) -> dict[str, object]:
+    """Train in place on the losses of one batch after another, with the settings `run`; return its figures."""
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    tools = [
+        torch.optim.Muon(matrices, lr=run.matrix_lr, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=run.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    started, smooth = time.monotonic(), 0.0
+    for step in range(run.steps):
+        for tool, lr in zip(tools, (run.matrix_lr, run.other_lr), strict=True):
+            tool.param_groups[0]["lr"] = lr * learning_rate_factor(step, run.steps)
+            tool.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for tool in tools:
+            tool.step()
+        smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
+        if step % 25 == 0 or step == run.steps - 1:
+            print(f"{name} {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
+    return {"settings": asdict(run), "seconds": round(time.monotonic() - started), "loss": round(smooth, 3)}
 
 
 def train_target(run: TargetRun, shape: Shape, tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
@@ -102,52 +116,26 @@ def train_target(run: TargetRun, shape: Shape, tokenizer: Tokenizer, folder: Pat
     torch.manual_seed(run.seed)
     model = Llama(shape)
     compiled = torch.compile(model)
-    batches, tools = training_rows(run, tokenizer), optimizers(model, run)
-    base = [group["lr"] for tool in tools for group in tool.param_groups]
-    started, smooth = time.monotonic(), 0.0
-    for step in range(run.steps):
-        for tool, lr in zip(tools, base, strict=True):
-            tool.param_groups[0]["lr"] = lr * learning_rate_factor(step, run.steps)
-            tool.zero_grad()
-        loss = next_token_loss(compiled, next(batches))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for tool in tools:
-            tool.step()
-        smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
-        if step % 50 == 0 or step == run.steps - 1:
-            print(f"target {step}/{run.steps} loss {smooth:.3f} {time.monotonic() - started:.0f} s", flush=True)
-    seconds = time.monotonic() - started
+    batches = training_rows(run, tokenizer)
+    figures = fit("target", model, run, lambda: next_token_loss(compiled, next(batches)))
     save_target(model, folder)
-    report = {
-        "settings": asdict(run),
-        "tokens": run.steps * run.rows * run.row_tokens,
-        "seconds": round(seconds),
-        "loss": round(smooth, 3),
-        "held_out_loss": held_out_losses(model, tokenizer, run.seed),
-    }
-    print(json.dumps(report), flush=True)
-    return report
+    tokens = run.steps * run.rows * run.row_tokens
+    return figures | {"tokens": tokens, "held_out_loss": held_out_losses(model, tokenizer, run.seed)}
 
 
 def save_target(model: Llama, folder: Path) -> None:
     """Write config, generation config and bf16 weights under Hugging Face's names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"architectures": ["LlamaForCausalLM"], **model.shape.hf_config()}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    tensors = {
+        name if name.startswith(LONE_PREFIXES) else f"model.{name}": value for name, value in model.state_dict().items()
+    }
+    write_checkpoint(folder, {"architectures": ["LlamaForCausalLM"], **model.shape.hf_config()}, tensors)
     generation = {"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID, BOS_ID], "pad_token_id": PAD_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
-    tensors = {
-        name if name.startswith(LONE_PREFIXES) else f"model.{name}": value.to(torch.bfloat16).contiguous()
-        for name, value in model.state_dict().items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def load_target(folder: Path) -> Llama:
     """The saved target, in bf16, as vLLM runs it."""
-    config = json.loads((folder / "config.json").read_text())
-    model = Llama(Shape(**{name: config[name] for name in asdict(Shape())}))
-    tensors = load_file(folder / "model.safetensors")
+    _, shape, tensors = read_checkpoint(folder)
+    model = Llama(shape)
     model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
     return model.to(torch.bfloat16).eval().requires_grad_(requires_grad=False)

@@ -92,8 +92,8 @@ def test_p_eagle_drafts_on_v2_what_it_drafts_on_v1() -> None:
 def test_sampled_text_has_the_targets_distribution_while_k_changes() -> None:
     """The chi-square test of `test_distribution`, on fewer draws of one prompt."""
     draws = "200"
-    plain = run("draws", "plain", draws)["counts"]
-    speculating = on_v2("draws", "peagle", draws)["counts"]
+    plain = run("draws", "plain", draws, "0")["counts"]
+    speculating = on_v2("draws", "peagle", draws, "0")["counts"]
     found = [
         sigmas(Counter(mine), Counter(theirs), int(draws)) for mine, theirs in zip(speculating, plain, strict=True)
     ]

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from specpilot.bench.gateway.canned_engine import EVENTS
 from specpilot.bench.gateway.figures import JSON, PACED, SCENARIOS, Sample, figures, markdown, summary
-from specpilot.bench.gateway.origin import EVENTS
 from specpilot.bench.report.process_tree import cpu_s_of, descriptors_of, memory_by_name, memory_of, tree
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port, until
@@ -90,7 +90,7 @@ def test_cpu_and_memory_are_those_of_the_whole_tree() -> None:
 
 def test_the_floor_passes_bytes_both_ways() -> None:
     ports = free_port(), free_port()
-    origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.origin", str(ports[0])])
+    origin = subprocess.Popen([sys.executable, "-m", "specpilot.bench.gateway.canned_engine", str(ports[0])])
     relay = subprocess.Popen(
         [sys.executable, "-m", "specpilot.bench.gateway.uvloop_relay", str(ports[1]), str(ports[0])]
     )

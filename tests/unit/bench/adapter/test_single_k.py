@@ -17,8 +17,8 @@ class Measured:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
 
-    def run(self, _: Any, tokens: int, **job: Any) -> dict[str, Any]:
-        self.asked.append(job | {"tokens": tokens})
+    def run(self, kind: str, within_s: float, **job: Any) -> dict[str, Any]:
+        self.asked.append(job | {"kind": kind, "within_s": within_s})
         return {"steps_ms": {}, "rates": RATES, "k": [0.5], "prices_ns": {}}
 
 
@@ -30,4 +30,4 @@ def test_the_law_is_beside_the_best_single_k_of_the_same_rounds(capsys: pytest.C
     assert json.loads(figures)["json"]["law_over"] == {"0": 1.0, "1": 1.5}
     [job] = worker.asked
     assert job["within_s"] > 3 * 3 * 5.0
-    assert job["single_k"]["chats"].keys() == {kind.data for kind in LOADS["json"]}
+    assert job["chats"].keys() == {kind.data for kind in LOADS["json"]}
