@@ -95,6 +95,10 @@ class ClientReader(HttpToolsProtocol):
         """Parse bytes of the client, or keep them."""
         if self._state == CLOSING:
             return
+        if self._state == IDLE and not (self._unread or self._is_waiting or self.flow.write_paused):
+            data = self._read_request(data)
+            if not data:
+                return
         if self._unread:
             data = self._unread + data
             self._unread = b""
@@ -107,6 +111,20 @@ class ClientReader(HttpToolsProtocol):
                 self._large_bytes = 0
                 self._wait()
         self._read(data)
+
+    def _read_request(self, data: bytes) -> bytes:
+        """Parse the usual read: a short head, and what there is of its body by length. Return what else was read."""
+        size, end = len(data), data.find(_BLANK_LINE, 0, PIECE_BYTES) + len(_BLANK_LINE)
+        if end < len(_BLANK_LINE) or size >= LARGE_READ_BYTES:
+            return data
+        self.parse(data[:end])
+        rest = size - end
+        if rest and rest <= self._body_left and self._state == BODY:
+            self._body_left -= rest
+            self.parse(data[end:])
+            return b""
+        self._is_after_line = self._state == BODY
+        return b"" if self._state == CLOSING else data[end:]
 
     def read_on(self) -> None:
         """Parse the unread bytes, if any, in the next pass of the loop."""
