@@ -36,6 +36,9 @@ RETRY_S: Final = 0.5
 PUBLISH_S: Final = 1.0
 """Seconds between two tallies of a worker, and so the largest loss if it dies."""
 
+ANSWER_S: Final = 5.0
+"""Longest wait for the supervisor, in seconds. It answers in milliseconds, unless it is stopped."""
+
 LINE_BYTES: Final = 1 << 30
 """Limit of a message, far above any tally: the other end is a program of our own."""
 
@@ -119,19 +122,23 @@ class Worker:
                 await asyncio.sleep(PUBLISH_S)
 
     async def exposition(self, context: GatewayContext) -> bytes:
-        """Return the metrics of all workers, after publishing this worker's tally. Raises `ConnectionError`.
+        """Return the metrics of all workers, after publishing this worker's tally.
 
-        Because of this order, a count in a reply is not lost if this worker dies.
+        Because of this order, a count in a reply is not lost if this worker dies. Raises `ConnectionError`, and
+        `TimeoutError` when the supervisor does not answer for `ANSWER_S`.
         """
-        self._tallies = asyncio.get_running_loop().create_future()
-        self._writer.writelines((context.tally(), b"\n", READ))
-        await self._writer.drain()
-        return await asyncio.to_thread(exposition_of, await self._tallies, is_named=context.has_named_series)
+        async with asyncio.timeout(ANSWER_S):
+            await self._writer.drain()  # first, so that nothing piles up before a supervisor that does not read
+            self._tallies = asyncio.get_running_loop().create_future()
+            self._writer.writelines((context.tally(), b"\n", READ))
+            tallies = await self._tallies
+        return await asyncio.to_thread(exposition_of, tallies, is_named=context.has_named_series)
 
     async def close(self, context: GatewayContext) -> None:
         """Publish the last tally, and close the channel."""
         self._is_ending = True
         self._writer.write(context.tally() + b"\n")
         self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._writer.wait_closed()

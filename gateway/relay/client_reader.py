@@ -16,12 +16,10 @@ If a connection with unread bytes is closed, it is reset, and the client could l
 So it is half-closed first, and closed `LINGER_S` later.
 """
 
-import asyncio
-from typing import Any, Final
+from abc import ABCMeta, abstractmethod
+from typing import Final
 
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from specpilot.gateway.relay.connection_state import BODY, CLOSING, HEAD, IDLE, STOP, after
 
@@ -63,7 +61,7 @@ def end_of_turn(data: bytes) -> int:
     return data.find(b"\n", at) + 1 or len(data)
 
 
-class ClientReader(HttpToolsProtocol):
+class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
     """The reading side of one client connection.
 
     `_unread` are bytes that were read and are not parsed yet. `_is_waiting`: reading is paused until the next pass of
@@ -72,24 +70,16 @@ class ClientReader(HttpToolsProtocol):
     end of a line.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._state: str = IDLE
-        self._unread = b""
-        self._is_waiting = False
-        self._large_bytes = 0
-        self._body_left = 0
-        self._is_after_line = False
+    _state: str = IDLE
+    _unread: bytes = b""
+    _is_waiting: bool = False
+    _large_bytes: int = 0
+    _body_left: int = 0
+    _is_after_line: bool = False
 
+    @abstractmethod
     def parse(self, data: bytes) -> None:
         """Parse `data`, which goes up to the end of a request at most."""
-        raise NotImplementedError
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the client, or keep them."""

@@ -163,3 +163,16 @@ async def test_reload_refuses_and_loses_nothing(engine: ScriptedEngine, start_wo
     assert len(after) == 2
     assert not set(before) & set(after)
     await until(program, "requests_total", load.answered)
+
+
+async def test_metrics_do_not_wait_for_a_parent_that_is_stopped(start_workers: StartProgram) -> None:
+    program = await start_workers()
+    program.process.send_signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            stopped = await call(program.port, request(path="/metrics", method="GET"))
+        served = await call(program.port)
+    finally:
+        program.process.send_signal(signal.SIGCONT)
+    assert (stopped.status, stopped.code, served.status) == (500, "internal_error", 200)
+    assert (await call(program.port, request(path="/metrics", method="GET"))).status == 200
