@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.dry_run import DryRun
-from specpilot.controller.admin.expiry import expiry_faults, expiry_in
+from specpilot.controller.admin.expiry import moment_of
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import FreezeList, refusals
 from specpilot.controller.admin.requests import FreezeRequest
@@ -34,8 +34,8 @@ def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  
         if faults:
             raise invalid([Fault("model", fault) for fault in faults], "freeze")
         now = clock.now()
-        document = document_from(FreezeRequest, plain, "freeze", expiry_faults(plain, now, "until", "for_s"))
-        until = expiry_in(plain, now, "until", "for_s")
+        document = document_from(FreezeRequest, plain, "freeze", now)
+        until = moment_of(document.until, document.for_s, now)
         freeze = Freeze(model, Hold(document.hold), now, until, write.author, write.comment)
         present = in_force(model, now)
         if present is not None and present.author != freeze.author and not document.replace:

@@ -10,14 +10,8 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.dry_run import DryRun
-from specpilot.controller.admin.expiry import (
-    EXPIRY_FIELDS,
-    expiry_faults,
-    expiry_in,
-    rotated_expiry,
-    rotation_faults,
-)
-from specpilot.controller.admin.problems import ApiError, invalid, unknown_id
+from specpilot.controller.admin.expiry import moment_of
+from specpilot.controller.admin.problems import ApiError, unknown_id
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals, shown
 from specpilot.controller.admin.requests import KeyRequest, KeyRotation
 from specpilot.policy.access import sha256_of
@@ -81,19 +75,15 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         An expired key needs a new expiry, and its old secret has no grace.
         """
         now = clock.now()
-        grace_s = document_from(KeyRotation, plain, "rotation", expiry_faults(plain, now)).grace_s
-        secret = _secret()
+        rotation, secret = document_from(KeyRotation, plain, "rotation", now), _secret()
         before = _existing(store, key_id)
-        faults = rotation_faults(plain, before.expires_at, now)
-        if faults:
-            raise invalid(faults, "rotation")
-        is_good = grace_s > 0 and (before.expires_at is None or now < before.expires_at)
+        is_good = rotation.grace_s > 0 and (before.expires_at is None or now < before.expires_at)
         after = replace(
             before,
             sha256=sha256_of(secret),
             previous_sha256=before.sha256 if is_good else None,
-            previous_expires_at=now + grace_s if is_good else None,
-            expires_at=rotated_expiry(plain, before.expires_at, now),
+            previous_expires_at=now + rotation.grace_s if is_good else None,
+            expires_at=rotation.after_rotation(plain, before.expires_at, now),
         )
         write.subject = key_id
         write.begin(differences(shown(before), shown(after)))
@@ -135,9 +125,9 @@ def _secret() -> str:
 
 def _key_request(plain: dict[str, Any], now: float) -> dict[str, Any]:
     """Return the fields of `ApiKey` in a request."""
-    document_from(KeyRequest, plain, "key request", expiry_faults(plain, now))
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    if fields.keys() & EXPIRY_FIELDS:
-        fields["expires_at"] = expiry_in(plain, now)
-        fields.pop("expires_in_s", None)
+    request = document_from(KeyRequest, plain, "key request", now)
+    fields = {name: getattr(request, name) for name in plain}
+    if "expires_in_s" in fields:
+        del fields["expires_in_s"]
+        fields["expires_at"] = moment_of(request.expires_at, request.expires_in_s, now)
     return fields

@@ -17,7 +17,7 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
     guidance = in_force = moment.schedule.guidance if moment.schedule else None
     if moment.schedule and moment.reason == Reason.CONTROL_GROUP:
         in_force = moment.schedule.drawn_guidance
-    recorded = to_plain(moment)
+    recorded: dict[str, Any] = to_plain(moment)
     del recorded["schedule"]
     return recorded | {
         "meaning": MEANING[Reason(moment.reason)] if moment.reason in tuple(Reason) else "unknown to this version",
