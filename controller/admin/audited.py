@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
+from fastapi.datastructures import DefaultPlaceholder
 from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.dry_run import DryRun, DryRunEnded, Forecast
 from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
+from specpilot.controller.admin.replies import refusals
 from specpilot.policy.access import is_id
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
@@ -32,6 +34,7 @@ NOTICE = "x-specpilot-notice"
 """The header of a reply to a write that counts, with what the caller should know."""
 
 _NOT_LET_IN = (401, 403)
+_READS = {"GET", "HEAD"}
 _IDS = ("key_id", "token_id")
 _SUBJECTS = {"/admin/freezes": EVERYTHING, "/admin/model-routes": "model-routes"}
 """What a write is about if its path names nothing."""
@@ -156,10 +159,25 @@ def audited(trail: AuditTrail, on_change: Callable[[], None]) -> type[APIRoute]:
     class AuditedRoute(APIRoute):
         """A route that adds an audit entry for each write, and replies to dry runs."""
 
+        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            """Add to the description of a write what all writes may reply: a dry run, and that its body is too large.
+
+            Options are those of `APIRoute`.
+            """
+            if not _READS.issuperset(options["methods"]):
+                options["responses"] = {**refusals(413), **options["responses"]}
+                if options["status_code"] is None:
+                    reply = options["response_model"]
+                    reply = endpoint.__annotations__["return"] if isinstance(reply, DefaultPlaceholder) else reply
+                    options["response_model"] = reply | DryRun
+                else:
+                    options["responses"][200] = {"model": DryRun}
+            super().__init__(path, endpoint, **options)
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the handler with the audit around it."""
             handle = super().get_route_handler()
-            if self.methods <= {"GET", "HEAD"}:
+            if self.methods <= _READS:
                 return handle
             action = self.name
 

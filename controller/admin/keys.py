@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
-from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.expiry import moment_of
 from specpilot.controller.admin.problems import ApiError, unknown_id
 from specpilot.controller.admin.replies import KeyList, KeyShown, NewKey, refusals, shown
@@ -29,13 +28,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         """Every client key: its id and limits, without its secret."""
         return JSONResponse({"keys": [shown(key) for key in store.api_keys()], "now": clock.now()})
 
-    @router.post(
-        "/keys",
-        openapi_extra=body_schema(KeyRequest),
-        status_code=201,
-        response_model=NewKey,
-        responses={200: {"model": DryRun}, **refusals(413)},
-    )
+    @router.post("/keys", openapi_extra=body_schema(KeyRequest), status_code=201, response_model=NewKey)
     def add_key(write: Writing, plain: Body) -> JSONResponse:
         """Make a client key with limits, every field optional. The key is shown only this once."""
         secret = _secret()
@@ -46,12 +39,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         store.put_api_key(key)
         return JSONResponse({**shown(key), "key": secret}, status_code=201)
 
-    @router.patch(
-        "/keys/{key_id}",
-        openapi_extra=body_schema(KeyRequest),
-        response_model=KeyShown | DryRun,
-        responses=refusals(413),
-    )
+    @router.patch("/keys/{key_id}", openapi_extra=body_schema(KeyRequest), response_model=KeyShown)
     def change_key(key_id: str, write: Writing, plain: Body) -> JSONResponse:
         """Change the limits of a client key; `null` resets a field, a field that is left out stays."""
         fields = _key_request(plain, clock.now())
@@ -66,8 +54,8 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
     @router.post(
         "/keys/{key_id}/rotate",
         openapi_extra=body_schema(KeyRotation, is_required=False),
-        response_model=NewKey | DryRun,
-        responses=refusals(409, 413),
+        response_model=NewKey,
+        responses=refusals(409),
     )
     def rotate_key(key_id: str, write: Writing, plain: Body) -> JSONResponse:
         """Replace the secret of a client key; the old secret is valid for `grace_s` more seconds.
@@ -93,7 +81,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
             raise ApiError(409, "key_changed", "somebody else changed this key just now; try again", param="key_id")
         return JSONResponse({**shown(after), "key": secret})
 
-    @router.delete("/keys/{key_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
+    @router.delete("/keys/{key_id}", status_code=204)
     def delete_key(key_id: str, write: WritingAlone) -> None:
         """Revoke a client key, also one whose document cannot be read."""
         key = _stored(store, key_id)

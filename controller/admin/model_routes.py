@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
-from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.replies import refusals
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
@@ -41,8 +40,8 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
     @router.put(
         "/model-routes",
         openapi_extra=_BODY,
-        response_model=VersionedModelRoutes | DryRun,
-        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413, 428)},
+        response_model=VersionedModelRoutes,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 428)},
     )
     def put_model_routes(
         write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -55,8 +54,8 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
     @router.patch(
         "/model-routes",
         openapi_extra=_BODY,
-        response_model=VersionedModelRoutes | DryRun,
-        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413)},
+        response_model=VersionedModelRoutes,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412)},
     )
     def patch_model_routes(write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named routes (JSON merge patch: null removes a route, the others stay)."""

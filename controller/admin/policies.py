@@ -15,7 +15,6 @@ from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
-from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.policy.clock import Clock
@@ -127,8 +126,8 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.put(
         "/policies/{model:path}",
         openapi_extra=body_schema({"$ref": "#/components/schemas/Policy"}),
-        response_model=VersionedPolicy | DryRun,
-        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
+        response_model=VersionedPolicy,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 428)},
     )
     def put_policy(
         model: str, write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -141,8 +140,8 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.patch(
         "/policies/{model:path}",
         openapi_extra=body_schema({"type": "object"}),
-        response_model=VersionedPolicy | DryRun,
-        responses=refusals(400, 412, 413),
+        response_model=VersionedPolicy,
+        responses=refusals(400, 412),
     )
     def patch_policy(model: str, write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
@@ -152,9 +151,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         policy = policy_from(patched(to_plain(present.policy), change), model)
         return writer.put(policy, present, write, VersionCause.PATCH)
 
-    @router.delete(
-        "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
-    )
+    @router.delete("/policies/{model:path}", status_code=204, responses=refusals(400, 412, 428))
     def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> None:
         """Remove a policy (If-Match: its ETag); the defaults apply from then on."""
         present = writer.existing(model)

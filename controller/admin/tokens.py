@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.access import Caller
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
-from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.expiry import Expiry, moment_of
 from specpilot.controller.admin.problems import ApiError, unknown_id
 from specpilot.controller.admin.replies import NewToken, TokenList, WhoAmI, refusals, shown
@@ -34,13 +33,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
         """Every named token, without its secret."""
         return JSONResponse({"tokens": [shown(token) for token in store.admin_tokens()], "now": clock.now()})
 
-    @router.post(
-        "/tokens",
-        openapi_extra=body_schema(TokenRequest),
-        status_code=201,
-        response_model=NewToken,
-        responses={200: {"model": DryRun}, **refusals(413)},
-    )
+    @router.post("/tokens", openapi_extra=body_schema(TokenRequest), status_code=201, response_model=NewToken)
     def add_token(write: Writing, plain: Body) -> JSONResponse:
         """Make a token. It is shown only this once."""
         now = clock.now()
@@ -58,8 +51,8 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
     @router.post(
         "/tokens/{token_id}/rotate",
         openapi_extra=body_schema(Expiry, is_required=False),
-        response_model=NewToken | DryRun,
-        responses=refusals(409, 413),
+        response_model=NewToken,
+        responses=refusals(409),
     )
     def rotate_token(token_id: str, write: Writing, plain: Body) -> JSONResponse:
         """Replace the secret of a token, and its expiry if one is named; the old secret is rejected at once.
@@ -79,7 +72,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
             raise ApiError(409, "token_changed", "somebody else changed this token just now; try again")
         return JSONResponse({**shown(after), "token": secret})
 
-    @router.delete("/tokens/{token_id}", status_code=204, responses={200: {"model": DryRun}, **refusals(413)})
+    @router.delete("/tokens/{token_id}", status_code=204)
     def revoke_token(token_id: str, write: WritingAlone) -> None:
         """Revoke a token, also one whose document cannot be read; it is rejected at once."""
         token = store.admin_token(token_id)
