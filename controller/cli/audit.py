@@ -29,9 +29,9 @@ class AuditSettings(AdminSettings):
     as_json: Annotated[bool, Field(description="print one JSON object per entry", alias="json")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print entries, oldest first; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    settings = load(AuditSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(AuditSettings, PROGRAM, arguments)
     client = AdminClient(settings, PROGRAM)
     with suppress(KeyboardInterrupt):
         latest = client.ask(f"/admin/audit?limit={settings.limit}")["entries"]

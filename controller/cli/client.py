@@ -13,7 +13,7 @@ from urllib.request import Request
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.controller.cli.text import printable
+from specpilot.controller.cli.text import dry_run, printable
 from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import HttpAddress, ProgramSettings, without_secrets
 
@@ -38,8 +38,15 @@ class AdminSettings(ProgramSettings):
     ] = None
 
 
+class WriteSettings(AdminSettings):
+    """What commands that write take besides."""
+
+    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
+    comment: Annotated[str, Field(description="the purpose; goes into the audit, and into a policy's history")] = ""
+
+
 class AdminClient:
-    """Calls the admin API; ends the program with status 1 and one line on stderr after an error reply."""
+    """Reads from the admin API; ends the program with status 1 and one line on stderr after an error reply."""
 
     def __init__(self, settings: AdminSettings, program: str) -> None:
         self._program = program
@@ -57,25 +64,6 @@ class AdminClient:
     def find(self, path: str) -> Any:
         """Return the JSON at `path`; `None` when the reply is 404."""
         return self._send(path, "GET", None, {}, is_optional=True)
-
-    def write(  # noqa: PLR0913 - the parts of a call
-        self,
-        method: str,
-        path: str,
-        document: object,
-        comment: str,
-        *,
-        is_dry_run: bool = False,
-        condition: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Write `document` (`None`: no body); return the reply's JSON, `None` when it is empty.
-
-        `comment` goes into the audit; `condition` are headers.
-        """
-        parameters = {"comment": comment} if comment else {}
-        if is_dry_run:
-            parameters["validate_only"] = "true"
-        return self._send(f"{path}?{urlencode(parameters)}" if parameters else path, method, document, condition or {})
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
@@ -117,6 +105,46 @@ class AdminClient:
         except (OSError, HTTPException, ValueError) as error:
             reason, place = getattr(error, "reason", error), without_secrets(self._base)
             self.refuse(f"--admin-url: no controller answers at {place}: {reason}; start it or give its address")
+
+
+class AdminWriter(AdminClient):
+    """Writes to the admin API too. With --dry-run it prints the effect and ends the program in place of a write."""
+
+    def __init__(self, settings: WriteSettings, program: str) -> None:
+        super().__init__(settings, program)
+        self._comment = {"comment": settings.comment} if settings.comment else {}
+        self._is_dry_run = settings.dry_run
+
+    def write(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        condition: Mapping[str, str] | None = None,
+        *,
+        warning: str = "",
+    ) -> Any:
+        """Write `document` (`None`: no body) and return the reply's JSON, `None` when it is empty.
+
+        `condition` are headers. `warning` is printed unless the write is rejected.
+        """
+        if self._is_dry_run:
+            effect = self.effect(method, path, document, condition)
+            sys.stderr.write(warning)
+            sys.stdout.write(effect)
+            sys.exit(0)
+        answer = self._send(_with_query(path, self._comment), method, document, condition or {})
+        sys.stderr.write(warning)
+        return answer
+
+    def effect(self, method: str, path: str, document: object, condition: Mapping[str, str] | None = None) -> str:
+        """Return the effect that a write would have, for a person."""
+        path = _with_query(path, {**self._comment, "validate_only": "true"})
+        return dry_run(self._send(path, method, document, condition or {}))
+
+
+def _with_query(path: str, parameters: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _message_of(error: HTTPError) -> str:

@@ -1,25 +1,22 @@
 """Shared by the commands `token`, `key` and `freeze`: durations, and the output of a new secret."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from specpilot.controller.cli import text
-from specpilot.policy.settings import fail
+from specpilot.controller.cli.words import readable
 
 
-def seconds(program: str, flag: str, duration: str) -> float:
-    """Return the seconds of a duration such as 90d; ends the program with status 2 for anything else."""
-    duration_s = text.duration_s(duration)
-    if duration_s is None:
-        fail(program, f"{flag}: {duration!r} is no duration; give 90s, 10m, 12h or 90d")
-    return duration_s
-
-
-def expiry_body(program: str, duration: str | None) -> dict[str, Any]:
+def expiry_body(duration: str | None) -> dict[str, Any]:
     """Return the body's part for `--expires-in`: `none` is for ever; without the flag it is empty."""
     if duration is None:
         return {}
-    return {"expires_at": None} if duration == "none" else {"expires_in_s": seconds(program, "--expires-in", duration)}
+    return {"expires_at": None} if duration == "none" else {"expires_in_s": text.duration_s(duration)}
+
+
+Duration = Annotated[str, readable(text.duration_s)]
+ExpiresIn = Annotated[str, readable(expiry_body)]
+"""The flags that state a time from now on."""
 
 
 def expiry(item: dict[str, Any]) -> str:

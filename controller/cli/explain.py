@@ -16,12 +16,27 @@ from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.text import engine_lines, printable
+from specpilot.controller.cli.words import readable
 from specpilot.controller.recording.explanation import text
-from specpilot.policy.settings import fail, load
+from specpilot.policy.settings import load
 
 PROGRAM = "specpilot explain"
 _LATEST = 1e11
 """The admin API's bound on a moment: it detects times given in milliseconds."""
+
+
+def _moment(value: str) -> float:
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", value):
+            at = float(value)
+        else:
+            moment = datetime.fromisoformat(value)
+            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        at = 0.0
+    if not 0 < at < _LATEST:
+        raise ValueError(f"{value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
+    return at
 
 
 class ExplainSettings(AdminSettings):
@@ -31,13 +46,16 @@ class ExplainSettings(AdminSettings):
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
     pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
-    at: Annotated[str | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = None
+    at: Annotated[
+        Annotated[str, readable(_moment)] | None,
+        Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now"),
+    ] = None
     as_json: Annotated[bool, Field(description="print everything as JSON", alias="json")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print the explanation; status 1 when there is none, 2 when the arguments are wrong."""
-    settings = load(ExplainSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(ExplainSettings, PROGRAM, arguments)
     moment = {} if settings.at is None else {"at": repr(_moment(settings.at))}
     client = AdminClient(settings, PROGRAM)
     model, pool = settings.model, settings.pool
@@ -71,20 +89,6 @@ def _engine_lines(answers: Mapping[str, Any], *, is_held: bool) -> list[str]:
         f"K {group['k']}: {group['why']}"
         for group in groups
     ]
-
-
-def _moment(value: str) -> float:
-    try:
-        if re.fullmatch(r"\d+(\.\d+)?", value):
-            at = float(value)
-        else:
-            moment = datetime.fromisoformat(value)
-            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except ValueError:
-        at = 0.0
-    if not 0 < at < _LATEST:
-        fail(PROGRAM, f"--at: {value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
-    return at
 
 
 def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:

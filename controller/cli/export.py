@@ -34,9 +34,9 @@ class ExportSettings(AdminSettings):
     drafter: Annotated[Drafter, Field(description="the drafter of the engine that uses it")]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print the table as JSON, and on standard error the parts that it leaves out; status 1 when it is rejected."""
-    settings = load(ExportSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(ExportSettings, PROGRAM, arguments)
     refusal = refusal_of(settings.format, settings.drafter)
     client = AdminClient(settings, PROGRAM)
     if refusal is not None:

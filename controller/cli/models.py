@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
 from specpilot.controller.cli.words import parsed
-from specpilot.policy.settings import fail, load
+from specpilot.policy.settings import fail
 
 PROGRAM = "specpilot models"
 _PATH = "/admin/model-routes"
@@ -28,26 +28,26 @@ _USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ..
 """
 
 
-class ModelsSettings(AdminSettings):
+class ModelsSettings(WriteSettings):
     """Lists, sets and removes model routes through the admin API."""
 
     fallback: Annotated[str, Field(description="models to fall back to, by commas")] = ""
-    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
-    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """`specpilot models`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
     commands = {"list": "", "set": "name [model...]", "remove": "name"}
-    command, names, rest = parsed(arguments, commands, PROGRAM, _USAGE)
-    settings = load(ModelsSettings, f"{PROGRAM} {command}", rest)
-    client = AdminClient(settings, PROGRAM)
+    command, names, settings = parsed(arguments, commands, PROGRAM, _USAGE, ModelsSettings)
+    client = AdminWriter(settings, PROGRAM)
     if command == "list":
         _list(client)
     elif command == "set":
-        _write(client, settings, names[0], _route(names[1:], settings.fallback))
+        route = _route(names[1:], settings.fallback)
+        answer = client.write("PATCH", _PATH, {"routes": {names[0]: route}})
+        sys.stdout.write(_line(names[0], text.printable(answer["routes"][names[0]])))
     elif names[0] in client.ask(_PATH)["routes"]:
-        _write(client, settings, names[0], None)
+        client.write("PATCH", _PATH, {"routes": {names[0]: None}})
+        sys.stdout.write(f"removed the route of {names[0]}\n")
     else:
         client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists the names with one")
 
@@ -68,17 +68,6 @@ def _weight(text: str) -> float:
     if not 0 < weight < math.inf:
         raise ValueError
     return weight
-
-
-def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict[str, Any] | None) -> None:
-    change = {"routes": {name: route}}
-    answer = client.write("PATCH", _PATH, change, settings.comment, is_dry_run=settings.dry_run)
-    if answer.get("dry_run"):
-        sys.stdout.write(text.dry_run(answer))
-    elif route is None:
-        sys.stdout.write(f"removed the route of {name}\n")
-    else:
-        sys.stdout.write(_line(name, text.printable(answer["routes"][name])))
 
 
 def _list(client: AdminClient) -> None:

@@ -14,11 +14,11 @@ from urllib.parse import quote
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminWriter, WriteSettings
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
-from specpilot.policy.settings import fail, load
+from specpilot.policy.settings import fail
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot policy"
@@ -64,7 +64,7 @@ _TAKES = {
 }
 
 
-class PolicySettings(AdminSettings):
+class PolicySettings(WriteSettings):
     """Lists, reads, writes, deletes and tries policies through the admin API."""
 
     version: Annotated[
@@ -73,15 +73,13 @@ class PolicySettings(AdminSettings):
     experiment: Annotated[
         str | None, Field(description="with canary promote and abort: only if it has this experiment_id")
     ] = None
-    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
-    comment: Annotated[str, Field(description="the purpose; goes into the history and the audit")] = ""
     yes: Annotated[bool, Field(description="with edit: write without asking")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    command, names, rest = parsed(arguments, _TAKES, PROGRAM, USAGE)
-    _Commands(load(PolicySettings, f"{PROGRAM} {command}", rest)).do(command, names)
+    command, names, settings = parsed(arguments, _TAKES, PROGRAM, USAGE, PolicySettings)
+    _Commands(settings).do(command, names)
 
 
 class _Commands:
@@ -89,7 +87,7 @@ class _Commands:
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
-        self._client = AdminClient(settings, PROGRAM)
+        self._client = AdminWriter(settings, PROGRAM)
 
     def do(self, command: str, names: Sequence[str]) -> None:
         """Run `command` with `names`."""
@@ -99,48 +97,41 @@ class _Commands:
             _print(self._client.ask(_path(names[0])))
         elif command == "put":
             document, version = _policy_in(names[0])
-            if self._settings.version is None:
-                self._settings.version = version
-            self._show(self._put(document))
+            path = _path(document["model"])
+            condition, warning = self._condition(path, version), self._warning(document)
+            _print(self._client.write("PUT", path, document, condition, warning=warning))
         elif command == "edit":
             self._edit(names[0])
         elif command == "delete":
-            self._delete(names[0])
+            self._client.write("DELETE", _path(names[0]), condition=self._condition(_path(names[0])))
+            sys.stdout.write(f"deleted the policy of {names[0]}\n")
         elif command == "history":
             self._history(names[0])
         elif command == "diff":
             self._diff(names[0], *map(_version, names[1:]))
         elif command == "rollback":
             body, path = {"version": _version(names[1])}, _path(names[0])
-            self._show(self._write("POST", path + "/rollback", body, self._condition(path)))
+            _print(self._client.write("POST", path + "/rollback", body, self._condition(path)))
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
-    def _write(
-        self, method: str, path: str, document: object, condition: dict[str, str], *, is_dry_run: bool = False
-    ) -> Any:
-        is_dry_run, comment = is_dry_run or self._settings.dry_run, self._settings.comment
-        return self._client.write(method, path, document, comment, is_dry_run=is_dry_run, condition=condition)
-
-    def _show(self, answer: Any) -> None:
-        if isinstance(answer, dict) and answer.get("dry_run"):
-            sys.stdout.write(text.dry_run(answer))
-        else:
-            _print(answer)
-
-    def _if_match(self) -> dict[str, str]:
-        return {"If-Match": f'"{self._settings.version}"'}
-
-    def _only_experiment(self) -> dict[str, str]:
-        return {} if self._settings.experiment is None else {"If-Match": f'"{self._settings.experiment}"'}
-
-    def _condition(self, path: str) -> dict[str, str]:
-        """Return the headers for a write over the given version, else over the present one."""
-        version = self._settings.version
-        if version is None:
+    def _condition(self, path: str, version: int | None = None) -> dict[str, str]:
+        """Return the headers for a write over the version of --version, else over `version`, else the present one."""
+        if self._settings.version is not None:
+            version = self._settings.version
+        elif version is None:
             present = self._client.find(path)
             version = present["version"] if present else 0
-        return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
+        return _if_match(version) if version else {"If-None-Match": "*"}
+
+    def _warning(self, policy: dict[str, Any]) -> str:
+        """Return what is odd about a policy beside the engines that run."""
+        engines = self._client.read("/admin/engines")["engines"]
+        limits: dict[str, int] = {}
+        for engine in engines:
+            if engine["model"] == policy["model"] and engine["k_max"]:
+                limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
+        return text.out_of_reach(policy, limits) + text.unless_it_runs(policy["model"], engines)
 
     def _list(self) -> None:
         for item in self._client.read("/admin/policies")["policies"]:
@@ -149,55 +140,37 @@ class _Commands:
             line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
             sys.stdout.write(line + "\n")
 
-    def _put(self, document: dict[str, Any], *, is_dry_run: bool = False) -> Any:
-        path = _path(str(document["model"]))
-        engines = self._client.read("/admin/engines")["engines"]
-        answer = self._write("PUT", path, document, self._condition(path), is_dry_run=is_dry_run)
-        limits: dict[str, int] = {}
-        for engine in engines:
-            if engine["model"] == document["model"] and engine["k_max"]:
-                limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
-        sys.stderr.write(text.out_of_reach(document, limits))
-        sys.stderr.write(text.unless_it_runs(str(document["model"]), engines))
-        return answer
-
     def _edit(self, model: str) -> None:
         present = self._client.find(_path(model))
-        document = present["policy"] if present else {"model": model}
-        if self._settings.version is None:
-            self._settings.version = present["version"] if present else 0
+        document, version = (present["policy"], present["version"]) if present else ({"model": model}, 0)
         file = _draft(document)
         is_kept = True
         try:
-            is_kept = self._write_edited(model, document, file)
+            is_kept = self._write_edited(document, version, file)
         finally:
             if is_kept and file.exists() and file.read_bytes() != _lines(document).encode():
                 sys.stderr.write(f"{PROGRAM} edit: your changes are in {file}\n")
             else:
                 file.unlink(missing_ok=True)
 
-    def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
+    def _write_edited(self, document: dict[str, Any], version: int, file: Path) -> bool:
         """Open `file` in the editor, and write it after a yes; return whether the file must be kept."""
         edited = _edited(file)
         if edited == document:
             sys.stdout.write("nothing changed\n")
             return False
-        sys.stdout.write(text.dry_run(self._put(edited, is_dry_run=True)))
+        model, path = edited["model"], _path(edited["model"])
+        condition = self._condition(path, version)
+        sys.stdout.write(self._client.effect("PUT", path, edited, condition))
+        sys.stderr.write(self._warning(edited))
         if self._settings.dry_run:
             return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
             sys.stdout.write("not written\n")
             return True
-        stored = self._put(edited)
+        stored = self._client.write("PUT", path, edited, condition)
         sys.stdout.write(f"{model} is at version {stored['version']}\n")
         return False
-
-    def _delete(self, model: str) -> None:
-        answer = self._write("DELETE", _path(model), None, self._condition(_path(model)))
-        if answer is None:
-            sys.stdout.write(f"deleted the policy of {model}\n")
-        else:
-            self._show(answer)
 
     def _history(self, model: str) -> None:
         versions = self._client.read(_path(model) + "/versions?limit=300")["versions"]
@@ -223,17 +196,21 @@ class _Commands:
             if not isinstance(policy, dict) or not isinstance(policy.get("model"), str):
                 named = f'{name} must name the model, as in {{"policy": {{"model": "...", ...}}}}'
                 fail(PROGRAM, f"canary start: {named}")
-            path = _canary_path(str(policy["model"]))
-            headers = self._if_match() if self._settings.version else {}
-            self._show(self._write("PUT", path, document, headers))
+            path = _canary_path(policy["model"])
+            _print(self._client.write("PUT", path, document, _if_match(self._settings.version or None)))
         elif command == "promote":
-            self._show(self._write("POST", "/admin/canary-promotions/" + quote(name), None, self._only_experiment()))
+            path = "/admin/canary-promotions/" + quote(name)
+            _print(self._client.write("POST", path, condition=_if_match(self._settings.experiment)))
         elif command == "abort":
-            self._show(self._write("DELETE", _canary_path(name), None, self._only_experiment()))
+            _print(self._client.write("DELETE", _canary_path(name), condition=_if_match(self._settings.experiment)))
         else:
             experiment = self._client.ask(_canary_path(name))
             _print(experiment)
             sys.stderr.writelines(f"{line}\n" for line in canary_lines(experiment["evidence"]))
+
+
+def _if_match(etag: object) -> dict[str, str]:
+    return {} if etag is None else {"If-Match": f'"{etag}"'}
 
 
 def _canary_path(model: str) -> str:

@@ -31,10 +31,12 @@ def moment(at: float | None) -> str:
     return "never" if at is None else utc(at)
 
 
-def duration_s(duration: str) -> float | None:
-    """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; `None` when it is malformed."""
+def duration_s(duration: str) -> float:
+    """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; raises `ValueError` for another text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
-    return float(match[1]) * _UNITS_S[match[2] or "s"] if match else None
+    if match is None:
+        raise ValueError(f"{duration!r} is no duration; give 90s, 10m, 12h or 90d")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def _change(field: str, *values: Any) -> str:

@@ -147,6 +147,10 @@ def test_what_a_second_operator_wrote_is_refused_and_kept(
 
 
 def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> None:
+    tried = controller.command("token", "create", "night shift", "--role", "viewer", "--dry-run")
+    effect = "dry run, nothing was written. It would change night shift; changes:\n  name: none -> night shift\n"
+    assert (tried.returncode, tried.stdout.startswith(effect)) == (0, True), tried.stderr
+    assert "night shift" not in controller.command("token", "list").stdout
     made = controller.command("token", "create", "night shift", "--role", "viewer", "--expires-in", "2h")
     assert made.returncode == 0, made.stderr
     token, token_id = made.stdout.strip(), made.stderr.split(":")[0]
@@ -212,7 +216,7 @@ def test_what_a_key_may_from_the_command_line(controller: Controller) -> None:
     for flags in (("--k-max", "many"), ("--requests-per-minute", "1.5"), ("--tokens-per-minute", "-1")):
         refused = key("change", key_id, *flags)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert refused.stderr.startswith(f"specpilot key: {flags[0]}: ")
+        assert refused.stderr.startswith(f"specpilot key change: {flags[0]}: ")
     assert key("revoke", key_id).returncode == 0
 
 

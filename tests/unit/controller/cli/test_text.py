@@ -8,10 +8,16 @@ from specpilot.policy.history import shown
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129_600), ("soon", None), ("", None)],
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129_600)],
 )
-def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float | None) -> None:
+def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float) -> None:
     assert duration_s(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "", "1w", "-1", "h"])
+def test_what_is_no_duration_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        duration_s(given)
 
 
 def test_a_value_is_json_without_what_says_nothing() -> None:
