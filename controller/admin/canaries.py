@@ -39,8 +39,8 @@ _CANARY_REQUEST: dict[str, Any] = {
 }
 
 
-def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
-    """Add the routes of canaries to `router`, and return it."""
+def canary_routes(writer: PolicyWriter, router: APIRouter) -> None:  # noqa: C901 - one closure per route
+    """Add the routes of canaries to `router`."""
     store, clock = writer.store, writer.clock
 
     def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> Experiment:
@@ -105,8 +105,6 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
     def promote_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> Experiment:
         """End the running canary (with If-Match, an `experiment_id`, only that one); its policy becomes the model's."""
         return end(model, Outcome.PROMOTED, write, if_match)
-
-    return router
 
 
 def _canary(plain: dict[str, Any], model: str) -> Canary:

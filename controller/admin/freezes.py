@@ -21,8 +21,8 @@ from specpilot.policy.names import model_name_faults
 from specpilot.policy.store import Store
 
 
-def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
-    """Add the routes of freezes to `router`, and return it."""
+def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: C901 - one closure per route
+    """Add the routes of freezes to `router`."""
 
     def in_force(model: str, now: float) -> Freeze | None:
         freeze = store.freezes().get(model)
@@ -77,8 +77,6 @@ def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  
     def unfreeze_model(model: str, write: WritingAlone) -> None:
         """Lift the freeze of one model."""
         lift_freeze(model, write)
-
-    return router
 
 
 def _anothers(freeze: Freeze) -> ApiError:

@@ -20,8 +20,8 @@ from specpilot.policy.history import differences
 from specpilot.policy.store import Store
 
 
-def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
-    """Add the routes of client keys to `router`, and return it."""
+def key_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: C901 - one closure per route
+    """Add the routes of client keys to `router`."""
 
     @router.get("/keys", response_model=KeyList)
     def list_keys() -> JSONResponse:
@@ -90,8 +90,6 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # n
         if write.is_dry_run or not store.delete_api_key(key_id):
             raise unknown_id("key", key_id)
         write.subject = key_id
-
-    return router
 
 
 def _stored(store: Store, key_id: str) -> ApiKey | None:

@@ -23,8 +23,8 @@ _DOCUMENT = "document of model routes"
 _BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object"}}})
 
 
-def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
-    """Add the routes of model routes to `router`, and return it."""
+def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> None:
+    """Add the routes of model routes to `router`."""
 
     def write_over(present: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
         routes = document_from(ModelRoutes, plain, _DOCUMENT)
@@ -63,8 +63,6 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         if if_match is not None:
             check_conditions(_DOCUMENT, present.version or None, if_match, None)
         return write_over(present, patched(_shown(present), change), write)
-
-    return router
 
 
 def _response(document: VersionedModelRoutes, status: int = 200) -> Response:

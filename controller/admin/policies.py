@@ -104,8 +104,8 @@ class PolicyWriter:
         return latest[0].version + 1 if latest else 1
 
 
-def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
-    """Add the routes of policies to `router`, and return it."""
+def policy_routes(writer: PolicyWriter, router: APIRouter) -> None:
+    """Add the routes of policies to `router`."""
     store = writer.store
 
     @router.get("/policies")
@@ -157,8 +157,6 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         present = writer.existing(model)
         writer.expected(model, present, if_match, None)
         writer.delete(present, write)
-
-    return router
 
 
 def policy_response(stored: VersionedPolicy, status: int = 200) -> JSONResponse:

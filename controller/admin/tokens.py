@@ -19,8 +19,8 @@ from specpilot.policy.history import differences
 from specpilot.policy.store import Store
 
 
-def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
-    """Add the routes of tokens to `router`, and return it."""
+def token_routes(store: Store, clock: Clock, router: APIRouter) -> None:
+    """Add the routes of tokens to `router`."""
 
     @router.get("/whoami")
     def who_am_i(request: Request) -> WhoAmI:
@@ -82,8 +82,6 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
         if write.is_dry_run or not store.delete_admin_token(token_id):
             raise unknown_id("token", token_id)
         write.subject = write.subject or token_id
-
-    return router
 
 
 def _secret(token_id: str) -> str:

@@ -23,8 +23,8 @@ from specpilot.policy.model_policy import VersionedPolicy
 Number = Annotated[int, Path(ge=1, le=NEWEST_VERSION)]
 
 
-def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
-    """Add the routes of policies' histories to `router`, and return it."""
+def version_routes(writer: PolicyWriter, router: APIRouter) -> None:
+    """Add the routes of policies' histories to `router`."""
     store = writer.store
 
     def version_of(model: str, number: int) -> PolicyVersion:
@@ -77,5 +77,3 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
             raise ApiError(422, "version_is_deletion", message, param="version")
         write.comment = write.comment or f"back to version {number}"
         return writer.put(version.policy, present, write, VersionCause.ROLLBACK)
-
-    return router

@@ -37,8 +37,7 @@ class TokenSettings(WriteSettings):
 
 def main(arguments: Sequence[str]) -> None:
     """`specpilot token`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": "", "create": "name", "rotate": "id", "revoke": "id"}
-    command, names, settings = parsed(arguments, commands, PROGRAM, _USAGE, TokenSettings)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, TokenSettings)
     name, client = "".join(names), AdminWriter(settings, PROGRAM)
     body, place = expiry_body(settings.expires_in), "/admin/tokens/" + quote(name, safe="")
     if command == "list":

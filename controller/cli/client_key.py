@@ -55,8 +55,7 @@ class KeySettings(WriteSettings):
 
 def main(arguments: Sequence[str]) -> None:
     """`specpilot key`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": "", "create": "", "change": "id", "rotate": "id", "revoke": "id"}
-    command, names, settings = parsed(arguments, commands, PROGRAM, _USAGE, KeySettings)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, KeySettings)
     name, client = "".join(names), AdminWriter(settings, PROGRAM)
     place = "/admin/keys/" + quote(name, safe="")
     if command == "list":

@@ -17,10 +17,8 @@ _PATH = "/admin/model-routes"
 _USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                              every name that has a route
-  set NAME MODEL                    an alias: MODEL serves requests for NAME
-  set NAME MODEL=9 MODEL=1          a split by weight
-  set NAME [MODEL ...] --fallback A,B
-                                    A, else B, while the chosen model (NAME, without MODEL) has no engine
+  set NAME [MODEL ...]              an alias: MODEL serves requests for NAME; MODEL=9 MODEL=1: a split by weight
+    --fallback A,B                  A, else B, while the chosen model (NAME, without MODEL) has no engine
   remove NAME                       remove the route of NAME
 
   --dry-run                         with set and remove: show the effect, and write nothing
@@ -36,8 +34,7 @@ class ModelsSettings(WriteSettings):
 
 def main(arguments: Sequence[str]) -> None:
     """`specpilot models`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": "", "set": "name [model...]", "remove": "name"}
-    command, names, settings = parsed(arguments, commands, PROGRAM, _USAGE, ModelsSettings)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, ModelsSettings)
     client = AdminWriter(settings, PROGRAM)
     if command == "list":
         _list(client)

@@ -22,7 +22,7 @@ from specpilot.policy.settings import fail
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot policy"
-USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
+_USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                      every policy
   get MODEL                 one policy
@@ -31,7 +31,8 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   edit MODEL                change it in $EDITOR; shows the effect and asks before it writes
   delete MODEL [--version N]
   history MODEL             its versions, with author, time and comment
-  diff MODEL FROM [TO]      the difference of two versions; without TO: to the present one
+  diff MODEL VERSION [VERSION]
+                            the difference of two versions; without the second: to the present one
   rollback MODEL VERSION [--version N]
                             write an older version again, as a new version
   canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
@@ -48,20 +49,6 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   --dry-run                 with every command that writes: show the effect, and write nothing
   --comment TEXT            with every command that writes: its purpose; goes into the history and the audit
 """
-_TAKES = {
-    "list": "",
-    "get": "model",
-    "put": "file",
-    "edit": "model",
-    "delete": "model",
-    "history": "model",
-    "diff": "model version [version]",
-    "rollback": "model version",
-    "canary start": "file",
-    "canary show": "model",
-    "canary promote": "model",
-    "canary abort": "model",
-}
 
 
 class PolicySettings(WriteSettings):
@@ -78,7 +65,7 @@ class PolicySettings(WriteSettings):
 
 def main(arguments: Sequence[str]) -> None:
     """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    command, names, settings = parsed(arguments, _TAKES, PROGRAM, USAGE, PolicySettings)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, PolicySettings)
     _Commands(settings).do(command, names)
 
 
