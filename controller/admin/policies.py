@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
-from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import PolicyList, refusals
 from specpilot.policy.clock import Clock
@@ -57,11 +57,11 @@ class PolicyWriter:
         model = policy.model
         changes = differences(self.plain(present, model), to_plain(policy))
         write.begin(changes, self._next_version(model, present), forecast=lambda: self.forecast(model, policy))
-        expected = present.version if present else 0
+        version = present.version if present else 0
         try:
-            stored = self.store.put_policy(policy, expected, self.clock.now(), write.change(cause))
+            stored = self.store.put_policy(policy, version, self.clock.now(), write.change(cause))
         except VersionConflictError as error:
-            raise self.conflict(model, expected, str(error)) from error
+            raise self._overtaken(model, error) from error
         return policy_response(stored, status=201 if present is None else 200)
 
     def delete(self, present: VersionedPolicy, write: Write) -> None:
@@ -72,7 +72,7 @@ class PolicyWriter:
         try:
             self.store.delete_policy(model, present.version, self.clock.now(), write.change(VersionCause.DELETE))
         except VersionConflictError as error:
-            raise self.conflict(model, present.version, str(error)) from error
+            raise self._overtaken(model, error) from error
 
     async def forecast(self, model: str, policy: Policy | None) -> Sequence[Asked]:
         """Return what `policy` (`None`: the defaults) would do in every pool of the model, as its engines say."""
@@ -82,20 +82,17 @@ class PolicyWriter:
         self, model: str, present: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
     ) -> None:
         """Raise `ApiError` unless the caller's conditions allow to replace `present`."""
-        try:
-            check_conditions("policy", present.version if present else None, if_match, if_none_match)
-        except ApiError as error:
-            base_version = version_in(if_match)
-            if error.status != 412 or base_version is None or present is None or base_version >= present.version:  # noqa: PLR2004
-                raise
-            raise self.conflict(model, base_version, str(error)) from error
+        version = present.version if present else None
+        check_conditions("policy", version, if_match, if_none_match, lambda older: self._since(model, older))
 
-    def conflict(self, model: str, base_version: int, message: str) -> ApiError:
-        """Return the error for a write over `base_version`, with the authors and changes since."""
-        versions = [item for item in self.store.policy_versions(model, 50) if item.version > base_version]
-        before = self.store.policy_version(model, base_version)
-        since = _since(before, versions) if versions else ""
-        return ApiError(412, "version_conflict", message + since, param="If-Match")
+    def _overtaken(self, model: str, error: VersionConflictError) -> ApiError:
+        """Return the reply to a write that another one preceded by a moment."""
+        return ApiError(412, "version_conflict", str(error) + self._since(model, error.expected), param="If-Match")
+
+    def _since(self, model: str, older: int) -> str:
+        """Return a sentence with the authors and changes since the version `older`."""
+        versions = [item for item in self.store.policy_versions(model, 50) if item.version > older]
+        return _changes_since(self.store.policy_version(model, older), versions) if versions else ""
 
     def _next_version(self, model: str, present: VersionedPolicy | None) -> int:
         if present is not None:
@@ -173,7 +170,7 @@ def policy_from(plain: dict[str, Any], model: str) -> Policy:
     return policy
 
 
-def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
+def _changes_since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
     """Return a sentence with the authors of `versions` (newest first) and the sum of their changes."""
     authors = ", ".join(dict.fromkeys(item.author or "somebody" for item in reversed(versions)))
     newest = versions[0]

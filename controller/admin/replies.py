@@ -13,6 +13,7 @@ from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import to_plain
+from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_policy import Mode, VersionedPolicy
@@ -23,14 +24,6 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class FaultShown:
-    """One field at fault."""
-
-    field: str
-    problem: str
-
-
-@dataclass(frozen=True)
 class Refusal:
     """The fault, as a message for people and a code for programs."""
 
@@ -38,7 +31,7 @@ class Refusal:
     type: str
     param: str | None
     code: str
-    faults: tuple[FaultShown, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
