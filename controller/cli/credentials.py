@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.words import readable
+from specpilot.policy.clock import utc
 
 
 def expiry_body(duration: str | None) -> dict[str, Any]:
@@ -21,7 +22,7 @@ ExpiresIn = Annotated[str, readable(expiry_body)]
 
 def expiry(item: dict[str, Any]) -> str:
     """Return the expiry as text."""
-    return "does not expire" if item["expires_at"] is None else f"expires {text.moment(item['expires_at'])}"
+    return "does not expire" if item["expires_at"] is None else f"expires {utc(item['expires_at'])}"
 
 
 def secret(made: dict[str, Any], field: str) -> None:

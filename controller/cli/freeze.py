@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from pydantic_settings import CliPositionalArg, SettingsConfigDict
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
 from specpilot.controller.cli.credentials import Duration
+from specpilot.policy.clock import utc
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot freeze"
@@ -70,7 +71,6 @@ def _list(client: AdminClient) -> None:
         sys.stdout.write("nothing is frozen\n")
 
 
-def _line(item: dict[str, object]) -> str:
-    until = item["until"]
+def _line(item: dict[str, Any]) -> str:
     held = "the static K" if item["hold"] == "static" else "K as it was when the freeze began"
-    return f"{held}, until {text.moment(until) if isinstance(until, int | float) else 'it is lifted'}"
+    return f"{held}, until {'it is lifted' if item['until'] is None else utc(item['until'])}"

@@ -18,6 +18,7 @@ from specpilot.controller.cli.client import AdminWriter, WriteSettings
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
+from specpilot.policy.clock import utc
 from specpilot.policy.settings import fail
 from specpilot.policy.text_files import read_text
 
@@ -167,7 +168,7 @@ class _Commands:
             comment = f"  # {item['comment']}" if item["comment"] else ""
             author = item["author"] or "unknown"
             sys.stdout.write(
-                f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
+                f"{item['version']:>5}  {utc(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
             )
 
     def _diff(self, model: str, older: int, newer: int | None = None) -> None:

@@ -26,11 +26,6 @@ def printable(value: Any) -> Any:
     return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def moment(at: float | None) -> str:
-    """Return Unix seconds as a time in UTC; `never` for none."""
-    return "never" if at is None else utc(at)
-
-
 def duration_s(duration: str) -> float:
     """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; raises `ValueError` for another text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
@@ -98,7 +93,7 @@ def audit_line(entry: Mapping[str, Any]) -> str:
     entry = printable(entry)
     caller = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
     source = f" from {entry['source']}" if entry["source"] else ""
-    line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
+    line = f"{utc(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
     changed = [_change(*row) for row in entry["changes"]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, moment, printable, unless_it_runs
+from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, printable, unless_it_runs
 from specpilot.policy.history import shown
 
 
@@ -35,10 +35,6 @@ def test_a_value_is_json_without_what_says_nothing() -> None:
 )
 def test_a_model_that_no_engine_serves_is_named(running: list[str], warning: str) -> None:
     assert unless_it_runs("demo", [{"model": name} for name in running]) == warning
-
-
-def test_a_time_is_in_utc() -> None:
-    assert (moment(0.0), moment(None)) == ("1970-01-01 00:00:00Z", "never")
 
 
 def prediction(k: float, throughput: float, itl_ms: float) -> dict[str, object]:
