@@ -46,8 +46,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: 
         while True:  # another write may come first
             before = _existing(store, key_id)
             after = replace(before, **fields)
-            write.subject = key_id
-            write.begin(differences(shown(before), shown(after)))
+            write.begin(differences(shown(before), shown(after)), subject=key_id)
             if store.change_api_key(before, after):
                 return JSONResponse(shown(after))
 
@@ -73,8 +72,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: 
             previous_expires_at=now + rotation.grace_s if is_good else None,
             expires_at=rotation.after_rotation(plain, before.expires_at, now),
         )
-        write.subject = key_id
-        write.begin(differences(shown(before), shown(after)))
+        write.begin(differences(shown(before), shown(after)), subject=key_id)
         # Replaces only the document that was read: otherwise, of two simultaneous rotations, the second would revoke
         # the key of the first.
         if not store.change_api_key(before, after):

@@ -66,8 +66,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> None:
         secret = _secret(token_id)
         expires_at = rotation.after_rotation(plain, before.expires_at, now)
         after = replace(before, sha256=sha256_of(secret), rotated_at=now, expires_at=expires_at)
-        write.begin(differences(shown(before), shown(after)), subject=before.name)
-        write.subject = f"{token_id} {before.name}"
+        write.begin(differences(shown(before), shown(after)), subject=f"{token_id} {before.name}")
         if not store.put_admin_token(after, before):
             raise ApiError(409, "token_changed", "somebody else changed this token just now; try again")
         return JSONResponse({**shown(after), "token": secret})
@@ -77,8 +76,7 @@ def token_routes(store: Store, clock: Clock, router: APIRouter) -> None:
         """Revoke a token, also one whose document cannot be read; it is rejected at once."""
         token = store.admin_token(token_id)
         if token is not None:
-            write.begin(differences(shown(token), {}), subject=token.name)
-            write.subject = f"{token_id} {token.name}"
+            write.begin(differences(shown(token), {}), subject=f"{token_id} {token.name}")
         if write.is_dry_run or not store.delete_admin_token(token_id):
             raise unknown_id("token", token_id)
         write.subject = write.subject or token_id
