@@ -53,7 +53,7 @@ class Leadership:
             self._held = (lease, asked_at + TTL_S) if lease else None
             return lease
 
-    def keep(self, is_alive: Callable[[], bool] = lambda: True) -> None:
+    def keep(self, is_alive: Callable[[], bool]) -> None:
         """Begin to renew the lease in a thread, while `is_alive`, until `release`."""
 
         def renewing() -> None:

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch
-from specpilot.controller.admin.policies import PolicyWriter
+from specpilot.controller.admin.policies import PolicyWriter, with_model
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended
@@ -108,14 +108,10 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> None:  # noqa: C90
 
 
 def _canary(plain: dict[str, Any], model: str) -> Canary:
-    """Return the canary that `plain` describes; its policy may leave out `model`, which the path names."""
+    """Return the canary that `plain` describes."""
     policy = plain.get("policy")
-    named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
-    canary = document_from(Canary, named, "canary")
-    if canary.policy.model != model:
-        problem = f"is {canary.policy.model!r}, but the path names {model!r}; leave it out or make them agree"
-        raise invalid([Fault("policy.model", problem)], "canary")
-    return canary
+    named = {"policy": with_model(policy, model, "canary", "policy.model")} if isinstance(policy, dict) else {}
+    return document_from(Canary, plain | named, "canary")
 
 
 def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now: float) -> Experiment:

@@ -7,12 +7,11 @@ the audit has the changes of each write.
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
-from specpilot.controller.admin.replies import refusals
+from specpilot.controller.admin.replies import refusals, versioned
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import differences
@@ -30,12 +29,12 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> None:
         routes = document_from(ModelRoutes, plain, _DOCUMENT)
         write.begin(differences(_shown(present), to_plain(routes)), present.version + 1)
         stored = store.put_model_routes(routes, present.version, clock.now())
-        return _response(stored, status=201 if present.version == 0 else 200)
+        return versioned(stored, status=201 if present.version == 0 else 200)
 
     @router.get("/model-routes", response_model=VersionedModelRoutes)
     def get_model_routes() -> Response:
         """Every model route, by the model name in requests; the ETag goes into If-Match of a later PUT."""
-        return _response(store.model_routes())
+        return versioned(store.model_routes())
 
     @router.put(
         "/model-routes",
@@ -63,10 +62,6 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> None:
         if if_match is not None:
             check_conditions(_DOCUMENT, present.version or None, if_match, None)
         return write_over(present, patched(_shown(present), change), write)
-
-
-def _response(document: VersionedModelRoutes, status: int = 200) -> Response:
-    return JSONResponse(to_plain(document), status_code=status, headers={"ETag": f'"{document.version}"'})
 
 
 def _shown(document: VersionedModelRoutes) -> dict[str, Any]:

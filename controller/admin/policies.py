@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.controller.admin.replies import PolicyList, refusals
+from specpilot.controller.admin.replies import PolicyList, refusals, versioned
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import schema, to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
@@ -62,7 +61,7 @@ class PolicyWriter:
             stored = self.store.put_policy(policy, version, self.clock.now(), write.change(cause))
         except VersionConflictError as error:
             raise self._overtaken(model, error) from error
-        return policy_response(stored, status=201 if present is None else 200)
+        return versioned(stored, status=201 if present is None else 200)
 
     def delete(self, present: VersionedPolicy, write: Write) -> None:
         """Remove `present`."""
@@ -118,7 +117,7 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> None:
     @router.get("/policies/{model:path}", response_model=VersionedPolicy)
     def get_policy(model: str) -> Response:
         """One policy; its ETag goes into If-Match of a later PUT."""
-        return policy_response(writer.existing(model))
+        return versioned(writer.existing(model))
 
     @router.put(
         "/policies/{model:path}",
@@ -156,18 +155,21 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> None:
         writer.delete(present, write)
 
 
-def policy_response(stored: VersionedPolicy, status: int = 200) -> JSONResponse:
-    """Return a policy with its ETag."""
-    return JSONResponse(to_plain(stored), status_code=status, headers={"ETag": f'"{stored.version}"'})
-
-
 def policy_from(plain: dict[str, Any], model: str) -> Policy:
-    """Return the policy that `plain` describes; it may leave out `model`, which the path names. Raises `ApiError`."""
-    policy = document_from(Policy, {"model": model, **plain}, "policy")
-    if policy.model != model:
-        problem = f"is {policy.model!r}, but the path names {model!r}; leave it out or make them agree"
-        raise invalid([Fault("model", problem)], "policy")
-    return policy
+    """Return the policy that `plain` describes. Raises `ApiError`."""
+    return document_from(Policy, with_model(plain, model, "policy", "model"), "policy")
+
+
+def with_model(policy: dict[str, Any], model: str, kind: str, field: str) -> dict[str, Any]:
+    """Return a policy in a request with its model, which it may leave out, as the path names it.
+
+    Raises `ApiError`, about `field` of a `kind`, if it names another one.
+    """
+    stated = policy.get("model", model)
+    if stated != model:
+        problem = f"is {stated!r}, but the path names {model!r}; leave it out or make them agree"
+        raise invalid([Fault(field, problem)], kind)
+    return {**policy, "model": model}
 
 
 def _changes_since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:

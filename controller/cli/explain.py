@@ -39,6 +39,9 @@ def _moment(value: str) -> float:
     return at
 
 
+_Moment = Annotated[str, readable(_moment)]
+
+
 class ExplainSettings(AdminSettings):
     """Prints the K in force for one model and pool, the reason, and the evidence."""
 
@@ -46,10 +49,9 @@ class ExplainSettings(AdminSettings):
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
     pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
-    at: Annotated[
-        Annotated[str, readable(_moment)] | None,
-        Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now"),
-    ] = None
+    at: Annotated[_Moment | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = (
+        None
+    )
     as_json: Annotated[bool, Field(description="print everything as JSON", alias="json")] = False
 
 

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from specpilot.controller.admin import problems
 from specpilot.controller.admin.access import Access
-from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
 from specpilot.policy.api_key import ApiKey
@@ -56,9 +55,8 @@ def store() -> OvertakenStore:
 def api(store: OvertakenStore) -> Iterator[TestClient]:
     app, clock = FastAPI(), Clock()
     problems.install(app)
-    access = Access(store, clock, "t")  # type: ignore[arg-type]
-    trail, asker = AuditTrail(store, clock), Asker(store, clock)  # type: ignore[arg-type]
-    app.include_router(routes(store, access, clock, trail, on_change=lambda: None, asker=asker))  # type: ignore[arg-type]
+    access, trail = Access(store, clock, "t"), AuditTrail(store, clock)  # type: ignore[arg-type]
+    app.include_router(routes(store, access, clock, trail, on_change=lambda: None))  # type: ignore[arg-type]
     with TestClient(app, headers={"Authorization": "Bearer t"}) as found:
         yield found
 
