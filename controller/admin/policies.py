@@ -167,7 +167,7 @@ def with_model(policy: dict[str, Any], model: str, kind: str, field: str) -> dic
     """
     stated = policy.get("model", model)
     if stated != model:
-        problem = f"is {stated!r}, but the path names {model!r}; leave it out or make them agree"
+        problem = f"is {str(stated)[:80]!r}, but the path names {model!r}; leave it out or make them agree"
         raise invalid([Fault(field, problem)], kind)
     return {**policy, "model": model}
 
