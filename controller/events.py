@@ -15,7 +15,7 @@ def canary_ended(experiment: Experiment, at: float) -> AuditEntry:
     """Return the entry of a canary that ended by its own rule at `at` (Unix seconds)."""
     outcome = experiment.outcome.value if experiment.outcome else ""
     message = f"the canary ended: {outcome}, after {len(experiment.blocks)} blocks"
-    return _done(at, "end_canary", experiment.model, message, code=outcome)
+    return _entry(at, "end_canary", experiment.model, message, code=outcome)
 
 
 def ended_within(freezes: Iterable[Freeze], after: float, at: float) -> list[Freeze]:
@@ -31,14 +31,14 @@ def freeze_ended(freeze: Freeze, at: float) -> AuditEntry:
     """Return the entry of a freeze that expired by `at` (Unix seconds)."""
     changes = differences({"hold": freeze.hold.value, "until": freeze.until}, {})
     message = f"the time of the freeze by {freeze.author or 'somebody'} is over"
-    return _done(at, "end_freeze", freeze.model, message, changes=changes)
+    return _entry(at, "end_freeze", freeze.model, message, changes=changes)
 
 
 def fell_back(before: Schedule | None, after: Schedule, at: float) -> AuditEntry:
     """Return the entry of a pool that fell back to the static K at `at` (Unix seconds) by its control group."""
     message = f"version {after.version}: by the control group the static K is better"
     changes = differences(_changed(before), _changed(after))
-    return _done(at, "fall_back_to_static", f"{after.model} {after.pool}", message, changes=changes)
+    return _entry(at, "fall_back_to_static", f"{after.model} {after.pool}", message, changes=changes)
 
 
 def _changed(schedule: Schedule | None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _changed(schedule: Schedule | None) -> dict[str, Any]:
     return {} if schedule is None else {"override": to_plain(schedule.override) if schedule.override else None}
 
 
-def _done(  # noqa: PLR0913 - the parts of an entry
+def _entry(  # noqa: PLR0913 - the parts of an entry
     at: float, action: str, subject: str, message: str, *, changes: Sequence[Difference] = (), code: str = ""
 ) -> AuditEntry:
     changed, left_out = bounded(changes)

@@ -1,6 +1,5 @@
 """`specpilot token`: the named tokens of the admin API."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -9,6 +8,7 @@ from pydantic import Field
 
 from specpilot.controller.cli.client import AdminWriter, WriteSettings
 from specpilot.controller.cli.credentials import ExpiresIn, expiry, expiry_body, secret
+from specpilot.controller.cli.text import note, say
 from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail
 
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> None:
     name, client = "".join(names), AdminWriter(settings, PROGRAM)
     body, place = expiry_body(settings.expires_in), "/admin/tokens/" + quote(name, safe="")
     if command == "list":
-        tokens = client.read("/admin/tokens")["tokens"]
+        tokens = client.ask("/admin/tokens")["tokens"]
         if not tokens:
-            sys.stderr.write("no named token yet\n")
+            note("no named token yet")
         for item in tokens:
-            sys.stdout.write(f"{item['token_id']}  {item['role']:<8}  {item['name']}  {expiry(item)}\n")
+            say(f"{item['token_id']}  {item['role']:<8}  {item['name']}  {expiry(item)}")
     elif command == "create":
         if settings.role is None:
             fail(PROGRAM, "create: --role: name viewer, operator or admin")
@@ -54,4 +54,4 @@ def main(arguments: Sequence[str]) -> None:
         secret(client.write("POST", f"{place}/rotate", body), "token")
     else:
         client.write("DELETE", place)
-        sys.stdout.write(f"revoked {name}\n")
+        say(f"revoked {name}")

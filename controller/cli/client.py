@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, Any, NoReturn
@@ -13,7 +13,7 @@ from urllib.request import Request
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.controller.cli.text import dry_run, printable
+from specpilot.controller.cli.text import dry_run, note, say
 from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import HttpAddress, ProgramSettings, without_secrets
 
@@ -57,17 +57,13 @@ class AdminClient:
         """Return the JSON at `path`."""
         return self._send(path, "GET", None, {})
 
-    def read(self, path: str) -> Any:
-        """Return the JSON at `path` with control characters escaped, to print as text."""
-        return printable(self.ask(path))
-
     def find(self, path: str) -> Any:
         """Return the JSON at `path`; `None` when the reply is 404."""
         return self._send(path, "GET", None, {}, is_optional=True)
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
-        sys.stderr.write(f"{self._program}: {printable(message)}\n")
+        note(f"{self._program}: {message}")
         sys.exit(EXIT_REFUSED)
 
     def _refuse_other(self, status: int) -> NoReturn:
@@ -92,7 +88,7 @@ class AdminClient:
                     self._refuse_other(response.status)
                 text = response.read()
                 if (notice := response.headers.get("x-specpilot-notice")) is not None:
-                    sys.stderr.write(f"{self._program}: {printable(notice)}\n")
+                    note(f"{self._program}: {notice}")
                 return json.loads(text) if text else None
         except HTTPError as error:
             with error:
@@ -122,23 +118,23 @@ class AdminWriter(AdminClient):
         document: object = None,
         condition: Mapping[str, str] | None = None,
         *,
-        warning: str = "",
+        warning: Sequence[str] = (),
     ) -> Any:
         """Write `document` (`None`: no body) and return the reply's JSON, `None` when it is empty.
 
-        `condition` are headers. `warning` is printed unless the write is rejected.
+        `condition` are headers. The lines of `warning` are printed unless the write is rejected.
         """
         if self._is_dry_run:
             effect = self.effect(method, path, document, condition)
-            sys.stderr.write(warning)
-            sys.stdout.write(effect)
+            note(*warning)
+            say(*effect)
             sys.exit(0)
         answer = self._send(_with_query(path, self._comment), method, document, condition or {})
-        sys.stderr.write(warning)
+        note(*warning)
         return answer
 
-    def effect(self, method: str, path: str, document: object, condition: Mapping[str, str] | None = None) -> str:
-        """Return the effect that a write would have, for a person."""
+    def effect(self, method: str, path: str, document: object, condition: Mapping[str, str] | None = None) -> list[str]:
+        """Return the effect that a write would have, as lines for a person."""
         path = _with_query(path, {**self._comment, "validate_only": "true"})
         return dry_run(self._send(path, method, document, condition or {}))
 

@@ -1,7 +1,5 @@
 """`specpilot key`: the clients' keys to the engines, and their limits."""
 
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -10,7 +8,7 @@ from pydantic import Field
 
 from specpilot.controller.cli.client import AdminWriter, WriteSettings
 from specpilot.controller.cli.credentials import Duration, ExpiresIn, expiry, expiry_body, secret
-from specpilot.controller.cli.text import duration_s
+from specpilot.controller.cli.text import duration_s, note, say, show
 from specpilot.controller.cli.words import parsed, readable
 
 PROGRAM = "specpilot key"
@@ -59,19 +57,17 @@ def main(arguments: Sequence[str]) -> None:
     name, client = "".join(names), AdminWriter(settings, PROGRAM)
     place = "/admin/keys/" + quote(name, safe="")
     if command == "list":
-        keys = client.read("/admin/keys")["keys"]
+        keys = client.ask("/admin/keys")["keys"]
         if not keys:
-            sys.stderr.write(
-                "no client key: a gateway that starts now serves without one; one that has seen a key rejects all\n"
-            )
+            note("no client key: a gateway that starts now serves without one; one that has seen a key rejects all")
         for item in keys:
             may = ", ".join(f"{field} {item[field]}" for field in _READS if item[field] is not None) or "no limits"
-            sys.stdout.write(f"{item['key_id']}  {may}  {expiry(item)}\n")
+            say(f"{item['key_id']}  {may}  {expiry(item)}")
     elif command == "create":
         secret(client.write("POST", "/admin/keys", _key_body(settings)), "key")
-        sys.stderr.write(f"{PROGRAM}: from now on gateways reject requests without a key\n")
+        note(f"{PROGRAM}: from now on gateways reject requests without a key")
     elif command == "change":
-        sys.stdout.write(json.dumps(client.write("PATCH", place, _key_body(settings)), indent=2) + "\n")
+        show(client.write("PATCH", place, _key_body(settings)))
     elif command == "rotate":
         rotation = expiry_body(settings.expires_in)
         if settings.grace is not None:
@@ -79,11 +75,9 @@ def main(arguments: Sequence[str]) -> None:
         secret(client.write("POST", f"{place}/rotate", rotation), "key")
     else:
         client.write("DELETE", place)
-        sys.stdout.write(f"revoked {name}\n")
+        say(f"revoked {name}")
         if not client.ask("/admin/keys")["keys"]:
-            sys.stderr.write(
-                f"{PROGRAM}: no key is left: a gateway that has seen one rejects all requests until it is restarted\n"
-            )
+            note(f"{PROGRAM}: no key is left: a gateway that has seen one rejects all requests until it is restarted")
 
 
 def _names(text: str) -> list[str]:

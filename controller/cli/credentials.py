@@ -1,6 +1,5 @@
 """Shared by the commands `token`, `key` and `freeze`: durations, and the output of a new secret."""
 
-import sys
 from typing import Annotated, Any
 
 from specpilot.controller.cli import text
@@ -27,7 +26,5 @@ def expiry(item: dict[str, Any]) -> str:
 
 def secret(made: dict[str, Any], field: str) -> None:
     """Print a new secret alone on standard output, so that it can be piped; its id and expiry on standard error."""
-    sys.stderr.write(
-        f"{text.printable(made.get('token_id') or made['key_id'])}: {expiry(made)}; this is shown only once:\n"
-    )
-    sys.stdout.write(f"{made[field]}\n")
+    text.note(f"{made.get('token_id') or made['key_id']}: {expiry(made)}; this is shown only once:")
+    text.say(made[field])

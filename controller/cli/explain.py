@@ -3,9 +3,7 @@
 Without a moment it also asks engines what they run now, why, and what they predict.
 """
 
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,9 +13,9 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.text import engine_lines, printable
+from specpilot.controller.cli.text import engine_lines, say, show
 from specpilot.controller.cli.words import readable
-from specpilot.controller.recording.explanation import text
+from specpilot.controller.recording.explanation import lines
 from specpilot.policy.settings import load
 
 PROGRAM = "specpilot explain"
@@ -67,13 +65,12 @@ def main(arguments: Sequence[str]) -> None:
     explanation = client.ask("/admin/explain?" + urlencode(query))
     answers = client.ask("/admin/ask?" + urlencode(query)) if settings.at is None else None
     if settings.as_json:
-        sys.stdout.write(json.dumps({**explanation, "engines": answers}, indent=2) + "\n")
+        show({**explanation, "engines": answers})
         return
-    sys.stdout.write(text(printable(explanation)))
+    say(*lines(explanation))
     if answers is not None:
         is_held = explanation["override"] is not None and explanation["override"]["k"] is None
-        lines = _engine_lines(printable(answers), is_held=is_held)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        say(*_engine_lines(answers, is_held=is_held))
 
 
 def _engine_lines(answers: Mapping[str, Any], *, is_held: bool) -> list[str]:

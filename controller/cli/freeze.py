@@ -1,6 +1,5 @@
 """`specpilot freeze`: freezes K of one model or of all, through the admin API."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from pydantic_settings import CliPositionalArg, SettingsConfigDict
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
 from specpilot.controller.cli.credentials import Duration
+from specpilot.controller.cli.text import say
 from specpilot.policy.clock import utc
 from specpilot.policy.settings import fail, load
 
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str]) -> None:
         fail(PROGRAM, "name one model, or give --all")
     name = settings.model or "everything"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
-    warning = ""
+    warning: list[str] = []
     if settings.model and not settings.lift:
-        warning = text.unless_it_runs(settings.model, client.read("/admin/engines")["engines"])
+        warning = text.unless_it_runs(settings.model, client.ask("/admin/engines")["engines"])
     if settings.lift:
         client.write("DELETE", path)
-        sys.stdout.write(f"{name} is not frozen any more\n")
+        say(f"{name} is not frozen any more")
     else:
-        sys.stdout.write(f"{name} is frozen: {_line(client.write('PUT', path, _body(settings), warning=warning))}\n")
+        say(f"{name} is frozen: {_line(client.write('PUT', path, _body(settings), warning=warning))}")
 
 
 def _body(settings: FreezeSettings) -> dict[str, object]:
@@ -62,13 +62,13 @@ def _body(settings: FreezeSettings) -> dict[str, object]:
 
 
 def _list(client: AdminClient) -> None:
-    freezes = client.read("/admin/freezes")["freezes"]
+    freezes = client.ask("/admin/freezes")["freezes"]
     for item in freezes:
         name = "everything" if item["model"] == "*" else item["model"]
         comment = f"  # {item['comment']}" if item["comment"] else ""
-        sys.stdout.write(f"{name}: {_line(item)}, by {item['author']}{comment}\n")
+        say(f"{name}: {_line(item)}, by {item['author']}{comment}")
     if not freezes:
-        sys.stdout.write("nothing is frozen\n")
+        say("nothing is frozen")
 
 
 def _line(item: dict[str, Any]) -> str:

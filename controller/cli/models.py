@@ -1,13 +1,12 @@
 """`specpilot models`: the routes from model names in requests to models, through the admin API."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
+from specpilot.controller.cli.text import say
 from specpilot.controller.cli.words import parsed
 from specpilot.policy.settings import fail
 
@@ -40,10 +39,10 @@ def main(arguments: Sequence[str]) -> None:
     elif command == "set":
         route = _route(names[1:], settings.fallback)
         answer = client.write("PATCH", _PATH, {"routes": {names[0]: route}})
-        sys.stdout.write(_line(names[0], text.printable(answer["routes"][names[0]])))
+        say(_line(names[0], answer["routes"][names[0]]))
     elif names[0] in client.ask(_PATH)["routes"]:
         client.write("PATCH", _PATH, {"routes": {names[0]: None}})
-        sys.stdout.write(f"removed the route of {names[0]}\n")
+        say(f"removed the route of {names[0]}")
     else:
         client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists the names with one")
 
@@ -60,11 +59,11 @@ def _route(targets: Sequence[str], fallback: str) -> dict[str, Any]:
 
 
 def _list(client: AdminClient) -> None:
-    routes = client.read(_PATH)["routes"]
+    routes = client.ask(_PATH)["routes"]
     for name in sorted(routes):
-        sys.stdout.write(_line(name, routes[name]))
+        say(_line(name, routes[name]))
     if not routes:
-        sys.stdout.write("no name has a route\n")
+        say("no name has a route")
 
 
 def _line(name: str, route: dict[str, Any]) -> str:
@@ -73,4 +72,4 @@ def _line(name: str, route: dict[str, Any]) -> str:
     shares = [f"{target['model']} {100 * target['weight'] / total:.3g} %" for target in split]
     served = ", ".join(shares) if len(split) > 1 else split[0]["model"] if split else name
     fallback = f"; else {', '.join(route['fallback'])}" if route["fallback"] else ""
-    return f"{name}  served by {served}{fallback}\n"
+    return f"{name}  served by {served}{fallback}"

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from specpilot.controller.cli import text
 from specpilot.controller.cli.client import AdminWriter, WriteSettings
+from specpilot.controller.cli.text import note, say, show
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
@@ -82,24 +83,24 @@ class _Commands:
         if command == "list":
             self._list()
         elif command == "get":
-            _print(self._client.ask(_path(names[0])))
+            show(self._client.ask(_path(names[0])))
         elif command == "put":
             document, version = _policy_in(names[0])
             path = _path(document["model"])
             condition, warning = self._condition(path, version), self._warning(document)
-            _print(self._client.write("PUT", path, document, condition, warning=warning))
+            show(self._client.write("PUT", path, document, condition, warning=warning))
         elif command == "edit":
             self._edit(names[0])
         elif command == "delete":
             self._client.write("DELETE", _path(names[0]), condition=self._condition(_path(names[0])))
-            sys.stdout.write(f"deleted the policy of {names[0]}\n")
+            say(f"deleted the policy of {names[0]}")
         elif command == "history":
             self._history(names[0])
         elif command == "diff":
             self._diff(names[0], *map(_version, names[1:]))
         elif command == "rollback":
             body, path = {"version": _version(names[1])}, _path(names[0])
-            _print(self._client.write("POST", path + "/rollback", body, self._condition(path)))
+            show(self._client.write("POST", path + "/rollback", body, self._condition(path)))
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
@@ -112,9 +113,9 @@ class _Commands:
             version = present["version"] if present else 0
         return _if_match(version) if version else {"If-None-Match": "*"}
 
-    def _warning(self, policy: dict[str, Any]) -> str:
+    def _warning(self, policy: dict[str, Any]) -> list[str]:
         """Return what is odd about a policy beside the engines that run."""
-        engines = self._client.read("/admin/engines")["engines"]
+        engines = self._client.ask("/admin/engines")["engines"]
         limits: dict[str, int] = {}
         for engine in engines:
             if engine["model"] == policy["model"] and engine["k_max"]:
@@ -122,11 +123,10 @@ class _Commands:
         return text.out_of_reach(policy, limits) + text.unless_it_runs(policy["model"], engines)
 
     def _list(self) -> None:
-        for item in self._client.read("/admin/policies")["policies"]:
+        for item in self._client.ask("/admin/policies")["policies"]:
             policy = item["policy"]
             classes = ", ".join(sorted(policy["classes"])) or "default only"
-            line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
-            sys.stdout.write(line + "\n")
+            say(f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}")
 
     def _edit(self, model: str) -> None:
         present = self._client.find(_path(model))
@@ -137,7 +137,7 @@ class _Commands:
             is_kept = self._write_edited(document, version, file)
         finally:
             if is_kept and file.exists() and file.read_bytes() != _lines(document).encode():
-                sys.stderr.write(f"{PROGRAM} edit: your changes are in {file}\n")
+                note(f"{PROGRAM} edit: your changes are in {file}")
             else:
                 file.unlink(missing_ok=True)
 
@@ -145,37 +145,35 @@ class _Commands:
         """Open `file` in the editor, and write it after a yes; return whether the file must be kept."""
         edited = _edited(file)
         if edited == document:
-            sys.stdout.write("nothing changed\n")
+            say("nothing changed")
             return False
         model, path = edited["model"], _path(edited["model"])
         condition = self._condition(path, version)
-        sys.stdout.write(self._client.effect("PUT", path, edited, condition))
-        sys.stderr.write(self._warning(edited))
+        say(*self._client.effect("PUT", path, edited, condition))
+        note(*self._warning(edited))
         if self._settings.dry_run:
             return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
-            sys.stdout.write("not written\n")
+            say("not written")
             return True
         stored = self._client.write("PUT", path, edited, condition)
-        sys.stdout.write(f"{model} is at version {stored['version']}\n")
+        say(f"{model} is at version {stored['version']}")
         return False
 
     def _history(self, model: str) -> None:
-        versions = self._client.read(_path(model) + "/versions?limit=300")["versions"]
+        versions = self._client.ask(_path(model) + "/versions?limit=300")["versions"]
         if not versions:
             self._client.refuse(f"model {model!r} never had a policy")
         for item in versions:
             comment = f"  # {item['comment']}" if item["comment"] else ""
             author = item["author"] or "unknown"
-            sys.stdout.write(
-                f"{item['version']:>5}  {utc(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
-            )
+            say(f"{item['version']:>5}  {utc(item['updated_at'])}  {item['cause']:<8}  {author}{comment}")
 
     def _diff(self, model: str, older: int, newer: int | None = None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))["version"])
-        diff = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
-        sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(diff["changes"]))
+        diff = self._client.ask(f"{_path(model)}/diff?from={older}&to={newer}")
+        say(f"{model}, version {older} -> {newer}", *text.changes(diff["changes"]))
 
     def _canary(self, command: str, name: str) -> None:
         if command == "start":
@@ -185,16 +183,16 @@ class _Commands:
                 named = f'{name} must name the model, as in {{"policy": {{"model": "...", ...}}}}'
                 fail(PROGRAM, f"canary start: {named}")
             path = _canary_path(policy["model"])
-            _print(self._client.write("PUT", path, document, _if_match(self._settings.version or None)))
+            show(self._client.write("PUT", path, document, _if_match(self._settings.version or None)))
         elif command == "promote":
             path = "/admin/canary-promotions/" + quote(name)
-            _print(self._client.write("POST", path, condition=_if_match(self._settings.experiment)))
+            show(self._client.write("POST", path, condition=_if_match(self._settings.experiment)))
         elif command == "abort":
-            _print(self._client.write("DELETE", _canary_path(name), condition=_if_match(self._settings.experiment)))
+            show(self._client.write("DELETE", _canary_path(name), condition=_if_match(self._settings.experiment)))
         else:
             experiment = self._client.ask(_canary_path(name))
-            _print(experiment)
-            sys.stderr.writelines(f"{line}\n" for line in canary_lines(experiment["evidence"]))
+            show(experiment)
+            note(*canary_lines(experiment["evidence"]))
 
 
 def _if_match(etag: object) -> dict[str, str]:
@@ -257,10 +255,6 @@ def _read(file: str, command: str) -> dict[str, Any]:
 
 def _path(model: str) -> str:
     return "/admin/policies/" + quote(model)
-
-
-def _print(document: object) -> None:
-    sys.stdout.write(_lines(document))
 
 
 def _lines(document: object) -> str:

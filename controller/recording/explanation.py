@@ -28,28 +28,28 @@ def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]
     }
 
 
-def text(explanation: dict[str, Any]) -> str:
+def lines(explanation: dict[str, Any]) -> list[str]:
     """Return an explanation as lines for a person."""
     version, mode, evidence = explanation["version"], explanation["mode"], explanation["evidence"]
-    lines = [
+    shown = [
         f"{explanation['model']} in pool {explanation['pool']}, schedule version {version}, mode {mode}",
         f"why: {explanation['reason']}: {explanation['meaning']}",
         *([override_line(explanation["override"])] if explanation["override"] else []),
     ]
     running = evidence.get("decodes")
-    lines.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
-    lines += [_class_line(name, facts) for name, facts in sorted(evidence.get("classes", {}).items())]
-    lines += [
+    shown.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
+    shown += [_class_line(name, facts) for name, facts in sorted(evidence.get("classes", {}).items())]
+    shown += [
         slo_line(name, measure, facts)
         for name, measures in sorted((evidence.get("slo") or {}).items())
         for measure, facts in measures.items()
     ]
-    lines += [_band_line(band, facts) for band, facts in sorted(evidence.get("bands", {}).items())]
+    shown += [_band_line(band, facts) for band, facts in sorted(evidence.get("bands", {}).items())]
     if evidence.get("throughput") is not None:
-        lines.append(f"throughput measured: {evidence['throughput']:.0f} tokens/s")
+        shown.append(f"throughput measured: {evidence['throughput']:.0f} tokens/s")
     if evidence.get("step_s") is not None:
-        lines.append(f"step measured: {evidence['step_s'] * 1000:.2f} ms")
-    return "\n".join(lines + _control_group_lines(explanation) + canary_lines(evidence.get("canary"))) + "\n"
+        shown.append(f"step measured: {evidence['step_s'] * 1000:.2f} ms")
+    return shown + _control_group_lines(explanation) + canary_lines(evidence.get("canary"))
 
 
 def override_line(override: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import TTL_S
 from specpilot.controller.loop import HANG_S, ControlLoop
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.freeze import Freeze, Hold
@@ -23,7 +23,7 @@ from specpilot.policy.store import StoreMemory
 from tests.simulation.engine import MODEL, POOL
 from tests.support.controller_store import MemoryStore
 from tests.support.gateway_server import eventually
-from tests.support.loop_rig import Rig, registered
+from tests.support.loop_rig import Rig, registered, text
 
 
 async def test_what_fails_in_one_pool_does_not_stop_the_others(
