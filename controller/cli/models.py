@@ -1,5 +1,6 @@
 """`specpilot models`: the routes from model names in requests to models, through the admin API."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -52,10 +53,17 @@ def _route(targets: Sequence[str], fallback: str) -> dict[str, Any]:
     for target in targets:
         model, equals, weight = target.rpartition("=")
         try:
-            split.append({"model": model, "weight": float(weight)} if equals else {"model": target})
+            split.append({"model": model, "weight": _weight(weight)} if equals else {"model": target})
         except ValueError:
             fail(PROGRAM, f"set: {target!r}: {weight!r} is no weight; give MODEL or MODEL=9")
     return {"split": split, "fallback": [name.strip() for name in fallback.split(",") if name.strip()]}
+
+
+def _weight(text: str) -> float:
+    weight = float(text)
+    if not 0 < weight < math.inf:
+        raise ValueError
+    return weight
 
 
 def _list(client: AdminClient) -> None:

@@ -237,7 +237,14 @@ def test_models_are_routed_from_the_command_line(controller: Controller) -> None
     for words, said in (("remove", "has no route"), ("set", "routes.chat: names no model")):
         refused = command(words, "chat")
         assert (refused.returncode, said in refused.stderr) == (1, True)
-    for words in (["set"], ["remove"], ["set", "chat", "big=many"], ["move"]):
+    for words in (
+        ["set"],
+        ["remove"],
+        ["set", "chat", "big=many"],
+        ["set", "chat", "big=0"],
+        ["set", "chat", "big=inf"],
+        ["move"],
+    ):
         assert command(*words).returncode == 2
     assert "specpilot models: set: 'big=many': 'many' is no weight" in command("set", "chat", "big=many").stderr
 
