@@ -75,12 +75,6 @@ class Leadership:
         self._thread = threading.Thread(target=renewing, name="specpilot-lease", daemon=True)
         self._thread.start()
 
-    def stand_down(self) -> None:
-        """Drop the lease, because another controller leads."""
-        if self._held is not None:
-            _log.warning("%s: another controller leads: standing by", self._holder)
-        self._held = None
-
     def release(self) -> None:
         """Stop renewing and release the lease, so that a stand-by can lead at once."""
         self._stopped.set()

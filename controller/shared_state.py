@@ -80,12 +80,8 @@ class SharedReader:
         except StoreUnavailableError as error:
             self._note(error)
             return None
-        except FencedError as error:
-            _log.warning("%s", error)
-            self._leadership.stand_down()
-            return None
-        except VersionConflictError as error:
-            _log.info("not published, next tick tries again: %s", error)
+        except (FencedError, VersionConflictError) as error:
+            _log.info("not written; the next tick tries again if this controller still leads: %s", error)
             return None
         except InvalidDocumentError as error:
             _log.error("the shared state holds a document that cannot be read; repair or delete it: %s", error)
