@@ -71,13 +71,6 @@ def test_a_rotation_undoes_no_change_of_that_moment(api: TestClient, store: Over
     assert store.keys["k"].previous_sha256 == KEY.sha256
 
 
-def test_of_two_rotations_at_once_the_first_ones_key_stays_good(api: TestClient, store: OvertakenStore) -> None:
-    rotated = replace(KEY, sha256="1" * 64)
-    store.overtake = lambda: store.put_api_key(rotated)
-    assert api.post("/admin/keys/k/rotate").status_code == 409
-    assert store.keys["k"] == rotated
-
-
 def test_a_change_of_single_fields_goes_on_top_of_a_change_of_that_moment(
     api: TestClient, store: OvertakenStore
 ) -> None:
