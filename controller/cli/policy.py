@@ -20,6 +20,8 @@ from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
 from specpilot.policy.clock import utc
+from specpilot.policy.codec import decode
+from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import fail
 from specpilot.policy.text_files import read_text
 
@@ -241,16 +243,11 @@ def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
 
 def _read(file: str, command: str) -> dict[str, Any]:
     try:
-        content = sys.stdin.read().removeprefix("\ufeff") if file == "-" else read_text(Path(file))
+        return decode(dict, sys.stdin.read() if file == "-" else read_text(Path(file)))
     except (OSError, UnicodeDecodeError) as error:
         fail(PROGRAM, f"{command}: {file} cannot be read: {error}")
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        fail(PROGRAM, f"{command}: {file} is no JSON: {error}")
-    if not isinstance(document, dict):
-        fail(PROGRAM, f"{command}: {file} must hold a JSON object")
-    return document
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"{command}: {file} holds no JSON object: {fault}" for fault in error.faults))
 
 
 def _path(model: str) -> str:
