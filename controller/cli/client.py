@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, Any, NoReturn
@@ -118,19 +118,19 @@ class AdminWriter(AdminClient):
         document: object = None,
         condition: Mapping[str, str] | None = None,
         *,
-        warning: Sequence[str] = (),
+        warning: Callable[[], Sequence[str]] = list,
     ) -> Any:
         """Write `document` (`None`: no body) and return the reply's JSON, `None` when it is empty.
 
-        `condition` are headers. The lines of `warning` are printed unless the write is rejected.
+        `condition` are headers. `warning` gives lines to print unless the write is rejected.
         """
         if self._is_dry_run:
             effect = self.effect(method, path, document, condition)
-            note(*warning)
+            note(*warning())
             say(*effect)
             sys.exit(0)
         answer = self._send(_with_query(path, self._comment), method, document, condition or {})
-        note(*warning)
+        note(*warning())
         return answer
 
     def effect(self, method: str, path: str, document: object, condition: Mapping[str, str] | None = None) -> list[str]:

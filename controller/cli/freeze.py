@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         client.write("DELETE", path)
         say(f"{name} is not frozen any more")
     else:
-        say(f"{name} is frozen: {_line(client.write('PUT', path, _body(settings), warning=warning))}")
+        say(f"{name} is frozen: {_line(client.write('PUT', path, _body(settings), warning=lambda: warning))}")
 
 
 def _body(settings: FreezeSettings) -> dict[str, object]:

@@ -6,7 +6,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -89,8 +90,9 @@ class _Commands:
         elif command == "put":
             document, version = _policy_in(names[0])
             path = _path(document["model"])
-            condition, warning = self._condition(path, version), self._warning(document)
-            show(self._client.write("PUT", path, document, condition, warning=warning))
+            engines = self._client.ask("/admin/engines")["engines"]
+            warning = partial(_warning, document, engines)
+            show(self._client.write("PUT", path, document, self._condition(path, version), warning=warning))
         elif command == "edit":
             self._edit(names[0])
         elif command == "delete":
@@ -114,15 +116,6 @@ class _Commands:
             present = self._client.find(path)
             version = present["version"] if present else 0
         return _if_match(version) if version else {"If-None-Match": "*"}
-
-    def _warning(self, policy: dict[str, Any]) -> list[str]:
-        """Return what is odd about a policy beside the engines that run."""
-        engines = self._client.ask("/admin/engines")["engines"]
-        limits: dict[str, int] = {}
-        for engine in engines:
-            if engine["model"] == policy["model"] and engine["k_max"]:
-                limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
-        return text.out_of_reach(policy, limits) + text.unless_it_runs(policy["model"], engines)
 
     def _list(self) -> None:
         for item in self._client.ask("/admin/policies")["policies"]:
@@ -152,7 +145,7 @@ class _Commands:
         model, path = edited["model"], _path(edited["model"])
         condition = self._condition(path, version)
         say(*self._client.effect("PUT", path, edited, condition))
-        note(*self._warning(edited))
+        note(*_warning(edited, self._client.ask("/admin/engines")["engines"]))
         if self._settings.dry_run:
             return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
@@ -195,6 +188,15 @@ class _Commands:
             experiment = self._client.ask(_canary_path(name))
             show(experiment)
             note(*canary_lines(experiment["evidence"]))
+
+
+def _warning(policy: dict[str, Any], engines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is odd about a valid policy beside the engines that run."""
+    limits: dict[str, int] = {}
+    for engine in engines:
+        if engine["model"] == policy["model"] and engine["k_max"]:
+            limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
+    return text.out_of_reach(policy, limits) + text.unless_it_runs(policy["model"], engines)
 
 
 def _if_match(etag: object) -> dict[str, str]:

@@ -69,6 +69,9 @@ def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Pa
     for also in ("--dry-run",), ():
         put = controller.command("policy", "put", str(file), *also)
         assert (put.returncode, put.stderr.startswith(told), len(put.stderr.splitlines())) == (0, True, 2)
+    file.write_text('{"model": "reach", "classes": [], "pin": "deep"}')
+    refused = controller.command("policy", "put", str(file))
+    assert (refused.returncode, len(refused.stderr.splitlines()), "classes: must be" in refused.stderr) == (1, 1, True)
     assert controller.command("freeze", "reach").stderr == ""
     assert controller.command("freeze", "reach", "--lift").returncode == 0
 
