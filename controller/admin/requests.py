@@ -1,13 +1,14 @@
 """The shapes of documents that callers send and nobody stores: fields and bounds, also for the OpenAPI page.
 
-Times of expiry are checked by `expiry`, because their bounds depend on the present time.
+`expiry` has the fields that state when something ends.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 
+from specpilot.controller.admin.expiry import Expiry, Seconds, Time
 from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
 from specpilot.policy.api_key import ALLOWED_MODELS_LIMIT, RATE_LIMIT_MAX, model_faults
 from specpilot.policy.names import K_LIMIT, STRICT, is_class_name, raise_faults
@@ -16,8 +17,8 @@ NEWEST_VERSION = 2**53
 _LONGEST_GRACE_S = 30 * 86_400.0
 
 
-def _models(names: list[str]) -> list[str]:
-    raise_faults(model_faults(tuple(names)))
+def _models(names: tuple[str, ...]) -> tuple[str, ...]:
+    raise_faults(model_faults(names))
     return names
 
 
@@ -35,34 +36,24 @@ def _class_name(name: str) -> str:
 
 
 _Class = Annotated[str, AfterValidator(_class_name), Field(json_schema_extra={"pattern": "^[a-z][a-z0-9_-]{0,31}$"})]
+_Models = Annotated[tuple[str, ...], Field(max_length=ALLOWED_MODELS_LIMIT), AfterValidator(_models)]
 _Limit = Annotated[int, Field(strict=True, ge=1, le=RATE_LIMIT_MAX)] | None
-_Time = Annotated[Any, WithJsonSchema({"type": ["number", "null"], "description": "Unix seconds; null: no end"})]
-_Seconds = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "description": "from now on"})]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
-    """What the rotation of a token may change."""
-
-    __pydantic_config__: ClassVar = STRICT
-    expires_at: _Time = None
-    expires_in_s: _Seconds = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyRotation(Rotation):
+class KeyRotation(Expiry):
     """What the rotation of a client key may change; `grace_s`: how long the old secret stays valid."""
 
     grace_s: Annotated[float, Field(strict=True, ge=0, le=_LONGEST_GRACE_S)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyRequest(Rotation):
+class KeyRequest(Expiry):
     """The limits of a client key."""
 
     traffic_class: _Class | None = None
-    allowed_classes: list[_Class] | None = None
-    allowed_models: Annotated[list[str], Field(max_length=ALLOWED_MODELS_LIMIT), AfterValidator(_models)] | None = None
+    allowed_classes: tuple[_Class, ...] | None = None
+    allowed_models: _Models | None = None
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     max_concurrent_requests: _Limit = None
@@ -70,7 +61,7 @@ class KeyRequest(Rotation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenRequest(Rotation):
+class TokenRequest(Expiry):
     """A new token."""
 
     name: Annotated[str, Field(max_length=TOKEN_NAME_LIMIT), AfterValidator(_token_name)]
@@ -83,8 +74,8 @@ class FreezeRequest:
 
     __pydantic_config__: ClassVar = STRICT
     hold: Literal["current", "static"] = "current"
-    until: _Time = None
-    for_s: _Seconds = None
+    until: Time = None
+    for_s: Seconds = None
     replace: Annotated[bool, Field(strict=True)] = False
 
 
