@@ -61,7 +61,7 @@ def filled(times: int = 1) -> GatewayMetrics:
         cell.count(503, 2.0)
         cell.in_flight += 1
         usage = Usage()
-        usage.read(b'{"usage":{"completion_tokens":7},"speculative_decoding":{"mean_acceptance_length":2.5}}')
+        usage.read_part(b'{"usage":{"completion_tokens":7},"speculative_decoding":{"mean_acceptance_length":2.5}}')
         cell.learn(usage, 3)
         cell.learn(Usage(), 4)
         cell.itl.observe(0.01, times=5)

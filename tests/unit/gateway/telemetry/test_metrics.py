@@ -43,7 +43,7 @@ def test_everything_shows() -> None:
     cell = metrics.cell("m", "code")
     cell.count(200, 0.5)
     usage = Usage()
-    usage.read(b'{"usage":{"completion_tokens":7}}')
+    usage.read_part(b'{"usage":{"completion_tokens":7}}')
     cell.learn(usage, 3)
     cell.learn(Usage(), 4)
     cell.itl.observe(0.01, times=5)
@@ -78,7 +78,7 @@ def test_requests_are_counted_by_the_goals_of_their_class() -> None:
 
 def test_only_a_whole_stream_has_a_time_per_token() -> None:
     usage = Usage()
-    usage.read(b'{"usage":{"completion_tokens":11}}')
+    usage.read_part(b'{"usage":{"completion_tokens":11}}')
 
     def tpot_s(*, is_event_stream: bool = True, error: str | None = None, events: int = 6) -> float | None:
         outcome = Outcome(
