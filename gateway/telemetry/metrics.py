@@ -28,6 +28,9 @@ KEY_LIMIT: Final = 512
 _NAMED: Final = frozenset(("engine_ejected", "key_requests", "key_tokens"))
 """The metrics that name engines (possibly by address) or API keys."""
 
+_OF_PROCESSES: Final = tuple(FAMILIES.keys() - Cell().numbers().keys())
+"""The metrics that are not counted by model and class. `GatewayMetrics` has an attribute for each."""
+
 
 class GatewayMetrics:
     """The counts of one process. Numbers of other objects (`choices`, `spans`, ...) are set before a scrape."""
@@ -43,10 +46,10 @@ class GatewayMetrics:
         self.upstream_errors: dict[str, int] = {}
         self.disconnects: dict[str, int] = {}
         self.choices: Mapping[str, int] = {}
-        self.policy_versions: dict[str, int] = {}
-        self.snapshot_age_s: float | None = None
+        self.policy_version: dict[str, int] = {}
+        self.snapshot_age_seconds: float | None = None
         self.returned_keys = 0
-        self.ejected: dict[str, bool] = {}
+        self.engine_ejected: dict[str, bool] = {}
         self.log_lines_dropped = 0
         self.spans: dict[str, int] = {}
 
@@ -95,23 +98,7 @@ class GatewayMetrics:
 
     def tally(self) -> bytes:
         """Return every number as it is now, as a tally of `gateway.telemetry.families` in JSON."""
-        numbers: dict[str, Any] = {
-            "upstream_errors": self.upstream_errors,
-            "disconnects": self.disconnects,
-            "choices": self.choices,
-            "spans": self.spans,
-            "refusals": self.refusals,
-            "key_requests": self.key_requests,
-            "key_tokens": self.key_tokens,
-            "model_routes": self.model_routes,
-            "retries": self.retries,
-            "unknown_class": self.unknown_class,
-            "log_lines_dropped": self.log_lines_dropped,
-            "policy_version": self.policy_versions,
-            "engine_ejected": self.ejected,
-            "snapshot_age_seconds": self.snapshot_age_s,
-            "returned_keys": self.returned_keys,
-        }
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in _OF_PROCESSES}
         for (model, traffic_class), cell in self.cells.items():
             for name, value in cell.numbers().items():
                 numbers.setdefault(name, {}).setdefault(model, {})[traffic_class] = value

@@ -91,26 +91,14 @@ class ResponseHead:
     `coding` is the value of `Content-Encoding`, empty if the body is not coded.
     """
 
-    __slots__ = ("coding", "content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
-
-    def __init__(  # noqa: PLR0913 - independent properties of a head
-        self,
-        status: int,
-        headers: tuple[tuple[bytes, bytes], ...],
-        *,
-        length: int | None,
-        is_chunked: bool,
-        is_kept_alive: bool,
-        content_type: bytes,
-        coding: str = "",
-    ) -> None:
-        self.coding = coding
+    def __init__(self, status: int, *, is_kept_alive: bool) -> None:
         self.status = status
-        self.headers = headers
-        self.length = length
-        self.is_chunked = is_chunked
         self.is_kept_alive = is_kept_alive
-        self.content_type = content_type
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: int | None = None
+        self.is_chunked = False
+        self.content_type = b""
+        self.coding = ""
 
     @property
     def is_open(self) -> bool:
@@ -136,11 +124,8 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one branch
     if lines.pop() or not lines:
         raise FramingError("the head is not HTTP/1.1")
     status, is_modern = _read_status(lines[0])
-    is_kept_alive = is_modern
+    head = ResponseHead(status, is_kept_alive=is_modern)
     stated: bytes | None = None
-    is_chunked = False
-    content_type = b""
-    coding = ""
     dropped: frozenset[bytes] = _PER_HOP
     headers: list[tuple[bytes, bytes]] = []
     for field in lines[1:]:
@@ -155,36 +140,29 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one branch
                 raise FramingError("content-length is not one number")
             stated = value
         elif name == b"transfer-encoding":
-            if is_chunked or not is_modern or value.lower() != b"chunked":
+            if head.is_chunked or not is_modern or value.lower() != b"chunked":
                 raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
-            is_chunked = True
+            head.is_chunked = True
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")}
-            is_kept_alive = (is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            head.is_kept_alive = (head.is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
             dropped |= tokens - {b"close"}
         else:
             if name == b"content-type":
-                content_type = value.lower()
+                head.content_type = value.lower()
             elif value.lower() != b"identity":
-                coding = f"{coding},{value.decode('latin-1')}" if coding else value.decode("latin-1")
+                coding = value.decode("latin-1")
+                head.coding = f"{head.coding},{coding}" if head.coding else coding
             headers.append(header)
-    length = None if stated is None else decimal(stated)
-    if length is not None and length < 0:
+    head.headers = tuple(header for header in headers if header[0] not in dropped)
+    head.length = None if stated is None else decimal(stated)
+    if head.length is not None and head.length < 0:
         raise FramingError("content-length is not one number")
-    if is_chunked and length is not None:
+    if head.is_chunked and head.length is not None:
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:
-        is_chunked, length, content_type = False, 0, b""
-    end_to_end = tuple(header for header in headers if header[0] not in dropped)
-    return ResponseHead(
-        status,
-        end_to_end,
-        length=length,
-        is_chunked=is_chunked,
-        is_kept_alive=is_kept_alive,
-        content_type=content_type,
-        coding=coding,
-    )
+        head.is_chunked, head.length, head.content_type = False, 0, b""
+    return head
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:

@@ -65,12 +65,6 @@ class Delivery:
     each `feed`, `gaps` is the number of gaps between events that it ended, each of `gap_s` seconds.
     """
 
-    __slots__ = (
-        "_at", "_has_head", "_head", "_header_lines", "_held", "_is_chunked", "_is_held",
-        "_keep_alive", "_length", "_path", "_reader", "first_at", "gap_s", "gaps", "has_begun", "has_failed_first",
-        "is_stream", "usage",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913 - independent properties of a response
         self,
         head: ResponseHead,

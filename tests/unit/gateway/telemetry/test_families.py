@@ -70,9 +70,9 @@ def filled(times: int = 1) -> GatewayMetrics:
         metrics.retries += 1
         metrics.count_upstream_error("connect")
         metrics.count_disconnect("wait")
-    metrics.policy_versions = {"m": 4}
-    metrics.ejected = {"e": True, "f": False}
-    metrics.snapshot_age_s = 1.5
+    metrics.policy_version = {"m": 4}
+    metrics.engine_ejected = {"e": True, "f": False}
+    metrics.snapshot_age_seconds = 1.5
     return metrics
 
 

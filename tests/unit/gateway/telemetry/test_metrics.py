@@ -49,8 +49,8 @@ def test_everything_shows() -> None:
     cell.itl.observe(0.01, times=5)
     metrics.count_upstream_error("connect")
     metrics.count_disconnect("wait")
-    metrics.policy_versions = {"m": 4}
-    metrics.ejected = {"e": True}
+    metrics.policy_version = {"m": 4}
+    metrics.engine_ejected = {"e": True}
     found = exposed(metrics)
     pair = "('model', 'm')"
     assert found[f"{PREFIX}requests_total[{pair}, ('status', '200'), ('traffic_class', 'code')]"] == 1
@@ -62,7 +62,7 @@ def test_everything_shows() -> None:
     assert found[f"{PREFIX}policy_version[{pair}]"] == 4
     assert found[f"{PREFIX}engine_ejected[('engine', 'e')]"] == 1
     assert f"{PREFIX}snapshot_age_seconds[]" not in found  # unknown is not zero
-    metrics.snapshot_age_s = 2.0
+    metrics.snapshot_age_seconds = 2.0
     assert exposed(metrics)[f"{PREFIX}snapshot_age_seconds[]"] == 2.0
 
 
