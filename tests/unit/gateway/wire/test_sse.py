@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specpilot.gateway.wire.body_reader import JsonBody
 from specpilot.gateway.wire.sse import FRAME_BYTES, EventStream
 from tests.support.read_stream import passed, pieces, read
 from tests.support.scripted_engine import DONE, event, usage_event
@@ -36,12 +35,6 @@ def test_events_are_counted_however_they_are_split(
     assert stream.deltas == sum(has_data for _, has_data in frames) + 1
     assert (stream.is_done, stream.has_error) == (True, False)
     assert (usage.input_tokens, usage.output_tokens, usage.acceptance_length) == (3, 11, 2.75)
-
-
-@given(st.lists(st.binary(max_size=50), max_size=20))
-def test_no_bytes_are_too_odd(parts: list[bytes]) -> None:
-    read(EventStream(), *parts)
-    read(JsonBody(), *parts)
 
 
 EVENTS = [event("a"), event('say "usage": {}'), event("é"), event("", finish="stop"), *ALIVE[:4]]
