@@ -25,14 +25,13 @@ class BodyReader(ABC):
     was seen; `has_failed`: one was the engine's fault; `has_failed_first`: only comments and openings came before it.
     """
 
-    def __init__(self) -> None:
-        self.has_begun = False
-        self.deltas = 0
-        self.openings = 0
-        self.is_done = False
-        self.has_error = False
-        self.has_failed = False
-        self.has_failed_first = False
+    has_begun = False
+    deltas = 0
+    openings = 0
+    is_done = False
+    has_error = False
+    has_failed = False
+    has_failed_first = False
 
     @property
     def tokens(self) -> int:
@@ -64,7 +63,6 @@ class JsonBody(BodyReader):
     """A JSON body, sent as it comes. Keeps its end, which mostly contains the usage, and usage before that."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._parts: list[bytes] = []
         self._length = 0
         self._is_shortened = False

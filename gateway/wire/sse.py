@@ -46,8 +46,11 @@ FRAME_BYTES: Final = 65_536
 it is no error event, and no usage event."""
 
 _USUAL_DATA: Final = b'data: {"id"'
-_BORDER: Final = re.compile(rb"(\r\n?+(?:\r\n?|\n)|\n(?:\r\n?|\n))")
+_BORDERS: Final[tuple[bytes, ...]] = (b"\n\n", b"\n\r", b"\r\r")
+"""The two line ends between frames, whatever ends a line. An LF may be behind the CR."""
+
 _WHOLE_LINES: Final = re.compile(rb"(?:(?::[^\r\n]*)?(?:\r\n?|\n))+")
+_FRAME: Final = re.compile(rb"%b|(?:[^\r\n]+(?:\r\n?|\n))+(?:\r\n?|\n)" % _WHOLE_LINES.pattern)
 
 _RETURN: Final = ord("\r")
 """An octet, for `in`. For bytes, `in` first raises and clears a `TypeError`: 2,000 instructions for each event."""
@@ -68,7 +71,6 @@ class EventStream(BodyReader):
     def __init__(
         self, *, has_one_choice: bool = False, strips_usage: bool = False, passes_keep_alives: bool = False
     ) -> None:
-        super().__init__()
         self._has_one_choice = has_one_choice
         self._strips_usage = strips_usage
         self._passes_keep_alives = passes_keep_alives
@@ -93,42 +95,47 @@ class EventStream(BodyReader):
 
     def feed(self, data: bytes) -> bytes:
         """Read the next part of the stream; return the whole frames that may be sent now."""
-        text = data
-        has_returns = _RETURN in data
-        if self._rest:
-            text = self._rest + data
-            has_returns = has_returns or _RETURN in self._rest
-        elif self.has_begun and not has_returns and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
-            return b"" if self._read(data) else data
-        frames, rest = _split(text, has_returns=has_returns)
-        sent, self._sent_bytes = self._sent_bytes, 0
-        out: list[bytes] = []
-        for frame in frames:
-            plain = with_line_feeds(frame) if has_returns else frame
-            is_left_out = self._read(plain)
-            if not self.has_begun:
-                if self.is_done or self.deltas != self.openings:
-                    self._begin(out)
-                elif not self._passes_keep_alives or not keeps_alive(plain):
-                    self._held.append(frame)
-                    continue
-            if not is_left_out:
-                out.append(frame[sent:])
-            sent = 0
-        if not self.has_begun and sum(map(len, self._held)) + len(rest) > FRAME_BYTES:
-            self._begin(out)
+        if self.has_begun and not self._rest:
+            plain = with_line_feeds(data) if _RETURN in data else data
+            if 0 < plain.find(b"\n\n") == len(plain) - 2:  # the usual read: one frame
+                return b"" if self._read(plain[:-2]) else data
+        text = self._rest + data
+        has_returns = _RETURN in text
+        end = _end_of_frames(text, has_returns=has_returns)
+        whole = text[:end]
+        is_left_out = False
+        for frame in (with_line_feeds(whole) if has_returns else whole)[:-2].split(b"\n\n"):
+            if self._read(frame):
+                is_left_out = True
+        held = b""
+        if not self.has_begun:
+            held_bytes = sum(map(len, self._held)) + len(text)
+            if self.deltas == self.openings and not self.is_done and held_bytes <= FRAME_BYTES:
+                self._rest = text[end:]
+                return self._hold(whole)
+            self.has_begun = True
+            held = b"".join(self._held)
+            self._held.clear()
+        if is_left_out:
+            whole = b"".join([frame for frame in _frames(whole) if not has_only_usage(with_line_feeds(frame))])
+        rest, sent = text[end:], self._sent_bytes
+        self._sent_bytes = 0
+        if sent and end:
+            whole, sent = whole[sent:], 0
         if sent or len(rest) > FRAME_BYTES:
-            out.append(rest[sent:])
+            whole += rest[sent:]
             rest = rest if len(rest) <= FRAME_BYTES else _shortened(rest)
             self._sent_bytes = len(rest)
         self._rest = rest
-        return b"".join(out)
+        return held + whole if held else whole
 
-    def _begin(self, out: list[bytes]) -> None:
-        """There is content, or too much to hold back."""
-        self.has_begun = True
-        out += self._held
-        self._held.clear()
+    def _hold(self, whole: bytes) -> bytes:
+        """Hold back the frames of `whole`, which are no content; return the keep-alives among them."""
+        alive: list[bytes] = []
+        for frame in _frames(whole):
+            is_alive = self._passes_keep_alives and keeps_alive(with_line_feeds(frame))
+            (alive if is_alive else self._held).append(frame)
+        return b"".join(alive)
 
     def _read(self, frame: bytes) -> bool:  # noqa: C901, PLR0912 - one branch a kind of frame
         """Read one frame; return whether it is left out."""
@@ -148,10 +155,13 @@ class EventStream(BodyReader):
                 is_text = frame.find(b"delta", behind) >= 0
             else:
                 name = TYPE.match(frame, at)
-            kind = 0 if name is None else name.lastindex
-            if kind == OPENING and self.openings == self.deltas:
-                self.openings += 1
-            self.is_done = self.is_done or kind == END
+            if name is not None:
+                kind = name.lastindex
+                is_failed = kind == FAILED
+                if kind == END:
+                    self.is_done = True
+                elif kind == OPENING and self.openings == self.deltas:
+                    self.openings += 1
             frame = frame[at:]
             mark = frame[5:12]
             if mark == b" [DONE]" or mark.startswith(b"[DONE]"):
@@ -159,7 +169,7 @@ class EventStream(BodyReader):
                 return False
             if self.deltas == self.openings and says_nothing(frame):
                 return False
-            is_failed = kind == FAILED or is_error(frame.partition(b"\n")[0])
+            is_failed = is_failed or is_error(frame.partition(b"\n")[0])
         self.deltas += 1
         self._last_frame = frame
         if is_text:
@@ -204,27 +214,22 @@ class EventStream(BodyReader):
             usage.read_part(frame)
 
 
-def _split(text: bytes, *, has_returns: bool) -> tuple[list[bytes], bytes]:
-    """Return the whole frames of `text`, each with the blank line behind it, and the beginning of another one."""
-    first = _whole_lines(text)
-    if has_returns:
-        *parts, rest = _BORDER.split(text[len(first) :])
-        frames = [frame + border for frame, border in zip(parts[::2], parts[1::2], strict=True)]
-    else:
-        *plain, rest = text[len(first) :].split(b"\n\n")
-        frames = [frame + b"\n\n" for frame in plain]
-    if first:
-        frames.insert(0, first)
-    last = _whole_lines(rest)
-    if last:
-        frames.append(last)
-    return frames, rest[len(last) :]
+def _end_of_frames(text: bytes, *, has_returns: bool) -> int:
+    """Return the end of the last whole frame in `text`, and of the comments and blank lines behind it."""
+    end = text.rfind(b"\n\n") + 2 if not has_returns else max([text.rfind(border) + 2 for border in _BORDERS])
+    if end == 1:  # there is none
+        end = 0
+    if end == len(text):
+        return end
+    if text[end - 1 : end + 1] == b"\r\n":
+        end += 1
+    lines = _WHOLE_LINES.match(text, end)
+    return end if lines is None else lines.end()
 
 
-def _whole_lines(text: bytes) -> bytes:
-    """Return the comments and blank lines at the beginning of `text`, which no frame's end must follow."""
-    lines = _WHOLE_LINES.match(text)
-    return b"" if lines is None else lines[0]
+def _frames(whole: bytes) -> list[bytes]:
+    """Return the frames of `whole`, each with the blank line behind it."""
+    return [frame[0] for frame in _FRAME.finditer(whole)]
 
 
 def _shortened(frame: bytes) -> bytes:

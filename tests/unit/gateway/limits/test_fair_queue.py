@@ -85,3 +85,15 @@ def test_priorities_are_strict(arrivals: list[tuple[str, int]]) -> None:
     order = [priorities[item.name] for item in iter(queue.pop, None)]
     assert order == sorted(order, reverse=True)
     assert len(order) == len(arrivals)
+
+
+def test_a_class_saves_nothing_up_while_it_does_not_wait() -> None:
+    queue: FairQueue[Item] = FairQueue()
+    for number in range(100):
+        queue.put(Item("a", number), "a", 1.0, 0)
+    for _ in range(50):
+        queue.pop()
+    for number in range(50):
+        queue.put(Item("b", number), "b", 1.0, 0)
+    taken = [item.name for item in (queue.pop() for _ in range(20)) if item is not None]
+    assert taken.count("b") in {10, 11}
