@@ -71,19 +71,12 @@ def with_request_id(
 def _spliced(body: Sequence[bytes | memoryview], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
     """Return `body` with each of `edits` (start, end, new text) applied. Edits are sorted and do not overlap."""
     first = body[0]
-    if len(body) == 1 and isinstance(first, bytes) and len(first) <= COPY_LIMIT_BYTES:
-        if len(edits) == 1:  # most requests have no members besides the added ones
-            start, end, text = edits[0]
-            return (first[:start] + text + first[end:],)
-        copied: list[bytes] = []
-        position = 0
-        for start, end, text in edits:
-            copied += (first[position:start], text)
-            position = end
-        copied.append(first[position:])
-        return (b"".join(copied),)
-    # A large body: slices of its parts, without a copy, and the new texts between them. The last edit adds nothing;
-    # with it the loop reaches the body's end.
+    is_small = len(body) == 1 and len(first) <= COPY_LIMIT_BYTES
+    if is_small and len(edits) == 1 and isinstance(first, bytes):  # most requests: the added members
+        start, end, text = edits[0]
+        return (first[:start] + text + first[end:],)
+    # Slices of the body's parts, without a copy, and the new texts between them. The last edit adds nothing; with it
+    # the loop reaches the body's end.
     parts: list[bytes | memoryview] = []
     index = begin = position = 0  # the current part, its offset in the body, the offset up to which all is done
     size = sum(map(len, body))
@@ -100,4 +93,4 @@ def _spliced(body: Sequence[bytes | memoryview], edits: list[tuple[int, int, byt
                 index += 1
         if text:
             parts.append(text)
-    return tuple(parts)
+    return (b"".join(parts),) if is_small else tuple(parts)

@@ -7,6 +7,9 @@ only those in another shape than the route's are converted.
 """
 
 import contextlib
+from collections.abc import Mapping
+from math import ceil
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -29,14 +32,15 @@ _ANTHROPIC_TYPES: Final = {
 class GatewayError(Exception):
     """Root. `status` and `code` describe the error; a rejection for lack of room is counted as `refusal`.
 
-    `retry_after_s`, if given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `kind` replaces
-    the type that OpenAI's clients get by the status.
+    `headers` are those of its answer: `retry_after_s`, if given, becomes `Retry-After` (whole seconds, rounded up, at
+    least 1). `kind` replaces the type that OpenAI's clients get by the status.
     """
 
     status: ClassVar[int]
     code: ClassVar[str]
     refusal: str | None
     kind: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, *, status: int, code: str, refusal: str | None = None) -> None:
         cls.status, cls.code, cls.refusal = status, code, refusal
@@ -44,7 +48,8 @@ class GatewayError(Exception):
     def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.headers = {"retry-after": str(max(1, ceil(retry_after_s)))}
         super().__init__(message)
 
 
@@ -62,6 +67,8 @@ class InvalidFieldError(GatewayError, status=400, code="invalid_field"):
 
 class InvalidApiKeyError(GatewayError, status=401, code="invalid_api_key"):
     """No key, or an unknown one."""
+
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class ModelNotAllowedError(GatewayError, status=403, code="model_not_allowed"):
@@ -85,7 +92,7 @@ class MethodNotAllowedError(GatewayError, status=405, code="method_not_allowed")
 
     def __init__(self, message: str, allowed: str = "POST") -> None:
         super().__init__(message)
-        self.allowed = allowed
+        self.headers = {"allow": allowed}
 
 
 class RequestTimeoutError(GatewayError, status=408, code="request_timeout"):
@@ -115,7 +122,7 @@ class UnsupportedCodingError(GatewayError, status=415, code="unsupported_coding"
         """`decoded` lists the codings that are decoded here."""
         remedy = f"send the body as it is, or in one of {decoded}" if decoded else "send it as it is (--decode-bodies)"
         super().__init__(f"the body's Content-Encoding, {coding}, is not decoded here; {remedy}")
-        self.decoded = decoded or "identity"
+        self.headers = {"accept-encoding": decoded or "identity"}
 
 
 class InvalidCodingError(GatewayError, status=400, code="invalid_coding"):

@@ -14,14 +14,7 @@ from math import ceil
 from typing import Final
 from urllib.parse import quote
 
-from specpilot.gateway.wire.errors import (
-    BadHeadError,
-    GatewayError,
-    HeadTooLargeError,
-    MethodNotAllowedError,
-    UnsupportedCodingError,
-    body_of,
-)
+from specpilot.gateway.wire.errors import BadHeadError, GatewayError, HeadTooLargeError, body_of
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead, decimal
 from specpilot.gateway.wire.origins import EXPOSED
 from specpilot.policy.names import is_class_name
@@ -304,14 +297,7 @@ def error_reply(error: GatewayError, lines: bytes, *, keep_alive: bool, is_head:
     """Return a whole response with `error` for a client of the route `path`; without its body if `is_head`."""
     body = body_of(error, path)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), lines]
-    if error.retry_after_s is not None:
-        parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
-    if isinstance(error, MethodNotAllowedError):
-        parts.append(b"allow: %s\r\n" % error.allowed.encode())
-    if isinstance(error, UnsupportedCodingError):
-        parts.append(b"accept-encoding: %s\r\n" % error.decoded.encode())
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        parts.append(b"www-authenticate: Bearer\r\n")
+    parts += [f"{name}: {value}\r\n".encode() for name, value in error.headers.items()]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     if not is_head:
         parts.append(body)
