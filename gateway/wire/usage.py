@@ -132,11 +132,11 @@ def _count(usage: dict[str, Any], name: str, other: str, default: int | None) ->
 
 def _object(name: re.Pattern[bytes], text: bytes, at: int) -> Any:
     """Return the first object of that `name` from `at` on in a part of a JSON text; `None` if there is none."""
-    found = name.search(text, at)
-    if found is None:
+    begin = name.search(text, at)
+    if begin is None:
         return None
     try:
-        return _DECODER.raw_decode(text[found.end() - 1 :].decode("latin-1"))[0]
+        return _DECODER.raw_decode(text[begin.end() - 1 :].decode("latin-1"))[0]
     except ValueError:
         return None
 
