@@ -85,8 +85,9 @@ def test_usage_is_left_out_whatever_the_order_of_the_fields(frame: bytes, end: b
     [b'data: {"choices":[{}],"usage":{}}\nid: 7\n\n', b'id: 7\ndata: {"x":"\\"usage\\""}\n\n', b': "usage"\n\n'],
 )
 def test_no_other_event_is_left_out(frame: bytes) -> None:
-    stream = event("a") + frame + DONE
-    assert passed(EventStream(strips_usage=True), stream, []) == stream
+    stream, begin = event("a") + frame + DONE, len(event("a"))
+    for cuts in ([], [begin, begin + len(frame)]):
+        assert passed(EventStream(strips_usage=True), stream, cuts) == stream
 
 
 def test_whole_frames_are_sent_at_once_and_no_part_of_one() -> None:
