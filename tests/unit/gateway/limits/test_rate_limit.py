@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.gateway.limits.rate_limit import DEMAND_S, MINUTE_S, PRIOR, Denied, Meter, Rates, Shares
-from specpilot.gateway.wire.heads import duration, rate_lines
+from specpilot.gateway.wire.heads import duration
 from tests.support.limited_keys import L, key, places
 
 
@@ -148,20 +148,3 @@ def test_a_key_that_others_use_begins_with_little() -> None:
 )
 def test_durations_as_openai_writes_them(seconds: float, said: str) -> None:
     assert duration(seconds) == said
-
-
-def test_header_lines() -> None:
-    meter = Meter(key(60, 1000), 1.0, 0.0)
-    meter.admit(250, 0.0)
-    lines = b"".join(
-        rate_lines(kind.encode(), bucket.limit, bucket.remaining, bucket.reset_s)
-        for kind, bucket in meter.buckets.items()
-    )
-    assert lines.decode().splitlines() == [
-        "x-ratelimit-limit-requests: 60",
-        "x-ratelimit-remaining-requests: 59",
-        "x-ratelimit-reset-requests: 1s",
-        "x-ratelimit-limit-tokens: 1000",
-        "x-ratelimit-remaining-tokens: 750",
-        "x-ratelimit-reset-tokens: 15s",
-    ]

@@ -1,7 +1,6 @@
 import io
 import threading
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,15 +146,6 @@ def test_what_keys_used_adds_up_over_workers_and_without_usage_events_stand_in()
         assert f"specpilot_gateway_{line}\n" in shown
 
 
-def test_the_log_is_lines_of_json() -> None:
-    stream = io.BytesIO()
-    log = AccessLog(stream)
-    log.add(b'{"a":1}')
-    log.add(b'{"b":2}')
-    log.close()
-    assert [orjson.loads(line) for line in stream.getvalue().splitlines()] == [{"a": 1}, {"b": 2}]
-
-
 def test_a_slow_reader_costs_lines_not_time() -> None:
     slow = Stuck()
     log = AccessLog(slow)
@@ -166,13 +156,6 @@ def test_a_slow_reader_costs_lines_not_time() -> None:
     slow.may_go_on.set()
     log.close(PATIENCE_S)
     assert len(slow.getvalue().splitlines()) + log.dropped == BACKLOG * 3
-
-
-def test_a_log_that_is_off_does_nothing() -> None:
-    log = AccessLog(None)
-    assert not log.is_on
-    log.flush()
-    log.close()
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), min_size=1), st.integers(1, 60))
