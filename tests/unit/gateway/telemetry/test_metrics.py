@@ -158,6 +158,13 @@ def test_a_slow_reader_costs_lines_not_time() -> None:
     assert len(slow.getvalue().splitlines()) + log.dropped == BACKLOG * 3
 
 
+def test_a_log_that_is_off_does_nothing() -> None:
+    log = AccessLog(None)
+    assert not log.is_on
+    log.flush()
+    log.close()
+
+
 @given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")), min_size=1), st.integers(1, 60))
 def test_parts_are_whole_lines_within_the_limit(lines: list[bytes], limit_bytes: int) -> None:
     whole = b"\n".join(lines) + b"\n"
