@@ -1,6 +1,7 @@
 import io
 import threading
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +157,15 @@ def test_a_slow_reader_costs_lines_not_time() -> None:
     slow.may_go_on.set()
     log.close(PATIENCE_S)
     assert len(slow.getvalue().splitlines()) + log.dropped == BACKLOG * 3
+
+
+def test_the_log_is_lines_of_json() -> None:
+    stream = io.BytesIO()
+    log = AccessLog(stream)
+    log.add(b'{"a":1}')
+    log.add(b'{"b":2}')
+    log.close()
+    assert [orjson.loads(line) for line in stream.getvalue().splitlines()] == [{"a": 1}, {"b": 2}]
 
 
 def test_a_log_that_is_off_does_nothing() -> None:
