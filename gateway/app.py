@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,8 +16,6 @@ from types import FrameType
 from typing import IO, Any, cast
 
 import orjson
-import uvicorn
-from fastapi import FastAPI
 from pydantic import SecretStr
 
 from specpilot.gateway.engines import dns, tcp_keep_alive
@@ -27,15 +24,15 @@ from specpilot.gateway.engines.fleet import Engine, Fleet
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
-from specpilot.gateway.http_api import create_routes
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
-from specpilot.gateway.process.admin_listener import AdminListener
-from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
+from specpilot.gateway.pages import Pages
+from specpilot.gateway.process.background import Follower, serving
+from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
-from specpilot.gateway.process.lifespan import Follower, serving, serving_with
-from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
+from specpilot.gateway.process.listening import listen, listen_together
 from specpilot.gateway.process.open_files import connections_within, raise_limit
+from specpilot.gateway.process.port import Port
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.worker import Worker
@@ -59,24 +56,22 @@ from specpilot.policy.settings import fail, without_secrets
 from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
+HANDSHAKES_ADMIN_MAX = 128
+"""TLS handshakes under way on the operators' port. A few Prometheus servers and health checks need no more."""
+
 _log = logging.getLogger("gateway")
 
 
-def create_app(
+def create_context(  # noqa: PLR0913 - the collaborators of a whole program
     settings: GatewaySettings,
     clock: Clock,
     log_stream: IO[bytes] | None,
-    look_up: Lookup = dns.lookup,
-    worker: Worker | None = None,
-) -> tuple[FastAPI, GatewayContext]:
-    """Return the app, and the context that the app and the relayed routes share. Raises `StartError`."""
-    own_keys = _own_keys(settings)
-    towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
-    snapshot = Snapshot(
-        keys=by_hash(own_keys),
-        needs_key=bool(own_keys) or settings.require_api_key,
-        is_awaiting_keys=settings.redis_url is not None,
-    )
+    own_keys: tuple[ApiKey, ...] = (),
+    towards_engines: Certificates | None = None,
+    *,
+    is_worker: bool = False,
+) -> GatewayContext:
+    """Return the shared state of all requests. `own_keys` are those of the file, `towards_engines` for connections."""
     fleet = Fleet(
         [url for url in settings.engine if not url.startswith(dns.PREFIX)],
         Chooser(Balance(settings.balance), Affinity(settings.affinity), partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
@@ -87,13 +82,17 @@ def create_app(
     )
     context = GatewayContext(
         fleet=fleet,
-        snapshot=snapshot,
+        snapshot=Snapshot(
+            keys=by_hash(own_keys),
+            needs_key=bool(own_keys) or settings.require_api_key,
+            is_awaiting_keys=settings.redis_url is not None,
+        ),
         bounds=Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)}),
         budget=RetryBudget(settings.retry_ratio),
         admission=_admission(settings, fleet),
         recorder=Recorder(
             GatewayMetrics(),
-            AccessLog(log_stream, None if worker is None else PIPE_BUF),
+            AccessLog(log_stream, PIPE_BUF if is_worker else None),
             _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
             clock,
         ),
@@ -111,28 +110,7 @@ def create_app(
     )
     if settings.workers > 1:
         context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
-    watcher = _watcher(settings, own_keys, context, clock, worker)
-    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
-    is_apart = settings.admin_port is not None
-    pages = (context, _secret(settings.admin_token), _shown(settings), show)
-    app = create_routes(*pages, is_open=not is_apart)
-    followers: list[Follower] = [
-        Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
-        for url in settings.engine
-        if url.startswith(dns.PREFIX)
-    ]
-    if watcher is not None:
-        followers.append(watcher)
-    lifespan = partial(serving, context, followers, worker, towards_engines)
-    app.router.lifespan_context = lifespan
-    if settings.admin_port is not None:
-        bind = listen if worker is None else listen_together
-        admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
-        tcp_keep_alive.probe(admin_listener, settings.tcp_keep_alive_s)
-        certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, None)
-        admin = AdminListener(create_routes(*pages), admin_listener, certificates)
-        app.router.lifespan_context = partial(serving_with, admin, lifespan)
-    return app, context
+    return context
 
 
 def create_server(
@@ -141,30 +119,54 @@ def create_server(
     log_stream: IO[bytes] | None,
     look_up: Lookup = dns.lookup,
     worker: Worker | None = None,
-) -> tuple[GatewayServer, socket.socket]:
-    """Return a server ready to run on the returned socket. Raises `StartError`.
+) -> GatewayServer:
+    """Return a server ready to run. Raises `StartError`.
 
-    The socket listens already, except for one worker of several: the other workers get the connections until it serves.
+    Its sockets listen already, except for one worker of several: the other workers get the connections until it serves.
     """
-    app, context = create_app(settings, clock, log_stream, look_up, worker)
-    config = uvicorn.Config(
-        app,
-        http=cast("Any", partial(ClientConnection, context)),
-        loop="uvloop",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=1,
-    )
+    own_keys = _own_keys(settings)
+    towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
+    context = create_context(settings, clock, log_stream, own_keys, towards_engines, is_worker=worker is not None)
+    followers: list[Follower] = [
+        Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
+        for url in settings.engine
+        if url.startswith(dns.PREFIX)
+    ]
+    watcher = _watcher(settings, own_keys, context, clock, worker)
+    if watcher is not None:
+        followers.append(watcher)
+    ports = _ports(settings, context, clock, worker)
+    certificates = [item for item in (towards_engines, *(port.certificates for port in ports)) if item is not None]
+    background = serving(context, followers, worker, certificates)
+    return GatewayServer(context, ports, background, settings.drain_grace_s, settings.drain_timeout_s, worker)
+
+
+def _ports(settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None) -> list[Port]:
+    """Return the clients' port and, if there is one, the operators'."""
+    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
+    pages = partial(Pages, context, _secret(settings.admin_token), _shown(settings), show)
     certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
-    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
-    listener = listen(settings.host, settings.port) if worker is None else worker.listener
-    tcp_keep_alive.probe(listener, settings.tcp_keep_alive_s)
-    return server, listener
+    ports = [
+        Port(
+            listen(settings.host, settings.port) if worker is None else worker.listener,
+            partial(ClientConnection, context, pages(is_for_operators=settings.admin_port is None)),
+            certificates,
+            context.has_room,
+        )
+    ]
+    if settings.admin_port is not None:
+        bind = listen if worker is None else listen_together
+        ports.append(
+            Port(
+                bind(settings.host, settings.admin_port, "--admin-port"),
+                partial(ClientConnection, context, pages(), is_for_operators=True),
+                listener_certificates(settings.tls_cert_file, settings.tls_key_file, None),
+                lambda handshakes: handshakes < HANDSHAKES_ADMIN_MAX,
+            )
+        )
+    for port in ports:
+        tcp_keep_alive.probe(port.listener, settings.tcp_keep_alive_s)
+    return ports
 
 
 def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
@@ -183,7 +185,7 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     has_access_log = settings.access_log and settings.log_level in ("debug", "info")
     try:
         log_stream = sys.stderr.buffer if has_access_log else None
-        server, listener = create_server(settings, SystemClock(), log_stream, worker=worker)
+        server = create_server(settings, SystemClock(), log_stream, worker=worker)
     except StartError as error:
         fail(PROGRAM, *error.lines)
     for line in fewer:
@@ -192,7 +194,7 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     tls_context()  # loads the authorities before the loop runs: an engine that joins later must not block it
     gc.collect()
     gc.freeze()
-    server.run(sockets=[listener])
+    server.run()
 
 
 def _ignore_reload(number: int, frame: FrameType | None) -> None:

@@ -59,9 +59,6 @@ class TlsListener:
             self._loop.remove_reader(self._listener)
             self._listener.close()
 
-    async def wait_closed(self) -> None:
-        """Return at once, since the server waits for the connections itself. `asyncio.Server` has this method."""
-
     def _start_accepting(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._listener, self._accept)

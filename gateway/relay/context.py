@@ -52,6 +52,13 @@ class Swept(Protocol):
         """Act on each time-out that has expired at `now`, in monotonic seconds."""
 
 
+class Connected(Swept, Protocol):
+    """An open connection."""
+
+    def shutdown(self) -> None:
+        """The server ends: close the connection, after the answer under way if there is one."""
+
+
 class Running(Swept, Protocol):
     """A request under way."""
 
@@ -116,7 +123,8 @@ class GatewayContext:
         self.is_refusing = False
         self.is_leaving = False
         self.exchanges: set[Running] = set()
-        self.connections: set[Swept] = set()
+        self.connections: set[Connected] = set()
+        self.operators: set[Connected] = set()  # connections to the operators' own port
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
         self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}
@@ -233,6 +241,13 @@ class GatewayContext:
             raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
         return self.key_of(secret)
 
+    def has_room(self, handshakes: int) -> bool:
+        """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""
+        has_room = len(self.connections) + handshakes < self.bounds.max_connections
+        if not has_room:
+            self.metrics.count_refusal("connections")
+        return has_room
+
     def reply_to(self, error: Exception) -> GatewayError:
         """Return the client's form of `error`, and log a fault of the gateway. On the loop only."""
         if isinstance(error, GatewayError):
@@ -291,7 +306,7 @@ class GatewayContext:
         self.serve_queue()
         if self._sweeps % 10 == 0:
             self.demands = self.rates.demands(now)  # replaced as a whole, because another thread reads it
-            for connection in [*self.connections]:
+            for connection in (*self.connections, *self.operators):
                 connection.sweep(now)
             self.fleet.sweep(now)
         self.recorder.log.flush()

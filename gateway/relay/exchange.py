@@ -11,14 +11,13 @@ the queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                                |
 |-------------------------------------|--------------------------------------------------------|
-| `_prepared`                         | set once the request is whole and decided on           |
+| `_prepared`                   | set once the request is whole and decided on           |
 | `is_received`                       | the whole body has arrived, in any phase               |
 | `_is_charged`                       | the key was charged, and `finish` settles the charge   |
-| `response_complete`, `disconnected` | the response has ended, in any way; client disconnected |
+| `response_complete`                 | the response has ended, in any way                     |
 """
 
 import asyncio
-from typing import ClassVar
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
@@ -40,27 +39,14 @@ from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
 
 
-class _NeverAwaited:
-    """Replaces the event that uvicorn sets on its own cycles."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
 class Exchange:
-    """One request and its response. Fields and states: see the module.
-
-    uvicorn's protocol reads `response_complete`, `disconnected`, `keep_alive` and `message_event` of the current
-    request of a connection.
-    """
+    """One request and its response. Fields and states: see the module."""
 
     __slots__ = (
         "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_place",
-        "_prepared", "_received_at", "_relay", "_request", "_span", "_status", "_waited_s", "disconnected",
-        "is_received", "keep_alive", "response_complete",
+        "_prepared", "_received_at", "_relay", "_request", "_span", "_status", "_waited_s", "is_received",
+        "keep_alive", "response_complete",
     )  # fmt: skip
-
-    message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
 
     def __init__(self, context: GatewayContext, connection: ClientSide, request: RequestHead) -> None:
         """`request` is the parsed head."""
@@ -83,7 +69,6 @@ class Exchange:
         self.is_received = False
         self.keep_alive = request.is_modern
         self.response_complete = False
-        self.disconnected = False
 
     @property
     def phase(self) -> str:
@@ -141,7 +126,6 @@ class Exchange:
         if self.response_complete:
             return
         self._context.metrics.count_disconnect(self.phase)
-        self.disconnected = True
         self._status = CLIENT_LEFT
         self.finish()
 

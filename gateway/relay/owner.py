@@ -1,9 +1,10 @@
 """The interfaces of a relay to its request, and of both to the client's connection."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from specpilot.gateway.wire.errors import GatewayError
+from specpilot.gateway.wire.heads import RequestHead
 
 
 class ResponseSink(Protocol):
@@ -51,3 +52,12 @@ class RelayOwner(Protocol):
 
     def finish(self, *, is_reset: bool = False) -> None:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
+
+
+class Pages(Protocol):
+    """What the gateway answers itself."""
+
+    def reply(
+        self, head: RequestHead, target: bytes, fields: list[tuple[bytes, bytes]], *, keep_alive: bool
+    ) -> Coroutine[Any, Any, bytes]:
+        """Return the whole response to a request for `target` with the headers `fields`. Raises nothing."""

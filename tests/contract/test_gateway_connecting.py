@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_context
 from specpilot.gateway.engines.probe import STOOD_STILL_S
 from specpilot.gateway.relay.attempt import Attempt
 from specpilot.gateway.relay.context import GatewayContext
@@ -33,7 +33,7 @@ class AttemptReader:
 
 def new_attempt(port: int, clock: Clock) -> tuple[GatewayContext, Attempt, AttemptReader]:
     settings = GatewaySettings(engine=(f"http://127.0.0.1:{port}",), connect_timeout_s=TIMEOUT_S)
-    _, context = create_app(settings, clock, None)
+    context = create_context(settings, clock, None)
     [engine] = context.fleet.engines.values()
     reader = AttemptReader()
     return context, Attempt(context, engine, 1, reader), reader  # type: ignore[arg-type] # it hears all that it may

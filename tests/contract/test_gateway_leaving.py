@@ -136,9 +136,7 @@ async def test_a_client_that_sends_and_never_reads_holds_no_memory(
         client.writer.transport.pause_reading()
         client.send(request() * 12)
         await engine.wait_seen(1)
-        [connection] = await eventually(
-            lambda: [item for item in [*gateway.context.connections] if item.flow.write_paused]
-        )
+        [connection] = await eventually(lambda: [item for item in [*gateway.context.connections] if item.is_stalled])
         assert connection.transport.get_write_buffer_size() < 2 * size
         assert len(engine.seen) < 6  # the kernel's buffers took the first ones
         client.writer.transport.resume_reading()

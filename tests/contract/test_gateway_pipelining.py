@@ -69,7 +69,7 @@ async def test_more_ahead_than_is_kept_ends_the_connection_of_a_client_that_read
     async with await Client.connect(gateway.port) as client:
         client.writer.transport.pause_reading()
         client.send(request())
-        await eventually(lambda: any(one.flow.write_paused for one in [*gateway.context.connections]))
+        await eventually(lambda: any(one.is_stalled for one in [*gateway.context.connections]))
         client.send(request() * 1000)
         await asyncio.sleep(0.1)
         client.writer.transport.resume_reading()

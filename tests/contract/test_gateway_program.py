@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_server
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.relay.context import SWEEP_S
 from specpilot.gateway.settings import GatewaySettings
@@ -65,9 +65,9 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]
 def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
-    settings = GatewaySettings(engine=("http://x",), api_keys_file=str(path))
+    settings = GatewaySettings(port=0, engine=("http://x",), api_keys_file=str(path))
     with pytest.raises(StartError) as caught:
-        create_app(settings, SystemClock(), None)
+        create_server(settings, SystemClock(), None)
     assert said in str(caught.value)
     assert "sk-secret" not in str(caught.value)
 

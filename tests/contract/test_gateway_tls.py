@@ -162,7 +162,7 @@ async def test_handshakes_under_way_count_as_connections(
         client = await stack.enter_async_context(await connect(gateway.port, context))
         client.send(request())
         assert (await client.answer()).status == 200
-        [listener] = gateway.server._listeners
+        listener = gateway.server.ports[0]._server
         silent = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
         await eventually(lambda: len(listener._handshakes) == 3)
         late = await stack.enter_async_context(await Client.connect(gateway.port))

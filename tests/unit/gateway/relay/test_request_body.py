@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_context
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.settings import GatewaySettings
@@ -13,7 +13,7 @@ LARGE = b'{"model":"m","prompt":"' + b"x" * 10_000_000 + b'"}'
 
 
 def compressed(text: bytes) -> tuple[GatewayContext, RequestBody]:
-    _, context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
+    context = create_context(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
     body = RequestBody(context, read_request_head([(b"content-encoding", b"gzip")]))
     assert body.read_codings() is None
     assert body.feed(gzip.compress(text)) is None
