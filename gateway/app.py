@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,11 +19,10 @@ from pydantic import SecretStr
 
 from specpilot.gateway.engines import dns, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
-from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.fleet import Fleet
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
-from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
 from specpilot.gateway.pages import Pages
 from specpilot.gateway.process.background import Follower, serving
@@ -39,15 +37,12 @@ from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
-from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
-from specpilot.gateway.wire.deadlines import Bounds
-from specpilot.gateway.wire.origins import Origins
 from specpilot.policy import json_log
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock, SystemClock
@@ -80,36 +75,20 @@ def create_context(  # noqa: PLR0913 - the collaborators of a whole program
         tls_context if towards_engines is None else lambda: towards_engines.context,
         settings.tcp_keep_alive_s,
     )
-    context = GatewayContext(
-        fleet=fleet,
-        snapshot=Snapshot(
-            keys=by_hash(own_keys),
-            needs_key=bool(own_keys) or settings.require_api_key,
-            is_awaiting_keys=settings.redis_url is not None,
-        ),
-        bounds=Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)}),
-        budget=RetryBudget(settings.retry_ratio),
-        admission=_admission(settings, fleet),
-        recorder=Recorder(
-            GatewayMetrics(),
-            AccessLog(log_stream, PIPE_BUF if is_worker else None),
-            _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
-            clock,
-        ),
-        clock=clock,
-        names_responses=settings.name_responses,
-        asks_usage=settings.ask_usage,
-        sends_priority=settings.send_priority,
-        shows_engine=settings.show_engine,
-        passes_keep_alives=settings.pass_keep_alives,
-        decodes_bodies=settings.decode_bodies,
-        origins=Origins(settings.allowed_origins) if settings.allowed_origins else None,
-        public_paths=frozenset(path.encode() for path in settings.public_paths),
-        has_named_series=settings.show_engine or settings.admin_port is not None,
-        trim=trimmer(),
+    snapshot = Snapshot(
+        keys=by_hash(own_keys),
+        needs_key=bool(own_keys) or settings.require_api_key,
+        is_awaiting_keys=settings.redis_url is not None,
     )
+    recorder = Recorder(
+        GatewayMetrics(),
+        AccessLog(log_stream, PIPE_BUF if is_worker else None),
+        _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
+        clock,
+    )
+    context = GatewayContext(settings, fleet, snapshot, recorder, clock, trimmer())
     if settings.workers > 1:
-        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
+        context.adopt_shares(Shares(other=1 / settings.workers))  # until the workers find each other in Redis
     return context
 
 
@@ -128,7 +107,7 @@ def create_server(
     towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
     context = create_context(settings, clock, log_stream, own_keys, towards_engines, is_worker=worker is not None)
     followers: list[Follower] = [
-        Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
+        Resolver(url, look_up, partial(context.offer, context.fleet.resolve), settings.dns_refresh_s)
         for url in settings.engine
         if url.startswith(dns.PREFIX)
     ]
@@ -216,12 +195,6 @@ def _load_tracing(environment: Mapping[str, str], scheme: str) -> Tracing | None
     return None
 
 
-def _admission(settings: GatewaySettings, fleet: Fleet) -> Admission[Engine] | None:
-    if settings.engine_capacity is None:
-        return None
-    return Admission(settings.engine_capacity, settings.queue_limit, lambda model: fleet.by_model.get(model, ()))
-
-
 def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
     if settings.api_keys_file is None:
         return ()
@@ -254,10 +227,10 @@ def _watcher(
         store=store,
         own_keys=own_keys,
         first=context.snapshot,
-        publish=context.offer,
+        publish=partial(context.offer, context.adopt),
         gateway_id=context.gateway_id,
         demands=lambda: context.demands,
-        share=context.offer_shares,
+        share=partial(context.offer, context.adopt_shares),
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
@@ -270,7 +243,7 @@ def _watcher(
         context.adopt(watcher.read())
         shares = watcher.exchange()
         if shares is not None:
-            context.rates.adopt(shares, clock.monotonic())
+            context.adopt_shares(shares)
 
     try:
         if worker is None:

@@ -3,13 +3,14 @@
 It also has the sweep, the one timer that enforces every time-out, closes idle connections, flushes the log and returns
 free memory to the system.
 
-Owned by the event loop. Other threads use the `offer` methods.
+Owned by the event loop. Other threads use `offer`.
 """
 
 import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final, Protocol
 
 from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
@@ -17,6 +18,7 @@ from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
 from specpilot.gateway.routing.retry_budget import RetryBudget
+from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.wire.deadlines import Bounds
@@ -77,45 +79,37 @@ class GatewayContext:
     keys. `trim` returns free memory to the system.
     """
 
-    def __init__(  # noqa: PLR0913 - the collaborators of a whole program
+    def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
         self,
-        *,
+        settings: GatewaySettings,
         fleet: Fleet,
         snapshot: Snapshot,
-        bounds: Bounds,
-        budget: RetryBudget,
-        admission: Admission[Engine] | None,
         recorder: Recorder,
         clock: Clock,
-        names_responses: bool,
-        asks_usage: bool,
-        sends_priority: bool,
-        shows_engine: bool,
-        passes_keep_alives: bool,
-        decodes_bodies: bool,
-        origins: Origins | None,
-        public_paths: frozenset[bytes],
-        has_named_series: bool,
-        trim: Callable[[], None] = lambda: None,
+        trim: Callable[[], None],
     ) -> None:
         self.fleet = fleet
         self.snapshot = snapshot
-        self.bounds = bounds
-        self.budget = budget
-        self.admission = admission
         self.recorder = recorder
         self.metrics = recorder.metrics
         self.monotonic: Callable[[], float] = clock.monotonic
         self._now: Callable[[], float] = clock.now
-        self.names_responses = names_responses
-        self.asks_usage = asks_usage
-        self.sends_priority = sends_priority
-        self.shows_engine = shows_engine
-        self.passes_keep_alives = passes_keep_alives
-        self.decodes_bodies = decodes_bodies
-        self.origins = origins
-        self.public_paths = public_paths
-        self.has_named_series = has_named_series
+        # Read once: a setting takes longer to read than a field of a compiled class.
+        self.names_responses: bool = settings.name_responses
+        self.asks_usage: bool = settings.ask_usage
+        self.sends_priority: bool = settings.send_priority
+        self.shows_engine: bool = settings.show_engine
+        self.passes_keep_alives: bool = settings.pass_keep_alives
+        self.decodes_bodies: bool = settings.decode_bodies
+        self.public_paths = frozenset(path.encode() for path in settings.public_paths)
+        self.has_named_series = settings.show_engine or settings.admin_port is not None
+        self.origins = Origins(settings.allowed_origins) if settings.allowed_origins else None
+        self.bounds = Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)})
+        self.budget = RetryBudget(settings.retry_ratio)
+        self.admission: Admission[Engine] | None = None
+        if settings.engine_capacity is not None:
+            capacity, limit = settings.engine_capacity, settings.queue_limit
+            self.admission = Admission(capacity, limit, lambda model: fleet.by_model.get(model, ()))
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}
         self.gateway_id = secrets.token_hex(8)
@@ -142,23 +136,11 @@ class GatewayContext:
         self._swept_at = self.monotonic()
         loop.call_later(SWEEP_S, self._sweep)
 
-    def offer(self, snapshot: Snapshot) -> None:
-        """Adopt `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
+    def offer(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call `function` on the loop. From any thread; raises `RuntimeError` when the loop is closed."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.adopt, snapshot)
-
-    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
-        """Adopt the engines behind a DNS name. From any thread, as `offer`."""
-        if self._loop is None:
-            raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
-
-    def offer_shares(self, shares: Shares) -> None:
-        """Adopt `shares` of the keys' limits. From any thread, as `offer`."""
-        if self._loop is None:
-            raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Use `snapshot` from now on. On the loop only, or before it runs."""
@@ -166,6 +148,10 @@ class GatewayContext:
         self._terms.clear()
         self.fleet.apply(snapshot.engines)
         self.serve_queue()
+
+    def adopt_shares(self, shares: Shares) -> None:
+        """Use `shares` of the keys' limits from now on. On the loop only, or before it runs."""
+        self.rates.adopt(shares, self.monotonic())
 
     def serve_queue(self) -> None:
         """Send waiting requests if there is room."""
