@@ -7,18 +7,14 @@ one of the gateway's own pages, or an error.
 - `gateway.relay.client_reader` decides which bytes are parsed, and when: one request at a time.
 - Back-pressure: while the client does not read the written bytes (`is_stalled`), the engine's response is not read,
   and the next request is not parsed. So a client that sends and never reads occupies one response only.
-- With `--public-paths`, for a port that faces a platform which expects a few paths, other machines get 404 for every
-  other path. Callers on this machine may request all: health checks, metrics, operators. Behind a proxy on the same
-  machine every caller is on this machine, so the proxy must limit the paths.
 - A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
   coding besides chunked, ...) gets a 400, unless it has its answer by then, and the connection ends, on every route.
 """
 
 import asyncio
-import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
@@ -27,7 +23,6 @@ from specpilot.gateway.relay.client_reader import ClientReader
 from specpilot.gateway.relay.connection_state import ANSWERING, CLOSING, HEAD, IDLE, STOP, after
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
-from specpilot.gateway.relay.owner import Pages
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
@@ -55,6 +50,15 @@ DRAINING_IDLE_S: Final = 1.0
 _ELSEWHERE: Final = b"/not-served-to-other-machines"
 _USUAL_LINE_END: Final = b" HTTP/1.1\r\n"
 _log = logging.getLogger(__name__)
+
+
+class Pages(Protocol):
+    """What the gateway answers itself."""
+
+    def reply(
+        self, head: RequestHead, target: bytes, fields: list[tuple[bytes, bytes]], *, keep_alive: bool
+    ) -> Coroutine[Any, Any, bytes]:
+        """Return the whole response to a request for `target` with the headers `fields`. Raises nothing."""
 
 
 class ClientConnection(ClientReader):
@@ -85,8 +89,7 @@ class ClientConnection(ClientReader):
         self._fields: list[tuple[bytes, bytes]] = []
         # The next head begins with a whole line of HTTP/1.1. Checking here takes a quarter of the parser's own answer.
         self._is_usual_line = False
-        self.client_host: str | None = None
-        """The address of the client, or of the proxy before it."""
+        self.client_host: str | None = None  # the address of the client, or of the proxy before it
         self._parser = httptools.HttpRequestParser(self)
         self.write: Callable[[bytes], None]  # the transport's own, from `connection_made` on
 
@@ -99,17 +102,15 @@ class ClientConnection(ClientReader):
         self.write = self.transport.write
         address = transport.get_extra_info("peername")
         self.client_host = str(address[0]) if isinstance(address, tuple) else None  # else it uses a Unix socket
-        if context.public_paths and self.client_host is not None and not self._is_for_operators:
-            is_here = ipaddress.ip_address(self.client_host.partition("%")[0]).is_loopback
-            self._public_paths = frozenset() if is_here else context.public_paths
-        if not self._is_for_operators and not context.has_room(0):
-            message = "too many connections (--max-connections); try again"
-            self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
+        if not self._is_for_operators:
+            self._public_paths = context.paths_for(self.client_host)
+            if not context.has_room(0):
+                message = "too many connections (--max-connections); try again"
+                self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
         self._peers.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         """The client has disconnected: end its request. Cancellation reaches the engine before this returns."""
-        del exc
         self._peers.discard(self)
         self._state = CLOSING
         self._unread = b""
@@ -238,8 +239,7 @@ class ClientConnection(ClientReader):
     # Requests of both kinds
 
     def _start_exchange(self, head: RequestHead, *, keep_alive: bool) -> None:
-        exchange = self._exchange = Exchange(self._context, self, head)
-        exchange.keep_alive = keep_alive
+        exchange = self._exchange = Exchange(self._context, self, head, keep_alive=keep_alive)
         if head.method == (b"GET" if head.path == RESPONSE else b"POST"):
             exchange.start()
         else:
@@ -273,11 +273,7 @@ class ClientConnection(ClientReader):
         self._idle_since = self._context.monotonic()
         self.read_on()
 
-    # For exchanges: `gateway.relay.owner.ClientSide`
-
-    def reset(self) -> None:
-        """Close the connection at once, so that the response does not look complete."""
-        self.transport.abort()
+    # For exchanges
 
     def finished(self) -> None:
         """The response of an exchange has ended."""

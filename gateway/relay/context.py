@@ -7,11 +7,12 @@ Owned by the event loop. Other threads use `offer`.
 """
 
 import asyncio
+import ipaddress
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
@@ -35,6 +36,10 @@ from specpilot.policy.clock import Clock
 from specpilot.policy.latency_goal import Slo
 from specpilot.policy.model_policy import ClassPolicy, MatchRule
 
+if TYPE_CHECKING:
+    from specpilot.gateway.relay.client_connection import ClientConnection
+    from specpilot.gateway.relay.exchange import Exchange
+
 SWEEP_S: Final = 0.1
 """Seconds between two sweeps. With a smaller value time-outs are enforced earlier; with a larger one less time is
 used."""
@@ -45,30 +50,6 @@ RETRY_AFTER_S: Final = 1.0
 _SWEEPS_A_MINUTE: Final = 600
 
 _log = logging.getLogger(__name__)
-
-
-class Swept(Protocol):
-    """An object with time-outs."""
-
-    def sweep(self, now: float) -> None:
-        """Act on each time-out that has expired at `now`, in monotonic seconds."""
-
-
-class Connected(Swept, Protocol):
-    """An open connection."""
-
-    def shutdown(self) -> None:
-        """The server ends: close the connection, after the answer under way if there is one."""
-
-
-class Running(Swept, Protocol):
-    """A request under way."""
-
-    def end_with(self, error: GatewayError) -> None:
-        """End with `error`, in the best form that is still possible."""
-
-    def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it does not answer."""
 
 
 class GatewayContext:
@@ -116,9 +97,9 @@ class GatewayContext:
         self.is_draining = False
         self.is_refusing = False
         self.is_leaving = False
-        self.exchanges: set[Running] = set()
-        self.connections: set[Connected] = set()
-        self.operators: set[Connected] = set()  # connections to the operators' own port
+        self.exchanges: set[Exchange] = set()
+        self.connections: set[ClientConnection] = set()
+        self.operators: set[ClientConnection] = set()  # connections to the operators' own port
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
         self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}
@@ -226,6 +207,18 @@ class GatewayContext:
         if self.is_refusing:
             raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
         return self.key_of(secret)
+
+    def paths_for(self, host: str | None) -> frozenset[bytes]:
+        """Return the paths that a client at the address `host` may request; none: every path.
+
+        With `--public-paths`, for a port that faces a platform which expects a few paths, other machines get 404 for
+        every other path. Callers on this machine, by a Unix socket (`None`) too, may request all: health checks,
+        metrics, operators. Behind a proxy on the same machine every caller is on this machine, so the proxy must limit
+        the paths.
+        """
+        if not self.public_paths or host is None or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            return frozenset()
+        return self.public_paths
 
     def has_room(self, handshakes: int) -> bool:
         """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""

@@ -18,16 +18,16 @@ the queue and closes the engine's connection at once, so that the engine aborts.
 """
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
-from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.accounting import charge, record_end
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import first_engine
-from specpilot.gateway.relay.owner import ClientSide
 from specpilot.gateway.relay.prepared_request import PreparedRequest
+from specpilot.gateway.relay.relay import Relay
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.relay.request_decisions import prepare
 from specpilot.gateway.telemetry.outcome import Outcome
@@ -37,6 +37,9 @@ from specpilot.gateway.wire.errors import GatewayError, QueueTimeoutError, Reque
 from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
+
+if TYPE_CHECKING:
+    from specpilot.gateway.relay.client_connection import ClientConnection
 
 
 class Exchange:
@@ -48,7 +51,9 @@ class Exchange:
         "keep_alive", "response_complete",
     )  # fmt: skip
 
-    def __init__(self, context: GatewayContext, connection: ClientSide, request: RequestHead) -> None:
+    def __init__(
+        self, context: GatewayContext, connection: "ClientConnection", request: RequestHead, *, keep_alive: bool
+    ) -> None:
         """`request` is the parsed head."""
         self._context = context
         self._connection = connection
@@ -63,11 +68,11 @@ class Exchange:
         self._place: Place | None = None
         self._waited_s = 0.0
         self._is_charged = False
-        self._relay: relay.Relay | None = None
+        self._relay: Relay | None = None
         self._error: str | None = None
         self._span: Span | None = None
         self.is_received = False
-        self.keep_alive = request.is_modern
+        self.keep_alive = keep_alive
         self.response_complete = False
 
     @property
@@ -253,16 +258,11 @@ class Exchange:
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""
-        engine = first_engine(self._context, prepared, self._request.session)
-        self._relay = relay.Relay(
-            self._context,
-            self,
-            self._connection,
-            prepared,
-            self._request,
-            self._received_at + self._waited_s,
-        )
-        self._relay.start_attempt(engine)
+        context, request = self._context, self._request
+        engine = first_engine(context, prepared, request.session)
+        began_at = self._received_at + self._waited_s
+        self._relay = Relay(context, self, self._connection, prepared, request, engine, began_at)
+        self._relay.start()
 
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` was ejected because it does not answer."""
@@ -306,5 +306,5 @@ class Exchange:
         self._prepared = None
         self._body.drop()  # the connection still holds its last exchange, so release an incomplete body
         if is_reset:
-            self._connection.reset()
+            self._connection.transport.abort()
         self._connection.finished()
