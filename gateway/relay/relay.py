@@ -62,15 +62,13 @@ off."""
 class Relay:
     """One request from its choice of an engine on. Phases: see the module.
 
-    `began_at` is the time at which the gateway could begin: the request was complete and had a place (monotonic
-    seconds). `sent_at` is the time of the last sending, 0 before the first, and `_overhead_s` counts until the first.
-    `status` is the engine's, 0 before its head; `error` describes a later failure. `is_committed`: the client has a
-    status and the beginning of a stream, but no content.
+    `sent_at` is the time of the last sending, 0 before the first. `is_committed`: the client has a status and the
+    beginning of a stream, but no content.
     """
 
     __slots__ = (
-        "_attempts", "_began_at", "_connection", "_context", "_exchange", "_overhead_s", "_prepared",
-        "_request", "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
+        "_attempts", "_connection", "_context", "_exchange", "_outcome", "_prepared", "_request", "_write",
+        "delivery", "is_committed", "last_at", "phase", "sent_at",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
@@ -81,30 +79,28 @@ class Relay:
         prepared: PreparedRequest,
         request: RequestHead,
         engine: Engine,
-        began_at: float,
+        outcome: Outcome,
     ) -> None:
-        """`engine` is tried first."""
+        """`engine` is tried first. The engine's status and what failed are put into `outcome`."""
         self._context = context
         self._exchange = exchange
         self._connection = connection
         self._write = connection.write
         self._request = request
         self._prepared = prepared
-        self._began_at = self.last_at = began_at
+        self._outcome = outcome
+        self.last_at = outcome.received_at + outcome.waited_s
         self._attempts = Attempts(context, prepared, request.session, connection.client_host, engine)
         self.phase = "connect"
         self.sent_at = 0.0
-        self._overhead_s: float | None = None
-        self.status = 0
-        self.error: str | None = None
         self.is_committed = False
         self.delivery: Delivery | None = None
 
-    def describe(self, outcome: Outcome) -> None:
-        """Put the facts about the engine and its response into `outcome`."""
+    def describe(self) -> None:
+        """Complete the outcome with the facts about the engine and its response."""
+        outcome = self._outcome
         outcome.engines_tried = 2 if self._attempts.is_second else 1
         outcome.engine_id = self._attempts.current.engine.engine_id
-        outcome.overhead_s = self._overhead_s
         delivery = self.delivery
         if delivery is not None:
             outcome.usage = None if self._request.path in STORED else delivery.usage
@@ -121,8 +117,8 @@ class Relay:
         lines = b""
         if self._context.shows_engine:
             lines = b"x-specpilot-engine: %s\r\n" % self._attempts.current.engine.engine_id.encode()
-        if self._overhead_s is not None:
-            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self._overhead_s)
+        if self._outcome.overhead_s is not None:
+            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self._outcome.overhead_s)
         return lines
 
     def pause(self) -> None:
@@ -138,7 +134,7 @@ class Relay:
         """The time-out `expired` of the present phase is over."""
         if expired.name == "idle" and self._connection.is_stalled:  # the client is at fault, not the engine
             self._context.metrics.count_disconnect("stalled")
-            self.error = "stalled"
+            self._outcome.error = "stalled"
             self._exchange.finish(is_reset=True)
             return
         self._context.metrics.count_upstream_error(f"{expired.name}_timeout")
@@ -175,12 +171,12 @@ class Relay:
 
     def connected(self) -> None:
         """Send the request."""
-        context, attempt = self._context, self._attempts.current
+        context, attempt, outcome = self._context, self._attempts.current, self._outcome
         self.phase = "wait"
         buffers = engine_request(attempt.engine, self._prepared, self._request, names_response=context.names_responses)
         self.sent_at = self.last_at = context.monotonic()
-        if self._overhead_s is None:
-            self._overhead_s = max(0.0, self.sent_at - self._began_at)
+        if outcome.overhead_s is None:
+            outcome.overhead_s = max(0.0, self.sent_at - outcome.received_at - outcome.waited_s)
         attempt.send(buffers)
 
     def unconnected(self, reason: str) -> None:
@@ -207,7 +203,7 @@ class Relay:
                 self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
                 return
         if not self.is_committed:
-            self.status = head.status
+            self._outcome.status = head.status
         exchange = self._exchange
         self.delivery = Delivery(
             head,
@@ -248,7 +244,7 @@ class Relay:
     def _has_failed_first(self, delivery: Delivery, now: float) -> bool:
         """Examine the beginning of a body; return whether the engine failed and another one is tried (4)."""
         if not delivery.has_failed_first:
-            if self.status < SERVER_ERROR and delivery.has_content:
+            if self._outcome.status < SERVER_ERROR and delivery.has_content:
                 self._attempts.answer(now)
             return False
         self.delivery = None
@@ -269,7 +265,7 @@ class Relay:
         self.phase = "response"
         if delivery.has_error:
             self._context.metrics.count_upstream_error("error_event")
-            self.error = "error_event"
+            self._outcome.error = "error_event"
         now = self._context.monotonic()
         self._attempts.complete(delivery, now)
         out = delivery.complete(now)
@@ -302,7 +298,7 @@ class Relay:
         if not self.is_committed:
             self._exchange.local_reply(error)
             return
-        self.error = error.code
+        self._outcome.error = error.code
         self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
         self._exchange.finish()
 
@@ -311,9 +307,9 @@ class Relay:
         delivery = self.delivery
         assert delivery is not None
         if not delivery.has_ended:
-            self.error = error.code
+            self._outcome.error = error.code
         elif delivery.has_error:
-            self.error = "error_event"
+            self._outcome.error = "error_event"
         tail = delivery.reset(event_of(error, self._request.path))
         if tail is not None:
             self._write(tail)
