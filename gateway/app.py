@@ -43,7 +43,6 @@ from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
-from specpilot.policy import json_log
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
@@ -150,12 +149,7 @@ def _ports(settings: GatewaySettings, context: GatewayContext, clock: Clock, wor
 
 def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     """Serve until a signal. Ends the process with status 2 when it cannot start."""
-    place = "" if worker is None else f" [worker {worker.number}]"
-    log_format = f"%(levelname)s %(name)s{place}: %(message)s"
-    if settings.log_format == "json":
-        json_log.use(settings.log_level, **({} if worker is None else {"worker": worker.number}))
-    else:
-        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    settings.open_log(None if worker is None else worker.number)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     is_asked_for = "max_connections" in settings.model_fields_set
     fewer: list[str] = []

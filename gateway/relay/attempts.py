@@ -15,6 +15,7 @@ An unreachable or silent engine is counted at once. An answer for another model,
 evidence about the first engine. `gateway.routing.outlier_detection` defines the source.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from specpilot.gateway.engines.fleet import Engine
@@ -47,15 +48,13 @@ def is_failure(status: int) -> bool:
     return (status >= SERVER_ERROR and status != _NOT_IMPLEMENTED) or status in REFUSED_CREDENTIALS
 
 
+@dataclass(slots=True)
 class Blamed:
     """An engine that failed the request, until a second engine shows whether the request is at fault."""
 
-    __slots__ = ("engine", "model", "source")
-
-    def __init__(self, engine: Engine, model: str, source: Source) -> None:
-        self.engine = engine
-        self.model = model
-        self.source = source
+    engine: Engine
+    model: str
+    source: Source
 
 
 class Attempts:
