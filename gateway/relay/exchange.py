@@ -199,10 +199,10 @@ class Exchange:
 
     # To the engine
 
-    async def _decode(self, parts: tuple[bytes, ...]) -> None:
+    async def _decode(self) -> None:
         """Decode the body and continue with it, unless the request has ended in a pause."""
         try:
-            await self._body.decode(parts)
+            await self._body.decode()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self.fail(error)
             return
@@ -213,7 +213,7 @@ class Exchange:
         """Decide on the whole request, then send it or queue it. A compressed body is decoded first."""
         context = self._context
         if self._body.is_encoded:
-            context.spawn(asyncio.get_running_loop().create_task(self._decode(self._body.finish_encoded())))
+            context.spawn(asyncio.get_running_loop().create_task(self._decode()))
             return
         body, outline = self._body.finish()
         try:
