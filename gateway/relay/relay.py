@@ -152,12 +152,20 @@ class Relay:
                 self.delivery = delivery
 
     def end_with(self, error: GatewayError) -> None:
-        """End with `error`, in the best form that is still possible."""
+        """End with `error`, in the best form that is still possible.
+
+        Before any content that is an answer, or an event if the client has a status already.
+        """
         if self.delivery is not None and self.delivery.has_begun:
             self._reset_response(error)
-        else:
-            self.delivery = None
-            self._reply(error)
+            return
+        self.delivery = None
+        if not self.is_committed:
+            self._exchange.local_reply(error)
+            return
+        self._outcome.error = error.code
+        self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
+        self._exchange.finish()
 
     def drop(self) -> None:
         """Release the engine."""
@@ -183,7 +191,7 @@ class Relay:
         """The engine cannot be reached (1)."""
         if not self._attempts.retry(self):
             fault = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
-            self._reply(EngineUnavailableError(f"the engine {fault}; try again", retry_after_s=RETRY_AFTER_S))
+            self.end_with(EngineUnavailableError(f"the engine {fault}; try again", retry_after_s=RETRY_AFTER_S))
 
     def fail(self, error: Exception) -> None:
         """The gateway itself is at fault, and nothing has been sent to the client."""
@@ -200,7 +208,7 @@ class Relay:
                 return
             if head.status in REFUSED_CREDENTIALS:
                 message = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
-                self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
+                self.end_with(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
                 return
         if not self.is_committed:
             self._outcome.status = head.status
@@ -291,16 +299,7 @@ class Relay:
         self.delivery = None
         if not self._attempts.fail(now, self):
             message = f"the engine gave no whole answer ({reason}); try again"
-            self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
-
-    def _reply(self, error: GatewayError) -> None:
-        """Answer with `error` before any content: as an event if the client has a status already."""
-        if not self.is_committed:
-            self._exchange.local_reply(error)
-            return
-        self._outcome.error = error.code
-        self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
-        self._exchange.finish()
+            self.end_with(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
 
     def _reset_response(self, error: GatewayError) -> None:
         """End a response that has begun, with an error event if one can be added and the stream lacks its end."""

@@ -36,8 +36,7 @@ async def test_a_process_that_stood_still_while_it_connected_tries_again_and_bla
         [engine] = context.fleet.engines.values()
         engine.cards = ({"id": "tiny"},)
         context.fleet.index()
-        async with await Client.connect(gateway.port) as client:
-            client.send(request())
+        async with await Client.connect(gateway.port, request()) as client:
             await eventually(lambda: engine.outstanding_requests == 1)
             clock.at += TIMEOUT_S + 2 * STOOD_STILL_S  # so late it is when the time-out fires
             listener.setblocking(False)

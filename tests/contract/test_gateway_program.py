@@ -105,8 +105,7 @@ async def test_the_drain_time_out_ends_what_does_not_finish(
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
     program = await start_program("--drain-timeout-s", "0.5")
-    async with await Client.connect(program.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(program.port, request(STREAM)):
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGTERM)
         assert await program.end() == 0
@@ -147,8 +146,7 @@ async def test_a_process_that_stood_still_reads_what_came_before_it_judges_time_
     may_answer, stands, may_go_on = asyncio.Event(), threading.Event(), threading.Event()
     engine.script = [may_answer, SSE_HEAD, chunk(event("a")), LAST_CHUNK]
     gateway = await start_gateway(engine, clock=clock, first_byte_timeout_s=1.0)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(gateway.port, request(STREAM)) as client:
         await engine.wait_seen(1)
         woken, waker = socket.socketpair()
         loop = gateway.context._loop

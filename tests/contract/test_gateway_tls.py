@@ -179,8 +179,7 @@ async def test_handshakes_under_way_count_as_connections(
                 assert await slow.is_closed()
             await eventually(lambda: not listener._handshakes)
         for _ in range(8):  # and those that fail at once
-            async with await Client.connect(gateway.port) as plain:
-                plain.send(request())
+            async with await Client.connect(gateway.port, request()) as plain:
                 assert await plain.is_closed()
             await eventually(lambda: not listener._handshakes)
         monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
@@ -230,8 +229,7 @@ async def test_engines_are_checked_by_an_authority_of_ones_own_and_shown_a_certi
     cert, key = authority.issue("client")
     ca = str(authority.path)
     gateway = await start_gateway(tls_engine, engine_ca_file=ca, engine_cert_file=cert, engine_key_file=key)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         assert (await client.answer()).status == 200
     (engine,) = gateway.context.fleet.engines.values()
     assert engine._address.tls() is engine._address.tls()  # made once
