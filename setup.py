@@ -40,6 +40,7 @@ HOT_PATH = (
     "specpilot/gateway/relay/attempt.py",
     "specpilot/gateway/relay/attempts.py",
     "specpilot/gateway/relay/accounting.py",
+    "specpilot/gateway/relay/owner.py",
     "specpilot/gateway/wire/deadlines.py",
     "specpilot/gateway/telemetry/metrics.py",
     "specpilot/gateway/telemetry/cell.py",

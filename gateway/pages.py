@@ -80,10 +80,10 @@ class Pages:
         if origins is not None and head.origin is not None:
             lines = origins.lines(head.origin)
         try:
-            asked = dict(fields)
-            if origins is not None and head.method == b"OPTIONS" and b"access-control-request-method" in asked:
+            values = dict(fields)
+            if origins is not None and head.method == b"OPTIONS" and b"access-control-request-method" in values:
                 answer = Answer(b"", media_type="text/plain")
-                lines += _preflight_lines(origins, head.origin or b"", asked)
+                lines += _preflight_lines(origins, head.origin or b"", values)
             else:
                 answer = await self._page(head.method, target.partition(b"?")[0].decode("latin-1"))(head)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
@@ -154,20 +154,20 @@ class Pages:
         return Answer(orjson.dumps(_config_of(self._context, self._shown_settings)))
 
 
-def _preflight_lines(origins: Origins, origin: bytes, asked: Mapping[bytes, bytes]) -> bytes:
-    """Return the header lines that allow a web page what it has `asked` for before its request.
+def _preflight_lines(origins: Origins, origin: bytes, values: Mapping[bytes, bytes]) -> bytes:
+    """Return the header lines that allow a web page its request. Raises `BadHeadError` if it may not send that.
 
-    Raises `BadHeadError` if it may not do that.
+    `values` are those of the preflight's headers.
     """
-    is_private = b"access-control-request-private-network" in asked
-    method = asked[b"access-control-request-method"].strip(b" \t").decode("latin-1")
+    is_private = b"access-control-request-private-network" in values
+    method = values[b"access-control-request-method"].strip(b" \t").decode("latin-1")
     if not origins.allows(origin) or method not in METHODS or (is_private and origins.is_any):
         raise BadHeadError("a page of this origin may not send this request (--allowed-origins)")
     lines = b"access-control-allow-methods: %s\r\naccess-control-max-age: %d\r\n" % (
         ", ".join(METHODS).encode(),
         MAX_AGE_S,
     )
-    headers = asked.get(b"access-control-request-headers")
+    headers = values.get(b"access-control-request-headers")
     if headers is not None:
         lines += b"access-control-allow-headers: %s\r\n" % headers
     return lines + (b"access-control-allow-private-network: true\r\n" if is_private else b"")

@@ -12,17 +12,30 @@ for a client that has disconnected. The engine's outstanding work includes the a
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.engines.out_of_files import OutOfFilesError
 from specpilot.gateway.engines.probe import STOOD_STILL_S
-from specpilot.gateway.engines.upstream import EngineConnection
+from specpilot.gateway.engines.upstream import EngineConnection, Reader
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import ConnectionsFullError
 
-if TYPE_CHECKING:
-    from specpilot.gateway.relay.relay import Relay
+
+class AttemptReader(Reader, Protocol):
+    """The relay of the attempt."""
+
+    def connecting(self) -> None:
+        """There is no kept connection, so a new one is made."""
+
+    def connected(self) -> None:
+        """There is a connection: call `send` now."""
+
+    def unconnected(self, reason: str) -> None:
+        """There is no connection: `connect` (refused or unreachable) or `connect_timeout`."""
+
+    def fail(self, error: Exception) -> None:
+        """The gateway itself is at fault."""
 
 
 class Attempt:
@@ -32,13 +45,13 @@ class Attempt:
 
     def __init__(self, context: GatewayContext, engine: Engine, work_tokens: int) -> None:
         self._context = context
-        self._relay: Relay | None = None
+        self._relay: AttemptReader | None = None
         self._work_tokens = work_tokens
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self.engine = engine
 
-    def start(self, relay: "Relay", *, is_fresh: bool) -> None:
+    def start(self, relay: AttemptReader, *, is_fresh: bool) -> None:
         """Acquire a connection: a kept one at once, unless `is_fresh`; else a new one. `relay` gets what happens."""
         engine = self.engine
         self._relay = relay

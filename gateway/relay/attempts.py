@@ -16,19 +16,16 @@ evidence about the first engine. `gateway.routing.outlier_detection` defines the
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
-from specpilot.gateway.relay.attempt import Attempt
+from specpilot.gateway.relay.attempt import Attempt, AttemptReader
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import another_engine
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.routing.outlier_detection import Source
 from specpilot.gateway.wire.deadlines import STREAM_CONTENT
 from specpilot.gateway.wire.response import Delivery
-
-if TYPE_CHECKING:
-    from specpilot.gateway.relay.relay import Relay
 
 SERVER_ERROR: Final = 500
 """The smallest status that means a failure of the server."""
@@ -85,11 +82,11 @@ class Attempts:
 
     # Beginning and end
 
-    def repeat(self, relay: "Relay") -> None:
+    def repeat(self, relay: AttemptReader) -> None:
         """Try the same engine on a new connection: the kept one was stale."""
         self._replace(self.current.engine, relay)
 
-    def retry(self, relay: "Relay") -> bool:
+    def retry(self, relay: AttemptReader) -> bool:
         """Try another engine, if that is allowed and there is one. The caller has counted the failure."""
         try:
             if self.is_second:
@@ -103,7 +100,7 @@ class Attempts:
             relay.fail(error)
         return True
 
-    def _replace(self, engine: Engine, relay: "Relay") -> None:
+    def _replace(self, engine: Engine, relay: AttemptReader) -> None:
         """Begin at `engine` before the old attempt is dropped: otherwise a waiting request could take both places."""
         old, self.current = self.current, Attempt(self._context, engine, self._prepared.work_tokens)
         self._context.metrics.retries += 1
@@ -141,7 +138,7 @@ class Attempts:
         """The engine broke off within its answer."""
         self.current.engine.outlier_detection.fail_stream(now, self._source())
 
-    def fail(self, now: float, relay: "Relay") -> bool:
+    def fail(self, now: float, relay: AttemptReader) -> bool:
         """The engine failed before its answer."""
         engine = self.current.engine
         if self.is_second:
@@ -155,7 +152,7 @@ class Attempts:
         self._judge(is_engines=False)
         return False
 
-    def fail_status(self, status: int, now: float, relay: "Relay") -> bool:
+    def fail_status(self, status: int, now: float, relay: AttemptReader) -> bool:
         """The engine answered with `status`, which `is_failure`."""
         engine = self.current.engine
         engine.pool.renew()  # the address may lead to another engine now
@@ -167,7 +164,7 @@ class Attempts:
         engine.outlier_detection.fail(now, is_connect=False, source=self._source())
         return False
 
-    def time_out(self, name: str, sent_at: float, now: float, relay: "Relay") -> bool:
+    def time_out(self, name: str, sent_at: float, now: float, relay: AttemptReader) -> bool:
         """There was no content in time. `name` is the time-out's; the request was sent at `sent_at`."""
         engine = self.current.engine
         # For the content time-out only content counts: a server may send keep-alives while its model hangs.

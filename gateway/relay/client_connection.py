@@ -13,8 +13,8 @@ one of the gateway's own pages, or an error.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Protocol, cast
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
 
 import httptools
 
@@ -23,6 +23,7 @@ from specpilot.gateway.relay.client_reader import ClientReader
 from specpilot.gateway.relay.connection_state import ANSWERING, CLOSING, HEAD, IDLE, STOP, after
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
+from specpilot.gateway.relay.owner import Pages
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
@@ -50,15 +51,6 @@ DRAINING_IDLE_S: Final = 1.0
 _ELSEWHERE: Final = b"/not-served-to-other-machines"
 _USUAL_LINE_END: Final = b" HTTP/1.1\r\n"
 _log = logging.getLogger(__name__)
-
-
-class Pages(Protocol):
-    """What the gateway answers itself."""
-
-    def reply(
-        self, head: RequestHead, target: bytes, fields: list[tuple[bytes, bytes]], *, keep_alive: bool
-    ) -> Coroutine[Any, Any, bytes]:
-        """Return the whole response to a request for `target` with the headers `fields`. Raises nothing."""
 
 
 class ClientConnection(ClientReader):
@@ -249,7 +241,7 @@ class ClientConnection(ClientReader):
     def _open_page(self, head: RequestHead, *, keep_alive: bool) -> None:
         self._exchange = None
         self._is_page_open = True
-        keep_alive = keep_alive and not self._context.is_leaving
+        keep_alive = keep_alive and not (head.is_expecting or self._context.is_leaving)  # its body may never come
         reply = self._pages.reply(head, self._target, self._fields, keep_alive=keep_alive)
         self._context.spawn(self._loop.create_task(self._show(reply, keep_alive=keep_alive)))
 
@@ -273,7 +265,11 @@ class ClientConnection(ClientReader):
         self._idle_since = self._context.monotonic()
         self.read_on()
 
-    # For exchanges
+    # For exchanges: `gateway.relay.owner.Connection`
+
+    def reset(self) -> None:
+        """Close at once, so that the response does not look complete."""
+        self.transport.abort()
 
     def finished(self) -> None:
         """The response of an exchange has ended."""

@@ -12,12 +12,13 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
+from specpilot.gateway.relay.owner import Connection, Request
 from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import exposition_of
@@ -35,10 +36,6 @@ from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
 from specpilot.policy.latency_goal import Slo
 from specpilot.policy.model_policy import ClassPolicy, MatchRule
-
-if TYPE_CHECKING:
-    from specpilot.gateway.relay.client_connection import ClientConnection
-    from specpilot.gateway.relay.exchange import Exchange
 
 SWEEP_S: Final = 0.1
 """Seconds between two sweeps. With a smaller value time-outs are enforced earlier; with a larger one less time is
@@ -97,9 +94,9 @@ class GatewayContext:
         self.is_draining = False
         self.is_refusing = False
         self.is_leaving = False
-        self.exchanges: set[Exchange] = set()
-        self.connections: set[ClientConnection] = set()
-        self.operators: set[ClientConnection] = set()  # connections to the operators' own port
+        self.exchanges: set[Request] = set()
+        self.connections: set[Connection] = set()
+        self.operators: set[Connection] = set()  # connections to the operators' own port
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
         self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}

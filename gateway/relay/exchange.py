@@ -18,7 +18,6 @@ the queue and closes the engine's connection at once, so that the engine aborts.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
@@ -26,6 +25,7 @@ from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
 from specpilot.gateway.relay.accounting import charge, record_end
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import first_engine
+from specpilot.gateway.relay.owner import Connection
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.relay import Relay
 from specpilot.gateway.relay.request_body import RequestBody
@@ -38,9 +38,6 @@ from specpilot.gateway.wire.heads import RequestHead, error_reply, milliseconds
 from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
 
-if TYPE_CHECKING:
-    from specpilot.gateway.relay.client_connection import ClientConnection
-
 
 class Exchange:
     """One request and its response. Fields and states: see the module."""
@@ -51,7 +48,7 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, context: GatewayContext, connection: "ClientConnection", request: RequestHead, *, keep_alive: bool
+        self, context: GatewayContext, connection: Connection, request: RequestHead, *, keep_alive: bool
     ) -> None:
         """`request` is the parsed head."""
         self._context = context
@@ -302,5 +299,5 @@ class Exchange:
         self._prepared = None
         self._body.drop()  # the connection still holds its last exchange, so release an incomplete body
         if is_reset:
-            self._connection.transport.abort()
+            self._connection.reset()
         self._connection.finished()

@@ -28,12 +28,13 @@ against the engine nor against the budget. A break later than `STALE_S` is a fai
 The relay owns the engine's side only. The exchange ends the request and records it.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempts import REFUSED_CREDENTIALS, SERVER_ERROR, Attempts, is_failure
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.engine_request import engine_request
+from specpilot.gateway.relay.owner import Connection, Request
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, Overdue
@@ -49,10 +50,6 @@ from specpilot.gateway.wire.framing import ResponseHead
 from specpilot.gateway.wire.heads import RequestHead, milliseconds
 from specpilot.gateway.wire.response import Delivery, closing
 from specpilot.gateway.wire.routes import STORED
-
-if TYPE_CHECKING:
-    from specpilot.gateway.relay.client_connection import ClientConnection
-    from specpilot.gateway.relay.exchange import Exchange
 
 STALE_S: Final = 1.0
 """Seconds after sending within which a closed connection counts as closed while idle. After that, the engine broke
@@ -74,8 +71,8 @@ class Relay:
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         context: GatewayContext,
-        exchange: "Exchange",
-        connection: "ClientConnection",
+        exchange: Request,
+        connection: Connection,
         prepared: PreparedRequest,
         request: RequestHead,
         engine: Engine,
@@ -171,7 +168,7 @@ class Relay:
         """Release the engine."""
         self._attempts.drop()
 
-    # From the attempt
+    # From the attempt: `gateway.relay.attempt.AttemptReader`
 
     def connecting(self) -> None:
         """There is no kept connection to the engine."""
