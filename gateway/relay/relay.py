@@ -33,7 +33,6 @@ from typing import Final
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempts import REFUSED_CREDENTIALS, SERVER_ERROR, Attempts, is_failure
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.engine_request import engine_request
 from specpilot.gateway.relay.owner import Connection, Request
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.telemetry.outcome import Outcome
@@ -178,7 +177,7 @@ class Relay:
         """Send the request."""
         context, attempt, outcome = self._context, self._attempts.current, self._outcome
         self.phase = "wait"
-        buffers = engine_request(attempt.engine, self._prepared, self._request, names_response=context.names_responses)
+        buffers = self._prepared.buffers(attempt.engine, self._request, names_response=context.names_responses)
         self.sent_at = self.last_at = context.monotonic()
         if outcome.overhead_s is None:
             outcome.overhead_s = max(0.0, self.sent_at - outcome.received_at - outcome.waited_s)
