@@ -120,7 +120,8 @@ async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gatewa
             assert "connection" not in (await client.answer()).headers
         await gateway.on_loop(gateway.server.handle_exit, signal.SIGINT, None)
         await eventually(lambda: gateway.context.is_draining)
-        assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
+        ready = await call(gateway.port, request(path="/ready", method="GET"))
+        assert (ready.status, ready.headers["connection"]) == (503, "close")
         kept.send(request())  # a balancer of connections would bring its requests here for as long as it stands
         answer = await kept.answer()
         assert (answer.status, answer.headers["connection"]) == (200, "close")

@@ -89,6 +89,12 @@ async def test_100_continue_is_not_sent_for_what_will_be_refused(
     assert (await call(gateway.port, head)).status == 413
 
 
+async def test_a_page_does_not_wait_for_a_body_that_may_never_come(gateway: GatewayThread) -> None:
+    whole = request(b"{}", path="/health", method="GET", headers="expect: 100-continue\r\n")
+    answer = await call(gateway.port, whole.removesuffix(b"{}"))
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
 async def test_a_wrong_method_is_named(
     engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
 ) -> None:
