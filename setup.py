@@ -22,7 +22,6 @@ HOT_PATH = (
     "specpilot/gateway/wire/response.py",
     "specpilot/gateway/wire/response_id.py",
     "specpilot/gateway/wire/routes.py",
-    "specpilot/gateway/relay/engine_request.py",
     "specpilot/gateway/relay/exchange.py",
     "specpilot/gateway/relay/request_body.py",
     "specpilot/gateway/relay/stored_response.py",

@@ -2,7 +2,7 @@
 
 The life of one request, module by module:
 
-- `relay.client_connection`: the client's HTTP/1.1 connection; routes that are not relayed go to `http_api`;
+- `relay.client_connection`: the client's HTTP/1.1 connection; other paths go to `pages`;
 - `relay.exchange`: the request and its response; `relay.request_decisions`: its model, class and K, and its bytes for
   the engine;
 - `limits.admission`: the queue while every engine is full;

@@ -4,10 +4,8 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,41 +15,34 @@ from types import FrameType
 from typing import IO, Any, cast
 
 import orjson
-import uvicorn
-from fastapi import FastAPI
 from pydantic import SecretStr
 
 from specpilot.gateway.engines import dns, tcp_keep_alive
 from specpilot.gateway.engines.dns import Lookup, Resolver
-from specpilot.gateway.engines.fleet import Engine, Fleet
+from specpilot.gateway.engines.fleet import Fleet
 from specpilot.gateway.engines.redis_watch import Watcher
 from specpilot.gateway.engines.snapshot import Snapshot, by_hash, keys_of
 from specpilot.gateway.engines.upstream import tls_context
-from specpilot.gateway.http_api import create_routes
-from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Shares
-from specpilot.gateway.process.admin_listener import AdminListener
-from specpilot.gateway.process.certificates import engine_certificates, listener_certificates
+from specpilot.gateway.pages import Pages
+from specpilot.gateway.process.background import Follower, serving
+from specpilot.gateway.process.certificates import Certificates, engine_certificates, listener_certificates
 from specpilot.gateway.process.heap import trimmer
-from specpilot.gateway.process.lifespan import Follower, serving, serving_with
-from specpilot.gateway.process.listening import BACKLOG, listen, listen_together
+from specpilot.gateway.process.listening import listen, listen_together
 from specpilot.gateway.process.open_files import connections_within, raise_limit
+from specpilot.gateway.process.port import Port
 from specpilot.gateway.process.server import GatewayServer
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.routing.chooser import Affinity, Balance, Chooser
-from specpilot.gateway.routing.retry_budget import RetryBudget
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
 from specpilot.gateway.telemetry.access_log import AccessLog
 from specpilot.gateway.telemetry.metrics import GatewayMetrics
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.telemetry.scrape import Scrape
 from specpilot.gateway.telemetry.tracing import Tracing, is_wanted
-from specpilot.gateway.wire.deadlines import Bounds
-from specpilot.gateway.wire.origins import Origins
-from specpilot.policy import json_log
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock, SystemClock
 from specpilot.policy.errors import Fault, InvalidDocumentError, StoreUnavailableError
@@ -59,24 +50,22 @@ from specpilot.policy.settings import fail, without_secrets
 from specpilot.policy.store import Store
 from specpilot.policy.text_files import read_text
 
+HANDSHAKES_ADMIN_MAX = 128
+"""TLS handshakes under way on the operators' port. A few Prometheus servers and health checks need no more."""
+
 _log = logging.getLogger("gateway")
 
 
-def create_app(
+def create_context(  # noqa: PLR0913 - the collaborators of a whole program
     settings: GatewaySettings,
     clock: Clock,
     log_stream: IO[bytes] | None,
-    look_up: Lookup = dns.lookup,
-    worker: Worker | None = None,
-) -> tuple[FastAPI, GatewayContext]:
-    """Return the app, and the context that the app and the relayed routes share. Raises `StartError`."""
-    own_keys = _own_keys(settings)
-    towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
-    snapshot = Snapshot(
-        keys=by_hash(own_keys),
-        needs_key=bool(own_keys) or settings.require_api_key,
-        is_awaiting_keys=settings.redis_url is not None,
-    )
+    own_keys: tuple[ApiKey, ...] = (),
+    towards_engines: Certificates | None = None,
+    *,
+    is_worker: bool = False,
+) -> GatewayContext:
+    """Return the shared state of all requests. `own_keys` are those of the file, `towards_engines` for connections."""
     fleet = Fleet(
         [url for url in settings.engine if not url.startswith(dns.PREFIX)],
         Chooser(Balance(settings.balance), Affinity(settings.affinity), partial(Random().getrandbits, 64)),  # noqa: S311 - no secret
@@ -85,54 +74,21 @@ def create_app(
         tls_context if towards_engines is None else lambda: towards_engines.context,
         settings.tcp_keep_alive_s,
     )
-    context = GatewayContext(
-        fleet=fleet,
-        snapshot=snapshot,
-        bounds=Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)}),
-        budget=RetryBudget(settings.retry_ratio),
-        admission=_admission(settings, fleet),
-        recorder=Recorder(
-            GatewayMetrics(),
-            AccessLog(log_stream, None if worker is None else PIPE_BUF),
-            _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
-            clock,
-        ),
-        clock=clock,
-        names_responses=settings.name_responses,
-        asks_usage=settings.ask_usage,
-        sends_priority=settings.send_priority,
-        shows_engine=settings.show_engine,
-        passes_keep_alives=settings.pass_keep_alives,
-        decodes_bodies=settings.decode_bodies,
-        origins=Origins(settings.allowed_origins) if settings.allowed_origins else None,
-        public_paths=frozenset(path.encode() for path in settings.public_paths),
-        has_named_series=settings.show_engine or settings.admin_port is not None,
-        trim=trimmer(),
+    snapshot = Snapshot(
+        keys=by_hash(own_keys),
+        needs_key=bool(own_keys) or settings.require_api_key,
+        is_awaiting_keys=settings.redis_url is not None,
     )
+    recorder = Recorder(
+        GatewayMetrics(),
+        AccessLog(log_stream, PIPE_BUF if is_worker else None),
+        _load_tracing(os.environ, "http" if settings.tls_cert_file is None else "https"),
+        clock,
+    )
+    context = GatewayContext(settings, fleet, snapshot, recorder, clock, trimmer())
     if settings.workers > 1:
-        context.rates.adopt(Shares(other=1 / settings.workers), 0.0)  # until the workers find each other in Redis
-    watcher = _watcher(settings, own_keys, context, clock, worker)
-    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
-    is_apart = settings.admin_port is not None
-    pages = (context, _secret(settings.admin_token), _shown(settings), show)
-    app = create_routes(*pages, is_open=not is_apart)
-    followers: list[Follower] = [
-        Resolver(url, look_up, context.offer_engines, settings.dns_refresh_s)
-        for url in settings.engine
-        if url.startswith(dns.PREFIX)
-    ]
-    if watcher is not None:
-        followers.append(watcher)
-    lifespan = partial(serving, context, followers, worker, towards_engines)
-    app.router.lifespan_context = lifespan
-    if settings.admin_port is not None:
-        bind = listen if worker is None else listen_together
-        admin_listener = bind(settings.host, settings.admin_port, "--admin-port")
-        tcp_keep_alive.probe(admin_listener, settings.tcp_keep_alive_s)
-        certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, None)
-        admin = AdminListener(create_routes(*pages), admin_listener, certificates)
-        app.router.lifespan_context = partial(serving_with, admin, lifespan)
-    return app, context
+        context.adopt_shares(Shares(other=1 / settings.workers))  # until the workers find each other in Redis
+    return context
 
 
 def create_server(
@@ -141,40 +97,59 @@ def create_server(
     log_stream: IO[bytes] | None,
     look_up: Lookup = dns.lookup,
     worker: Worker | None = None,
-) -> tuple[GatewayServer, socket.socket]:
-    """Return a server ready to run on the returned socket. Raises `StartError`.
+) -> GatewayServer:
+    """Return a server ready to run. Raises `StartError`.
 
-    The socket listens already, except for one worker of several: the other workers get the connections until it serves.
+    Its sockets listen already, except for one worker of several: the other workers get the connections until it serves.
     """
-    app, context = create_app(settings, clock, log_stream, look_up, worker)
-    config = uvicorn.Config(
-        app,
-        http=cast("Any", partial(ClientConnection, context)),
-        loop="uvloop",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=1,
-    )
+    own_keys = _own_keys(settings)
+    towards_engines = engine_certificates(settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file)
+    context = create_context(settings, clock, log_stream, own_keys, towards_engines, is_worker=worker is not None)
+    followers: list[Follower] = [
+        Resolver(url, look_up, partial(context.offer, context.fleet.resolve), settings.dns_refresh_s)
+        for url in settings.engine
+        if url.startswith(dns.PREFIX)
+    ]
+    watcher = _watcher(settings, own_keys, context, clock, worker)
+    if watcher is not None:
+        followers.append(watcher)
+    ports = _ports(settings, context, clock, worker)
+    certificates = [item for item in (towards_engines, *(port.certificates for port in ports)) if item is not None]
+    background = serving(context, followers, worker, certificates)
+    return GatewayServer(context, ports, background, settings.drain_grace_s, settings.drain_timeout_s, worker)
+
+
+def _ports(settings: GatewaySettings, context: GatewayContext, clock: Clock, worker: Worker | None) -> list[Port]:
+    """Return the clients' port and, if there is one, the operators'."""
+    show = Scrape(context.exposition if worker is None else partial(worker.exposition, context), clock.monotonic).read
+    pages = partial(Pages, context, _secret(settings.admin_token), _shown(settings), show)
     certificates = listener_certificates(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
-    server = GatewayServer(config, context, settings.drain_grace_s, settings.drain_timeout_s, worker, certificates)
-    listener = listen(settings.host, settings.port) if worker is None else worker.listener
-    tcp_keep_alive.probe(listener, settings.tcp_keep_alive_s)
-    return server, listener
+    ports = [
+        Port(
+            listen(settings.host, settings.port) if worker is None else worker.listener,
+            partial(ClientConnection, context, pages(is_for_operators=settings.admin_port is None)),
+            certificates,
+            context.has_room,
+        )
+    ]
+    if settings.admin_port is not None:
+        bind = listen if worker is None else listen_together
+        ports.append(
+            Port(
+                bind(settings.host, settings.admin_port, "--admin-port"),
+                partial(ClientConnection, context, pages(), is_for_operators=True),
+                listener_certificates(settings.tls_cert_file, settings.tls_key_file, None),
+                lambda handshakes: handshakes < HANDSHAKES_ADMIN_MAX,
+            )
+        )
+    for port in ports:
+        tcp_keep_alive.probe(port.listener, settings.tcp_keep_alive_s)
+    return ports
 
 
 def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     """Serve until a signal. Ends the process with status 2 when it cannot start."""
-    place = "" if worker is None else f" [worker {worker.number}]"
-    log_format = f"%(levelname)s %(name)s{place}: %(message)s"
-    if settings.log_format == "json":
-        json_log.use(settings.log_level, **({} if worker is None else {"worker": worker.number}))
-    else:
-        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    settings.open_log(None if worker is None else worker.number)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     is_asked_for = "max_connections" in settings.model_fields_set
     fewer: list[str] = []
@@ -183,7 +158,7 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     has_access_log = settings.access_log and settings.log_level in ("debug", "info")
     try:
         log_stream = sys.stderr.buffer if has_access_log else None
-        server, listener = create_server(settings, SystemClock(), log_stream, worker=worker)
+        server = create_server(settings, SystemClock(), log_stream, worker=worker)
     except StartError as error:
         fail(PROGRAM, *error.lines)
     for line in fewer:
@@ -192,7 +167,7 @@ def run(settings: GatewaySettings, worker: Worker | None = None) -> None:
     tls_context()  # loads the authorities before the loop runs: an engine that joins later must not block it
     gc.collect()
     gc.freeze()
-    server.run(sockets=[listener])
+    server.run()
 
 
 def _ignore_reload(number: int, frame: FrameType | None) -> None:
@@ -212,12 +187,6 @@ def _load_tracing(environment: Mapping[str, str], scheme: str) -> Tracing | None
     except Exception as error:  # noqa: BLE001 - the SDK reads its own variables; a fault there must not stop the start
         _log.warning("nothing is traced, the OTEL_* variables do not work: %s", error)
     return None
-
-
-def _admission(settings: GatewaySettings, fleet: Fleet) -> Admission[Engine] | None:
-    if settings.engine_capacity is None:
-        return None
-    return Admission(settings.engine_capacity, settings.queue_limit, lambda model: fleet.by_model.get(model, ()))
 
 
 def _own_keys(settings: GatewaySettings) -> tuple[ApiKey, ...]:
@@ -252,10 +221,10 @@ def _watcher(
         store=store,
         own_keys=own_keys,
         first=context.snapshot,
-        publish=context.offer,
+        publish=partial(context.offer, context.adopt),
         gateway_id=context.gateway_id,
         demands=lambda: context.demands,
-        share=context.offer_shares,
+        share=partial(context.offer, context.adopt_shares),
         clock=clock,
         poll_s=settings.redis_poll_s,
     )
@@ -268,7 +237,7 @@ def _watcher(
         context.adopt(watcher.read())
         shares = watcher.exchange()
         if shares is not None:
-            context.rates.adopt(shares, clock.monotonic())
+            context.adopt_shares(shares)
 
     try:
         if worker is None:

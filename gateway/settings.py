@@ -1,13 +1,15 @@
 """The settings of a gateway: flags, then the environment, then these defaults."""
 
+import logging
 import re
+import sys
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from specpilot.gateway.wire.origins import ANY
-from specpilot.policy import redis_url
+from specpilot.policy import json_log, redis_url
 from specpilot.policy.clean_text import is_address
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, without_secrets
@@ -159,6 +161,15 @@ class GatewaySettings(ProgramSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level that is logged; above info there is no access log"
     )
+
+    def open_log(self, worker: int | None = None) -> None:
+        """Log on standard error from now on; each line names the `worker`."""
+        if self.log_format == "json":
+            json_log.use(self.log_level, **({} if worker is None else {"worker": worker}))
+        else:
+            place = "" if worker is None else f" [worker {worker}]"
+            log_format = f"%(levelname)s %(name)s{place}: %(message)s"
+            logging.basicConfig(level=self.log_level.upper(), stream=sys.stderr, format=log_format)
 
     @field_validator("engine", "public_paths", "allowed_origins", mode="before")
     @classmethod

@@ -1,7 +1,6 @@
 """The parent of several workers as a program. It does not import the code of the workers."""
 
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,7 +10,6 @@ from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.process.supervisor import Supervisor
 from specpilot.gateway.process.worker_rules import WorkerRules
 from specpilot.gateway.settings import PROGRAM, GatewaySettings
-from specpilot.policy import json_log
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.settings import fail
 
@@ -21,11 +19,7 @@ STOP_MARGIN_S = 10.0
 
 def run(settings: GatewaySettings, flags: Sequence[str]) -> None:
     """Run `settings.workers` workers until a signal. Ends the process with status 2 on bad settings."""
-    log_format = "%(levelname)s %(name)s: %(message)s"
-    if settings.log_format == "json":
-        json_log.use(settings.log_level)
-    else:
-        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=log_format)
+    settings.open_log()
     try:
         reserved = reserve(settings.host, settings.port)
         admin = None

@@ -1,4 +1,4 @@
-"""uvicorn's server with a graceful end.
+"""The server, from its start to a graceful end.
 
 | state | entered by | behaviour | next state |
 |---|---|---|---|
@@ -18,16 +18,15 @@ A second signal ends the process at once.
 
 import asyncio
 import logging
-import socket
+import signal
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from types import FrameType
-from typing import Final, cast
+from typing import Final
 
-from uvicorn.config import Config
-from uvicorn.server import Server
+import uvloop
 
-from specpilot.gateway.process.certificates import Certificates
-from specpilot.gateway.process.listening import url_of
-from specpilot.gateway.process.tls_listener import TlsListener
+from specpilot.gateway.process.port import Port
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.wire.errors import DrainingError
@@ -40,63 +39,77 @@ ANOTHER_SIGNAL_S: Final = 0.5
 """Seconds within which a second signal to a worker counts as the first one: the supervisor may pass the same signal
 on."""
 
+TICK_S: Final = 0.1
+"""Seconds between two looks at whether the server is to end."""
+
+CLOSING_S: Final = 1.0
+"""Seconds at the end in which clients may read the rest of their last answers."""
+
 _log = logging.getLogger(__name__)
 
 
-class GatewayServer(Server):
-    """Serves until a signal, then drains. `worker` is set when it is one of several."""
+class GatewayServer:
+    """Serves until a signal, then drains. `worker` is set when it is one of several.
+
+    `ports` are the clients' port and, if there is one, the operators'. `background` are the tasks beside them.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a server
         self,
-        config: Config,
         context: GatewayContext,
+        ports: Sequence[Port],
+        background: AbstractAsyncContextManager[None],
         drain_grace_s: float,
         drain_timeout_s: float,
         worker: Worker | None,
-        certificates: Certificates | None = None,
     ) -> None:
-        """With `certificates` the server speaks TLS."""
-        super().__init__(config)
-        self._context = context
+        self.context = context
+        self.ports = ports
+        self._background = background
         self._drain_grace_s = drain_grace_s
         self._drain_timeout_s = drain_timeout_s
         self._worker = worker
-        self._certificates = certificates
-        self._listeners: list[TlsListener] = []
         self._asked_at: float | None = None
         self._busy_at = 0.0
         self._is_retiring = False
+        self.is_serving = False
+        self.must_end = False
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and log the address once signals are handled and requests are accepted."""
-        certificates = self._certificates
-        places = [url_of(listener, is_tls=certificates is not None) for listener in sockets or ()]
-        await super().startup(sockets if certificates is None else [])
-        if certificates is not None:
-            self._listeners = [
-                TlsListener(listener, self._connection, certificates, self._has_room) for listener in sockets or ()
-            ]
-            self.servers = cast("list[asyncio.Server]", self._listeners)  # uvicorn only closes them
-            self._context.spawn(asyncio.get_running_loop().create_task(certificates.follow()))
-        if self._worker is not None:
-            self._context.spawn(asyncio.get_running_loop().create_task(self._worker.follow(self.retire, self.drain)))
-            return
-        for place in places:
-            _log.info("listening on %s", place)
+    def run(self) -> None:
+        """Serve until a signal. On the main thread, since it handles the signals."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        uvloop.run(self.serve())
 
-    def _has_room(self, handshakes: int) -> bool:
-        """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""
-        context = self._context
-        has_room = len(context.connections) + handshakes < context.bounds.max_connections
-        if not has_room:
-            context.metrics.count_refusal("connections")
-        return has_room
+    async def serve(self) -> None:
+        """Serve until the end. Log the addresses once requests are accepted."""
+        async with self._background:
+            for port in reversed(self.ports):
+                await port.open()
+            if self._worker is not None:
+                follow = self._worker.follow(self.retire, self.drain)
+                self.context.spawn(asyncio.get_running_loop().create_task(follow))
+            else:
+                _log.info("listening on %s", self.ports[0].url)
+            for port in self.ports[1:]:
+                _log.info("pages for operators on %s", port.url)
+            self.is_serving = True
+            while not self._is_over():  # noqa: ASYNC110 - a drain has no one event that ends it
+                await asyncio.sleep(TICK_S)
+            await self._close()
 
-    def _connection(self) -> asyncio.Protocol:
-        config = self.config
-        return config.http_protocol_class(  # type: ignore[call-arg]
-            config=config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+    async def _close(self) -> None:
+        """Close the ports and the connections."""
+        context = self.context
+        for port in self.ports:
+            port.close()
+        for connection in (*context.connections, *context.operators):
+            connection.shutdown()
+        await asyncio.sleep(TICK_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_S):
+                while (context.connections or context.operators) and not self.must_end:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain; on a second signal stop at once.
@@ -107,40 +120,37 @@ class GatewayServer(Server):
         del sig, frame
         if self._asked_at is None or self._is_retiring:
             self.drain()
-        elif self._worker is None or self._context.monotonic() - self._asked_at >= ANOTHER_SIGNAL_S:
-            self.should_exit = self.force_exit = True
+        elif self._worker is None or self.context.monotonic() - self._asked_at >= ANOTHER_SIGNAL_S:
+            self.must_end = True
 
     def drain(self) -> None:
         """Start to drain, if that has not begun."""
         if self._asked_at is None or self._is_retiring:
             self._is_retiring = False
-            self._asked_at = self._context.monotonic()
-            self._context.is_draining = self._context.is_leaving = True
+            self._asked_at = self.context.monotonic()
+            self.context.is_draining = self.context.is_leaving = True
 
     def retire(self) -> None:
         """Leave the port to a newer worker, and end when the requests under way are served."""
         if self._asked_at is not None:
             return
-        self._is_retiring = self._context.is_leaving = True
-        self._asked_at = self._busy_at = self._context.monotonic()
-        for server in self.servers:
-            server.close()
+        self._is_retiring = self.context.is_leaving = True
+        self._asked_at = self._busy_at = self.context.monotonic()
+        self.ports[0].close()
 
-    async def on_tick(self, counter: int) -> bool:
-        """Advance the drain and return whether to exit. uvicorn calls this ten times a second."""
-        if self._asked_at is not None:
-            now = self._context.monotonic()
-            elapsed_s = now - self._asked_at
-            if not self._is_retiring and elapsed_s >= self._drain_grace_s:
-                self._context.is_refusing = True
-            under_way = len(self._context.exchanges)
-            if under_way:
-                self._busy_at = now
-            if elapsed_s >= self._drain_timeout_s and under_way:
-                _log.warning("%d requests did not finish within the drain time-out", under_way)
-                self._context.end_with(DrainingError("this gateway is shutting down", retry_after_s=RETRY_AFTER_S))
-            has_ended = now - self._busy_at >= LINGER_S if self._is_retiring else self._context.is_refusing
-            is_idle = not under_way and has_ended
-            if elapsed_s >= self._drain_timeout_s or is_idle:
-                self.should_exit = True
-        return await super().on_tick(counter)
+    def _is_over(self) -> bool:
+        """Advance the drain and return whether to end."""
+        if self._asked_at is None or self.must_end:
+            return self.must_end
+        context, now = self.context, self.context.monotonic()
+        elapsed_s = now - self._asked_at
+        if not self._is_retiring and elapsed_s >= self._drain_grace_s:
+            context.is_refusing = True
+        under_way = len(context.exchanges)
+        if under_way:
+            self._busy_at = now
+        if elapsed_s >= self._drain_timeout_s and under_way:
+            _log.warning("%d requests did not finish within the drain time-out", under_way)
+            context.end_with(DrainingError("this gateway is shutting down", retry_after_s=RETRY_AFTER_S))
+        has_ended = now - self._busy_at >= LINGER_S if self._is_retiring else context.is_refusing
+        return elapsed_s >= self._drain_timeout_s or (not under_way and has_ended)

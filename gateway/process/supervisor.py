@@ -38,8 +38,8 @@ import orjson
 
 from specpilot.gateway.process.listening import share, url_of
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.worker import LINE_BYTES, READ, READY, RETIRE, SKIP_REDIS
-from specpilot.gateway.process.worker_rules import Action, Give, Log, Order, Start, Unlisten, WorkerRules
+from specpilot.gateway.process.worker import LINE_BYTES, READ, READY
+from specpilot.gateway.process.worker_rules import Action, Give, Log, Start, Unlisten, WorkerRules
 from specpilot.gateway.telemetry.families import lasting, total
 from specpilot.policy.clock import Clock
 
@@ -134,19 +134,13 @@ class Supervisor:
                 case Log(text, is_warning):
                     _log.log(logging.WARNING if is_warning else logging.INFO, text)
                 case Give(worker, order):
-                    if worker in self._children:  # else it has ended, or could not be started
-                        self._give(self._children[worker], order)
-
-    def _give(self, child: _Child, order: Order) -> None:
-        match order:
-            case Order.SKIP_REDIS:
-                child.channel.write(SKIP_REDIS)
-            case Order.RETIRE:
-                child.channel.write(RETIRE)
-            case Order.STOP:
-                child.process.terminate()
-            case Order.KILL:
-                child.process.kill()
+                    child = self._children.get(worker)
+                    if child is None:  # it has ended, or could not be started
+                        continue
+                    if isinstance(order.value, bytes):
+                        child.channel.write(order.value)
+                    else:
+                        child.process.send_signal(order.value)
 
     async def _start(self, worker: int, slot: int) -> None:
         listener = self._listeners.get(slot)

@@ -7,8 +7,8 @@ Each message on the channel is a line:
 | `READY`      | to the supervisor      | the worker accepts requests                                            |
 | a tally      | to the supervisor      | the worker's numbers as they are now (`gateway.telemetry.families`)    |
 | `READ`       | to the supervisor      | it is to send the tallies of all workers                               |
-| `SKIP_REDIS` | to a starting worker   | no other worker serves in its slot                                     |
-| `RETIRE`     | to a serving worker    | a newer worker takes over                                              |
+| `SKIP_REDIS` | to a starting worker   | no other worker serves in its slot (`worker_rules.Order`)              |
+| `RETIRE`     | to a serving worker    | a newer worker takes over (the same)                                   |
 | tallies      | to the worker          | an array of all workers' tallies, and the sum of the ended ones'       |
 | the end      | to the worker          | the supervisor is gone: drain as after SIGTERM                         |
 
@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Final
 
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.worker_rules import START_LIMIT_S
+from specpilot.gateway.process.worker_rules import START_LIMIT_S, Order
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.policy.errors import StoreUnavailableError
@@ -44,8 +44,6 @@ LINE_BYTES: Final = 1 << 30
 
 READY = b"ready\n"
 READ = b"read\n"
-RETIRE = b"retire\n"
-SKIP_REDIS = b"skip\n"
 REDIS_WAIT_S = START_LIMIT_S / 2
 """Well below the supervisor's limit, so that the worker itself reports why it ends."""
 
@@ -102,7 +100,7 @@ class Worker:
         self._writer.write(READY)
         with suppress(ConnectionError):  # it ended without reading everything
             async for line in self._reader:
-                if line == RETIRE:
+                if line == Order.RETIRE.value:
                     retire()
                 elif line.startswith(b"[") and self._tallies is not None and not self._tallies.done():
                     self._tallies.set_result(line)

@@ -26,6 +26,7 @@ Each slot has one worker that serves, and a listening socket (see `gateway.proce
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 PAUSE_S: Final = 1.0
@@ -55,15 +56,15 @@ class Start:
 
 
 class Order(Enum):
-    """What a worker is ordered to do."""
+    """What a worker is ordered to do: a line on its channel, or a signal."""
 
-    SKIP_REDIS = auto()
+    SKIP_REDIS = b"skip\n"
     """It is starting, and no other worker serves in its slot."""
-    RETIRE = auto()
+    RETIRE = b"retire\n"
     """Leave the port to a newer worker and finish."""
-    STOP = auto()
+    STOP = SIGTERM
     """Drain and end; end at once if it drains already."""
-    KILL = auto()
+    KILL = SIGKILL
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
         outcome.is_stream = prepared.is_stream
         outcome.max_tokens = prepared.max_tokens
     if trip is not None:
-        trip.describe(outcome)
+        trip.describe()
     context.recorder.record(outcome, None if prepared is None else prepared.cell, span)
     if prepared is not None and outcome.is_event_stream:
         slo = context.slo(prepared.model, prepared.traffic_class)

@@ -2,13 +2,12 @@
 
 | state              | `_task` | `_connection` | next state                                                     |
 |--------------------|---------|---------------|----------------------------------------------------------------|
-| connecting         | set     | `None`        | connected; failed (`unconnected` or `failed` is called)        |
+| connecting         | set     | `None`        | connected; failed (the relay's `unconnected` or `fail`)        |
 | connected          | `None`  | set           | detached, when the response is whole or the connection is gone |
 | detached or failed | `None`  | `None`        |                                                                |
 
 `drop` is possible in every state. It closes an open connection and cancels connecting, so that an engine never works
-for a client that has disconnected. The engine's outstanding work includes the attempt from `acquire_connection` to
-`drop`.
+for a client that has disconnected. The engine's outstanding work includes the attempt from `start` to `drop`.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from specpilot.gateway.wire.errors import ConnectionsFullError
 
 
 class AttemptReader(Reader, Protocol):
-    """The request of the attempt."""
+    """The relay of the attempt."""
 
     def connecting(self) -> None:
         """There is no kept connection, so a new one is made."""
@@ -35,41 +34,42 @@ class AttemptReader(Reader, Protocol):
     def unconnected(self, reason: str) -> None:
         """There is no connection: `connect` (refused or unreachable) or `connect_timeout`."""
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The gateway itself is at fault."""
 
 
 class Attempt:
-    """An attempt at `engine`, worth `work_tokens`."""
+    """An attempt at `engine`, worth `work_tokens`. `_relay`, the request's, is set from start to end."""
 
-    __slots__ = ("_connection", "_context", "_is_dropped", "_reader", "_task", "_work_tokens", "engine")
+    __slots__ = ("_connection", "_context", "_relay", "_task", "_work_tokens", "engine")
 
-    def __init__(self, context: GatewayContext, engine: Engine, work_tokens: int, reader: AttemptReader) -> None:
+    def __init__(self, context: GatewayContext, engine: Engine, work_tokens: int) -> None:
         self._context = context
-        self._reader = reader
+        self._relay: AttemptReader | None = None
         self._work_tokens = work_tokens
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_dropped = False
         self.engine = engine
 
-    def acquire_connection(self, *, is_fresh: bool) -> None:
-        """Acquire a connection: a kept one at once, unless `is_fresh`; else a new one."""
+    def start(self, relay: AttemptReader, *, is_fresh: bool) -> None:
+        """Acquire a connection: a kept one at once, unless `is_fresh`; else a new one. `relay` gets what happens."""
         engine = self.engine
+        self._relay = relay
         engine.outstanding_requests += 1
         engine.outstanding_tokens += self._work_tokens
         if not is_fresh:
             self._connection = engine.pool.acquire(self._context.monotonic())
             if self._connection is not None:
-                self._reader.connected()
+                relay.connected()
                 return
-        self._reader.connecting()
+        relay.connecting()
         self._task = self._context.spawn(asyncio.get_running_loop().create_task(self._connect()))
 
     def send(self, request: Iterable[bytes | memoryview]) -> None:
         """Send the whole request."""
         assert self._connection is not None
-        self._connection.send(self._reader, request)
+        assert self._relay is not None
+        self._connection.send(self._relay, request)
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
@@ -87,13 +87,13 @@ class Attempt:
 
     def drop(self) -> None:
         """End the attempt, and close its open connection."""
-        if self._is_dropped:
+        relay, self._relay = self._relay, None
+        if relay is None:
             return
-        self._is_dropped = True
         self.engine.outstanding_requests -= 1
         self.engine.outstanding_tokens -= self._work_tokens
         if self._connection is not None:
-            self._connection.release(self._reader)
+            self._connection.release(relay)
             self._connection = None
         if self._task is not None:
             self._task.cancel()
@@ -105,8 +105,8 @@ class Attempt:
             await self._open()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self._task = None
-            if not self._is_dropped:
-                self._reader.failed(error)
+            if self._relay is not None:
+                self._relay.fail(error)
 
     async def _open(self) -> None:
         limit_s = self._context.bounds.connect_timeout_s
@@ -125,11 +125,12 @@ class Attempt:
             reason = "connect_timeout" if isinstance(error, TimeoutError) else "connect"
             self._context.metrics.count_upstream_error(reason)
             self.engine.outlier_detection.fail(self._context.monotonic(), is_connect=True)
-            self._reader.unconnected(reason)
+            if self._relay is not None:
+                self._relay.unconnected(reason)
             return
         self._task = None
-        if self._is_dropped:
+        if self._relay is None:
             connection.abort()
             return
         self._connection = connection
-        self._reader.connected()
+        self._relay.connected()

@@ -15,13 +15,13 @@ An unreachable or silent engine is counted at once. An answer for another model,
 evidence about the first engine. `gateway.routing.outlier_detection` defines the source.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempt import Attempt, AttemptReader
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import another_engine
-from specpilot.gateway.relay.owner import ResponseSink
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.routing.outlier_detection import Source
 from specpilot.gateway.wire.deadlines import STREAM_CONTENT
@@ -45,79 +45,73 @@ def is_failure(status: int) -> bool:
     return (status >= SERVER_ERROR and status != _NOT_IMPLEMENTED) or status in REFUSED_CREDENTIALS
 
 
+@dataclass(slots=True)
 class Blamed:
     """An engine that failed the request, until a second engine shows whether the request is at fault."""
 
-    __slots__ = ("engine", "model", "source")
-
-    def __init__(self, engine: Engine, model: str, source: Source) -> None:
-        self.engine = engine
-        self.model = model
-        self.source = source
+    engine: Engine
+    model: str
+    source: Source
 
 
 class Attempts:
-    """The attempts of one request: at most two. `current` is the latest one, `None` before the first and after `drop`.
+    """The attempts of one request: at most two. `current` is the latest one; `engine` is tried first.
 
-    `sink` is the client's connection, `session` the value of the session header. The methods that may begin an attempt
-    take its reader, the request. They return whether the request is handled: another engine is tried, or a fault of the
-    gateway was answered with an error.
+    `session` is the value of the session header, `client_host` the client's address. The methods that may begin an
+    attempt take the request's relay. They return whether the request is handled: another engine is tried, or a fault of
+    the gateway was answered with an error.
     """
 
-    __slots__ = ("_blamed", "_context", "_prepared", "_session", "_sink", "current", "is_second")
+    __slots__ = ("_blamed", "_client_host", "_context", "_prepared", "_session", "current", "is_second")
 
     def __init__(
-        self, context: GatewayContext, prepared: PreparedRequest, session: str | None, sink: ResponseSink
+        self,
+        context: GatewayContext,
+        prepared: PreparedRequest,
+        session: str | None,
+        client_host: str | None,
+        engine: Engine,
     ) -> None:
         self._context = context
         self._prepared = prepared
         self._session = session
-        self._sink = sink
+        self._client_host = client_host
         self._blamed: Blamed | None = None
-        self.current: Attempt | None = None
+        self.current = Attempt(context, engine, prepared.work_tokens)
         self.is_second = False
 
     # Beginning and end
 
-    def start_attempt(self, engine: Engine, reader: AttemptReader, *, is_fresh: bool = False) -> None:
-        """Try `engine`; on a new connection if `is_fresh`."""
-        self.current = Attempt(self._context, engine, self._prepared.work_tokens, reader)
-        self.current.acquire_connection(is_fresh=is_fresh)
-
-    def repeat(self, reader: AttemptReader) -> None:
+    def repeat(self, relay: AttemptReader) -> None:
         """Try the same engine on a new connection: the kept one was stale."""
-        assert self.current is not None
-        self._replace(self.current.engine, reader)
+        self._replace(self.current.engine, relay)
 
-    def retry(self, reader: AttemptReader) -> bool:
+    def retry(self, relay: AttemptReader) -> bool:
         """Try another engine, if that is allowed and there is one. The caller has counted the failure."""
         try:
-            if self.current is None or self.is_second:
+            if self.is_second:
                 return False
             engine = another_engine(self._context, self._prepared, self._session, (self.current.engine,))
             if engine is None:
                 return False
             self.is_second = True
-            self._replace(engine, reader)
+            self._replace(engine, relay)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case
-            reader.failed(error)
+            relay.fail(error)
         return True
 
-    def _replace(self, engine: Engine, reader: AttemptReader) -> None:
+    def _replace(self, engine: Engine, relay: AttemptReader) -> None:
         """Begin at `engine` before the old attempt is dropped: otherwise a waiting request could take both places."""
-        old = self.current
-        assert old is not None
+        old, self.current = self.current, Attempt(self._context, engine, self._prepared.work_tokens)
         self._context.metrics.retries += 1
         try:
-            self.start_attempt(engine, reader, is_fresh=engine is old.engine)
+            self.current.start(relay, is_fresh=engine is old.engine)
         finally:
             old.drop()
 
     def drop(self) -> None:
-        """End the attempt, so that no reference cycle remains. No second engine has answered."""
-        attempt, self.current = self.current, None
-        if attempt is not None:
-            attempt.drop()
+        """End the attempt. No second engine has answered."""
+        self.current.drop()
         if self._blamed is not None:
             self._judge(is_engines=False)
 
@@ -125,14 +119,12 @@ class Attempts:
 
     def answer(self, now: float) -> None:
         """A good answer has begun."""
-        assert self.current is not None
         self.current.engine.outlier_detection.begin_answer(now)
         if self._blamed is not None:
             self._judge(is_engines=self._blamed.model == self._prepared.model)
 
     def complete(self, delivery: Delivery, now: float) -> None:
         """A response is complete, although it may contain an error."""
-        assert self.current is not None
         outlier_detection = self.current.engine.outlier_detection
         if not delivery.has_failed:
             if delivery.has_content:
@@ -144,12 +136,10 @@ class Attempts:
 
     def fail_stream(self, now: float) -> None:
         """The engine broke off within its answer."""
-        assert self.current is not None
         self.current.engine.outlier_detection.fail_stream(now, self._source())
 
-    def fail(self, now: float, reader: AttemptReader) -> bool:
+    def fail(self, now: float, relay: AttemptReader) -> bool:
         """The engine failed before its answer."""
-        assert self.current is not None
         engine = self.current.engine
         if self.is_second:
             if self._blamed is None:  # the first was unreachable or silent, so it is no evidence against the request
@@ -157,34 +147,32 @@ class Attempts:
             self._blamed = None
             return False
         self._blamed = Blamed(engine, self._prepared.model, self._source())
-        if self.retry(reader):
+        if self.retry(relay):
             return True
         self._judge(is_engines=False)
         return False
 
-    def fail_status(self, status: int, now: float, reader: AttemptReader) -> bool:
+    def fail_status(self, status: int, now: float, relay: AttemptReader) -> bool:
         """The engine answered with `status`, which `is_failure`."""
-        assert self.current is not None
         engine = self.current.engine
         engine.pool.renew()  # the address may lead to another engine now
         if status in RETRIED_STATUS:
-            return self.fail(now, reader)
+            return self.fail(now, relay)
         if status in REFUSED_CREDENTIALS:  # certainly not this client's fault: no source
             engine.outlier_detection.fail(now, is_connect=False)
-            return self.retry(reader)
+            return self.retry(relay)
         engine.outlier_detection.fail(now, is_connect=False, source=self._source())
         return False
 
-    def time_out(self, name: str, sent_at: float, now: float, reader: AttemptReader) -> bool:
+    def time_out(self, name: str, sent_at: float, now: float, relay: AttemptReader) -> bool:
         """There was no content in time. `name` is the time-out's; the request was sent at `sent_at`."""
-        assert self.current is not None
         engine = self.current.engine
         # For the content time-out only content counts: a server may send keep-alives while its model hangs.
         is_silent = (engine.content_at if name == STREAM_CONTENT else engine.heard_at) <= sent_at
         if not is_silent or self.is_second:  # two silent engines suggest that the request is at fault
-            return self.fail(now, reader)
+            return self.fail(now, relay)
         engine.outlier_detection.time_out(now)
-        is_retried = self.retry(reader)
+        is_retried = self.retry(relay)
         self._context.engine_ejected(engine)  # other requests there need not wait for their time-outs
         return is_retried
 
@@ -197,4 +185,4 @@ class Attempts:
 
     def _source(self) -> Source:
         """Return the source of a failure: the API key, else the client's address, and a hash of the body."""
-        return self._prepared.key_id or self._sink.client_host or "", self._prepared.mark()
+        return self._prepared.key_id or self._client_host or "", self._prepared.mark()

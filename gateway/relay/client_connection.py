@@ -1,37 +1,29 @@
-"""The client's side of a connection: uvicorn's HTTP protocol, from which relayed routes are taken out before ASGI.
+"""The client's side of a connection: the HTTP/1.1 server's protocol.
 
-One strict parser parses every request. A relayed route becomes an `Exchange`, which relays bytes. Every other route
-becomes uvicorn's own cycle and reaches the FastAPI app.
+One strict parser parses every request. A relayed route becomes an `Exchange`, which relays bytes. Every other path is
+one of the gateway's own pages, or an error.
 
 - `gateway.relay.connection_state` has the states of a connection.
 - `gateway.relay.client_reader` decides which bytes are parsed, and when: one request at a time.
-- Back-pressure: while the client does not read the written bytes (`write_paused`), the engine's response is not read,
+- Back-pressure: while the client does not read the written bytes (`is_stalled`), the engine's response is not read,
   and the next request is not parsed. So a client that sends and never reads occupies one response only.
-- With `--public-paths`, for a port that faces a platform which expects a few paths, other machines get 404 for every
-  other path. Callers on this machine may request all: health checks, metrics, operators. Behind a proxy on the same
-  machine every caller is on this machine, so the proxy must limit the paths.
 - A message that can be read in two ways (both length headers, two lengths, a sign in a length, a folded header, a
   coding besides chunked, ...) gets a 400, unless it has its answer by then, and the connection ends, on every route.
-- Only public attributes and methods of uvicorn's protocol are used. They are the same in every version that the
-  distribution allows, which a test checks.
 """
 
 import asyncio
-import ipaddress
 import logging
-from collections.abc import Callable
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
 
 import httptools
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-from uvicorn.server import ServerState
 
 from specpilot.gateway.relay import connection_state
 from specpilot.gateway.relay.client_reader import ClientReader
 from specpilot.gateway.relay.connection_state import ANSWERING, CLOSING, HEAD, IDLE, STOP, after
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.exchange import Exchange
+from specpilot.gateway.relay.owner import Pages
 from specpilot.gateway.wire.errors import (
     BadHeadError,
     ConnectionsFullError,
@@ -65,62 +57,63 @@ class ClientConnection(ClientReader):
     """One client connection.
 
     `_idle_since` is the time at which the last answer ended, or at which bytes of no request came after it (monotonic
-    seconds); `None` while a request is read or answered. `_exchange` is the latest request, `None` if it is the app's.
+    seconds); `None` while a request is read or answered. `_exchange` is the latest request, `None` if it is for a page;
+    `_is_page_open`: the page's answer has not been written.
     """
 
     def __init__(
-        self,
-        context: GatewayContext,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        self, context: GatewayContext, pages: Pages, loop: asyncio.AbstractEventLoop, *, is_for_operators: bool = False
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        """A connection `is_for_operators` has pages alone; it is not limited, and not counted as a client's."""
+        super().__init__(loop)
         self._context = context
+        self._pages = pages
+        self._is_for_operators = is_for_operators
+        self._peers = context.operators if is_for_operators else context.connections
         self._exchange: Exchange | None = None
+        self._is_page_open = False
         self._public_paths: frozenset[bytes] = frozenset()  # empty: all
         self._idle_since: float | None = context.monotonic()
         self._stuck_since: float | None = None
         self._head_bytes = 0  # bytes since the last byte of body: a head, sizes of chunks, trailers
         self._head_since = 0.0
-        # Used instead of uvicorn's `url` and `headers`: compiled, a field of an uncompiled base costs a dict access.
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         # The next head begins with a whole line of HTTP/1.1. Checking here takes a quarter of the parser's own answer.
         self._is_usual_line = False
-        self.client_host: str | None = None
-        """The address of the client, or of the proxy before it."""
-        # From `connection_made` on:
-        self.write: Callable[[bytes], None]  # the transport's own
+        self.client_host: str | None = None  # the address of the client, or of the proxy before it
+        self._parser = httptools.HttpRequestParser(self)
+        self.write: Callable[[bytes], None]  # the transport's own, from `connection_made` on
 
     # Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
-        super().connection_made(cast("asyncio.Transport", transport))
+        context = self._context
+        self.transport = cast("asyncio.Transport", transport)
         self.write = self.transport.write
-        self.client_host = self.client[0] if self.client else None
-        if self._context.public_paths and self.client_host is not None:  # without one it uses a Unix socket
-            is_here = ipaddress.ip_address(self.client_host.partition("%")[0]).is_loopback
-            self._public_paths = frozenset() if is_here else self._context.public_paths
-        if len(self._context.connections) >= self._context.bounds.max_connections:
-            self._context.metrics.count_refusal("connections")
-            message = "too many connections (--max-connections); try again"
-            self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
-        self._context.connections.add(self)
+        address = transport.get_extra_info("peername")
+        self.client_host = str(address[0]) if isinstance(address, tuple) else None  # else it uses a Unix socket
+        if not self._is_for_operators:
+            self._public_paths = context.paths_for(self.client_host)
+            if not context.has_room(0):
+                message = "too many connections (--max-connections); try again"
+                self._refuse_rest(ConnectionsFullError(message, retry_after_s=RETRY_AFTER_S))
+        self._peers.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         """The client has disconnected: end its request. Cancellation reaches the engine before this returns."""
-        self._context.connections.discard(self)
+        self._peers.discard(self)
         self._state = CLOSING
         self._unread = b""
         if self._exchange is not None:
             self._exchange.client_left()
-        super().connection_lost(exc)
         # They refer back to this object. Without them all are freed now, not by the collector.
-        self.cycle = cast("Any", None)
+        self._parser = cast("httptools.HttpRequestParser", None)
         self._exchange = None
+
+    def eof_received(self) -> None:
+        """The client closed its sending half, so it has disconnected; `connection_lost` follows."""
 
     def parse(self, data: bytes) -> None:
         """Parse `data`. The parser calls `on_url` and the other callbacks."""
@@ -129,17 +122,14 @@ class ClientConnection(ClientReader):
             self._is_usual_line = data[max(0, end - len(_USUAL_LINE_END)) : end] == _USUAL_LINE_END
         self._head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:  # the parser stopped after this head, at the offset in `stop`
             head = self._without_upgrade()
             if self._state != CLOSING:
                 self.parse(head + data[stop.args[0] :])
-        except httptools.HttpParserCallbackError as error:  # uvicorn parses the targets that are not relayed
-            if isinstance(error.__context__, (httptools.HttpParserError, UnicodeError)):
-                self._refuse_rest(BadHeadError("the request target is not a path"))
-            else:
-                _log.exception("a request could not be read")
-                self._refuse_rest(InternalError("the gateway failed; its log says why"))
+        except httptools.HttpParserCallbackError:
+            _log.exception("a request could not be read")
+            self._refuse_rest(InternalError("the gateway failed; its log says why"))
         except httptools.HttpParserError as error:
             self._refuse_rest(BadHeadError(f"the request is not HTTP/1.1: {error}"))
         else:
@@ -150,13 +140,13 @@ class ClientConnection(ClientReader):
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the gateway writes."""
-        super().pause_writing()
+        self.is_stalled = True
         if self._exchange is not None:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
         """The client has read enough: continue its response, or parse its next request."""
-        super().resume_writing()
+        self.is_stalled = False
         if self._exchange is not None:
             self._exchange.resume()
         self.read_on()
@@ -164,7 +154,7 @@ class ClientConnection(ClientReader):
     # Parser
 
     def on_message_begin(self) -> None:
-        """A request begins. uvicorn's own preparation is left out, because only requests for the app need it."""
+        """A request begins."""
         self._target = b""
         self._fields = []
         self._state = after(self._state, connection_state.BEGIN)
@@ -180,12 +170,12 @@ class ClientConnection(ClientReader):
             self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is whole: take the request, or leave it to uvicorn."""
+        """The head is whole: begin with the request."""
         self._state = after(self._state, connection_state.HEAD_END)
         self._head_bytes = 0
         if self._state == CLOSING:
             return
-        parser = self.parser
+        parser = self._parser
         version = "1.1" if self._is_usual_line else parser.get_http_version()
         self._is_usual_line = False
         headers = self._fields
@@ -207,22 +197,24 @@ class ClientConnection(ClientReader):
             self._target = _ELSEWHERE + self._target
         if self._target[:1] != b"/":
             self._target = origin_form(self._target)
-        path = ROUTES.get(self._target)
+        path = None if self._is_for_operators else ROUTES.get(self._target)
         if path is None:
             self._target = tidied(self._target)
-            path = read_route(self._target, head)
+            path = None if self._is_for_operators else read_route(self._target, head)
+        head.method = parser.get_method()
+        keep_alive = head.is_modern and parser.should_keep_alive()
         is_of_page = head.origin is not None and self._context.origins is not None
-        if path is None or (is_of_page and parser.get_method() == b"OPTIONS"):  # the app answers a page's preflight
-            self._leave_to_uvicorn(is_expecting=head.is_expecting)
+        if path is None or (is_of_page and head.method == b"OPTIONS"):  # a web page's preflight
+            self._open_page(head, keep_alive=keep_alive)
         else:
             head.path = path
-            self._start_exchange(head)
+            self._start_exchange(head, keep_alive=keep_alive)
 
     def on_body(self, body: bytes) -> None:
         """Part of a body arrived."""
         self._head_bytes = 0
         if self._exchange is not None and self._state != CLOSING:
-            self._exchange.feed(body)  # the app's routes take no body, so theirs is dropped
+            self._exchange.feed(body)  # pages take no body, so theirs is dropped
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -233,37 +225,36 @@ class ClientConnection(ClientReader):
         exchange = self._exchange
         if exchange is not None and not exchange.response_complete:
             exchange.received()
-        elif self.cycle.response_complete:  # it was answered before its end
+        elif not self._is_page_open:  # it was answered before its end
             self._answered()
-        else:
-            super().on_message_complete()
 
     # Requests of both kinds
 
-    def _start_exchange(self, head: RequestHead) -> None:
-        parser = self.parser
-        head.method = parser.get_method()
-        exchange = self._exchange = Exchange(self._context, self, head)
-        exchange.keep_alive = head.is_modern and parser.should_keep_alive()
-        self.cycle = cast("RequestResponseCycle", exchange)
+    def _start_exchange(self, head: RequestHead, *, keep_alive: bool) -> None:
+        exchange = self._exchange = Exchange(self._context, self, head, keep_alive=keep_alive)
         if head.method == (b"GET" if head.path == RESPONSE else b"POST"):
             exchange.start()
         else:
             allowed = method_of(head.path)
             exchange.start(MethodNotAllowedError(f"{head.path} takes {allowed}", allowed))
 
-    def _leave_to_uvicorn(self, *, is_expecting: bool) -> None:
+    def _open_page(self, head: RequestHead, *, keep_alive: bool) -> None:
         self._exchange = None
-        super().on_message_begin()
-        self.url = self._target
-        self.headers.extend([(name, value.strip(b" \t")) for name, value in self._fields])  # httptools keeps blanks
-        self.expect_100_continue = is_expecting
-        super().on_headers_complete()
+        self._is_page_open = True
+        keep_alive = keep_alive and not (head.is_expecting or self._context.is_leaving)  # its body may never come
+        reply = self._pages.reply(head, self._target, self._fields, keep_alive=keep_alive)
+        self._context.spawn(self._loop.create_task(self._show(reply, keep_alive=keep_alive)))
 
-    def on_response_complete(self) -> None:
-        """A response of the app has ended."""
-        if not self.transport.is_closing():
-            self._answered()
+    async def _show(self, reply: Awaitable[bytes], *, keep_alive: bool) -> None:
+        """Answer with a page once it is made."""
+        data = await reply
+        self._is_page_open = False
+        if self.transport.is_closing():
+            return
+        self.write(data)
+        if not keep_alive:
+            self._state = CLOSING
+        self._answered()
 
     def _answered(self) -> None:
         """An answer has ended: wait for the next request, or close."""
@@ -274,15 +265,10 @@ class ClientConnection(ClientReader):
         self._idle_since = self._context.monotonic()
         self.read_on()
 
-    # For exchanges: `gateway.relay.owner.ClientSide`
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the client has not read all written bytes."""
-        return bool(self.flow.write_paused)
+    # For exchanges: `gateway.relay.owner.Connection`
 
     def reset(self) -> None:
-        """Close the connection at once, so that the response does not look complete."""
+        """Close at once, so that the response does not look complete."""
         self.transport.abort()
 
     def finished(self) -> None:
@@ -298,6 +284,15 @@ class ClientConnection(ClientReader):
         self._answered()
 
     # Ends
+
+    def shutdown(self) -> None:
+        """The server ends: close the connection, after the answer under way if there is one."""
+        if self._exchange is not None and not self._exchange.response_complete:
+            self._exchange.keep_alive = False
+        elif self._is_page_open:
+            self._state = CLOSING
+        else:
+            self.transport.close()
 
     def sweep(self, now: float) -> None:
         """Close a connection that has been idle, or stuck in a head, for too long."""
@@ -317,7 +312,7 @@ class ClientConnection(ClientReader):
     def _is_stuck(self, now: float) -> bool:
         """Whether the client has not read the end of the last answer for too long, so that closing would never end."""
         is_relaying = self._exchange is not None and not self._exchange.response_complete
-        if is_relaying or not (self.flow.write_paused or self.transport.is_closing()):
+        if is_relaying or not (self.is_stalled or self.transport.is_closing()):
             self._stuck_since = None
             return False
         self._stuck_since = self._stuck_since or now
@@ -330,11 +325,11 @@ class ClientConnection(ClientReader):
         began_at = self._head_since if self._state == HEAD else None
         self._state = after(self._state, STOP)
         exchange = self._exchange
-        cycle: RequestResponseCycle | None = self.cycle
-        if exchange is not None and not exchange.is_received and not exchange.response_complete:
-            exchange.keep_alive = False
-            exchange.local_reply(error)
-        elif cycle is None or cycle.response_complete:
+        if exchange is not None and not exchange.response_complete:
+            if not exchange.is_received:
+                exchange.keep_alive = False
+                exchange.local_reply(error)
+        elif not self._is_page_open:
             request_id = self._context.new_request_id()
             self._context.recorder.record_unread(request_id, error, began_at, self.client_host)
             self.write(error_reply(error, b"x-request-id: %s\r\n" % request_id, keep_alive=False))
@@ -342,9 +337,10 @@ class ClientConnection(ClientReader):
 
     def _without_upgrade(self) -> bytes:
         """Return the request's head without its upgrade, for a new parser: the old one expects another protocol."""
-        method = self.parser.get_method()
-        head = without_upgrade(method, self._target, self.parser.get_http_version(), self._fields)
-        self.parser = httptools.HttpRequestParser(self)
+        parser = self._parser
+        method = parser.get_method()
+        head = without_upgrade(method, self._target, parser.get_http_version(), self._fields)
+        self._parser = httptools.HttpRequestParser(self)
         if method == b"CONNECT":
             self._refuse_rest(MethodNotAllowedError("this is not a proxy; CONNECT is not served"))
         return head

@@ -16,10 +16,9 @@ If a connection with unread bytes is closed, it is reset, and the client could l
 So it is half-closed first, and closed `LINGER_S` later.
 """
 
+import asyncio
 from abc import ABCMeta, abstractmethod
 from typing import Final
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from specpilot.gateway.relay.connection_state import BODY, CLOSING, HEAD, IDLE, STOP, after
 
@@ -61,8 +60,10 @@ def end_of_turn(data: bytes) -> int:
     return data.find(b"\n", at) + 1 or len(data)
 
 
-class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
-    """The reading side of one client connection.
+class ClientReader(metaclass=ABCMeta):
+    """The reading side of one client connection. `is_stalled`: the client has not read all written bytes.
+
+    It is an `asyncio.Protocol` without that base class: with it, the class could not be compiled to a plain structure.
 
     `_unread` are bytes that were read and are not parsed yet. `_is_waiting`: reading is paused until the next pass of
     the loop. `_large_bytes` are those of large reads since the last wait for them. `_body_left` are the bytes of a body
@@ -70,12 +71,16 @@ class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
     end of a line.
     """
 
-    _state: str = IDLE
-    _unread: bytes = b""
-    _is_waiting: bool = False
-    _large_bytes: int = 0
-    _body_left: int = 0
-    _is_after_line: bool = False
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._state: str = IDLE
+        self._unread = b""
+        self._is_waiting = False
+        self._large_bytes = 0
+        self._body_left = 0
+        self._is_after_line = False
+        self.is_stalled = False
+        self.transport: asyncio.Transport  # from `connection_made` on
 
     @abstractmethod
     def parse(self, data: bytes) -> None:
@@ -85,7 +90,7 @@ class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
         """Parse bytes of the client, or keep them."""
         if self._state == CLOSING:
             return
-        if self._state == IDLE and not (self._unread or self._is_waiting or self.flow.write_paused):
+        if self._state == IDLE and not (self._unread or self._is_waiting or self.is_stalled):
             data = self._read_request(data)
             if not data:
                 return
@@ -125,7 +130,7 @@ class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
         if not self._is_waiting and not self.transport.is_closing():
             self._is_waiting = True
             self.transport.pause_reading()
-            self.loop.call_soon(self._end_wait)
+            self._loop.call_soon(self._end_wait)
 
     def _end_wait(self) -> None:
         self._is_waiting = False
@@ -162,12 +167,12 @@ class ClientReader(HttpToolsProtocol, metaclass=ABCMeta):
         self._state = CLOSING
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._loop.call_later(LINGER_S, self.transport.close)
 
     def _can_parse(self) -> bool:
         """Whether each request so far has its answer, and the client has read it."""
         state = self._state
-        return state in (HEAD, BODY) or (state == IDLE and not self.flow.write_paused)
+        return state in (HEAD, BODY) or (state == IDLE and not self.is_stalled)
 
     def _end_of_piece(self, data: bytes, at: int, limit: int) -> int:
         """Return the end of the next bytes for the parser. If a request ends in them, it ends there."""

@@ -3,20 +3,24 @@
 It also has the sweep, the one timer that enforces every time-out, closes idle connections, flushes the log and returns
 free memory to the system.
 
-Owned by the event loop. Other threads use the `offer` methods.
+Owned by the event loop. Other threads use `offer`.
 """
 
 import asyncio
+import ipaddress
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from dataclasses import fields
+from typing import Any, Final
 
 from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
 from specpilot.gateway.engines.snapshot import Snapshot, hash_of
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
+from specpilot.gateway.relay.owner import Connection, Request
 from specpilot.gateway.routing.retry_budget import RetryBudget
+from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import exposition_of
 from specpilot.gateway.telemetry.recorder import Recorder
 from specpilot.gateway.wire.deadlines import Bounds
@@ -45,23 +49,6 @@ _SWEEPS_A_MINUTE: Final = 600
 _log = logging.getLogger(__name__)
 
 
-class Swept(Protocol):
-    """An object with time-outs."""
-
-    def sweep(self, now: float) -> None:
-        """Act on each time-out that has expired at `now`, in monotonic seconds."""
-
-
-class Running(Swept, Protocol):
-    """A request under way."""
-
-    def end_with(self, error: GatewayError) -> None:
-        """End with `error`, in the best form that is still possible."""
-
-    def engine_ejected(self, engine: Engine) -> None:
-        """`engine` was ejected because it does not answer."""
-
-
 class GatewayContext:
     """The shared state of all requests of this process.
 
@@ -70,53 +57,46 @@ class GatewayContext:
     keys. `trim` returns free memory to the system.
     """
 
-    def __init__(  # noqa: PLR0913 - the collaborators of a whole program
+    def __init__(  # noqa: PLR0913, PLR0917 - the collaborators of a whole program
         self,
-        *,
+        settings: GatewaySettings,
         fleet: Fleet,
         snapshot: Snapshot,
-        bounds: Bounds,
-        budget: RetryBudget,
-        admission: Admission[Engine] | None,
         recorder: Recorder,
         clock: Clock,
-        names_responses: bool,
-        asks_usage: bool,
-        sends_priority: bool,
-        shows_engine: bool,
-        passes_keep_alives: bool,
-        decodes_bodies: bool,
-        origins: Origins | None,
-        public_paths: frozenset[bytes],
-        has_named_series: bool,
-        trim: Callable[[], None] = lambda: None,
+        trim: Callable[[], None],
     ) -> None:
         self.fleet = fleet
         self.snapshot = snapshot
-        self.bounds = bounds
-        self.budget = budget
-        self.admission = admission
         self.recorder = recorder
         self.metrics = recorder.metrics
         self.monotonic: Callable[[], float] = clock.monotonic
         self._now: Callable[[], float] = clock.now
-        self.names_responses = names_responses
-        self.asks_usage = asks_usage
-        self.sends_priority = sends_priority
-        self.shows_engine = shows_engine
-        self.passes_keep_alives = passes_keep_alives
-        self.decodes_bodies = decodes_bodies
-        self.origins = origins
-        self.public_paths = public_paths
-        self.has_named_series = has_named_series
+        # Read once: a setting takes longer to read than a field of a compiled class.
+        self.names_responses: bool = settings.name_responses
+        self.asks_usage: bool = settings.ask_usage
+        self.sends_priority: bool = settings.send_priority
+        self.shows_engine: bool = settings.show_engine
+        self.passes_keep_alives: bool = settings.pass_keep_alives
+        self.decodes_bodies: bool = settings.decode_bodies
+        self.public_paths = frozenset(path.encode() for path in settings.public_paths)
+        self.has_named_series = settings.show_engine or settings.admin_port is not None
+        self.origins = Origins(settings.allowed_origins) if settings.allowed_origins else None
+        self.bounds = Bounds(**{item.name: getattr(settings, item.name) for item in fields(Bounds)})
+        self.budget = RetryBudget(settings.retry_ratio)
+        self.admission: Admission[Engine] | None = None
+        if settings.engine_capacity is not None:
+            capacity, limit = settings.engine_capacity, settings.queue_limit
+            self.admission = Admission(capacity, limit, lambda model: fleet.by_model.get(model, ()))
         self.rates = Rates()
         self.demands: Mapping[str, float] = {}
         self.gateway_id = secrets.token_hex(8)
         self.is_draining = False
         self.is_refusing = False
         self.is_leaving = False
-        self.exchanges: set[Running] = set()
-        self.connections: set[Swept] = set()
+        self.exchanges: set[Request] = set()
+        self.connections: set[Connection] = set()
+        self.operators: set[Connection] = set()  # connections to the operators' own port
         self.tasks: set[asyncio.Task[None]] = set()
         self.body_bytes = 0  # bytes of all requests whose answer has not begun
         self._terms: dict[str, tuple[frozenset[str], tuple[MatchRule, ...], int]] = {}
@@ -134,23 +114,11 @@ class GatewayContext:
         self._swept_at = self.monotonic()
         loop.call_later(SWEEP_S, self._sweep)
 
-    def offer(self, snapshot: Snapshot) -> None:
-        """Adopt `snapshot`. From any thread; raises `RuntimeError` when the loop is closed."""
+    def offer(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call `function` on the loop. From any thread; raises `RuntimeError` when the loop is closed."""
         if self._loop is None:
             raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.adopt, snapshot)
-
-    def offer_engines(self, name: str, urls: tuple[str, ...]) -> None:
-        """Adopt the engines behind a DNS name. From any thread, as `offer`."""
-        if self._loop is None:
-            raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.fleet.resolve, name, urls)
-
-    def offer_shares(self, shares: Shares) -> None:
-        """Adopt `shares` of the keys' limits. From any thread, as `offer`."""
-        if self._loop is None:
-            raise RuntimeError("the context is not bound to a loop")
-        self._loop.call_soon_threadsafe(self.rates.adopt, shares, self.monotonic())
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def adopt(self, snapshot: Snapshot) -> None:
         """Use `snapshot` from now on. On the loop only, or before it runs."""
@@ -158,6 +126,10 @@ class GatewayContext:
         self._terms.clear()
         self.fleet.apply(snapshot.engines)
         self.serve_queue()
+
+    def adopt_shares(self, shares: Shares) -> None:
+        """Use `shares` of the keys' limits from now on. On the loop only, or before it runs."""
+        self.rates.adopt(shares, self.monotonic())
 
     def serve_queue(self) -> None:
         """Send waiting requests if there is room."""
@@ -233,6 +205,25 @@ class GatewayContext:
             raise DrainingError("this gateway is shutting down; try again", retry_after_s=RETRY_AFTER_S)
         return self.key_of(secret)
 
+    def paths_for(self, host: str | None) -> frozenset[bytes]:
+        """Return the paths that a client at the address `host` may request; none: every path.
+
+        With `--public-paths`, for a port that faces a platform which expects a few paths, other machines get 404 for
+        every other path. Callers on this machine, by a Unix socket (`None`) too, may request all: health checks,
+        metrics, operators. Behind a proxy on the same machine every caller is on this machine, so the proxy must limit
+        the paths.
+        """
+        if not self.public_paths or host is None or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            return frozenset()
+        return self.public_paths
+
+    def has_room(self, handshakes: int) -> bool:
+        """Whether the limit on connections allows one more TLS handshake in addition to `handshakes` others."""
+        has_room = len(self.connections) + handshakes < self.bounds.max_connections
+        if not has_room:
+            self.metrics.count_refusal("connections")
+        return has_room
+
     def reply_to(self, error: Exception) -> GatewayError:
         """Return the client's form of `error`, and log a fault of the gateway. On the loop only."""
         if isinstance(error, GatewayError):
@@ -293,7 +284,7 @@ class GatewayContext:
         self.serve_queue()
         if self._sweeps % 10 == 0:
             self.demands = self.rates.demands(now)  # replaced as a whole, because another thread reads it
-            for connection in [*self.connections]:
+            for connection in (*self.connections, *self.operators):
                 connection.sweep(now)
             self.fleet.sweep(now)
         self.recorder.log.flush()

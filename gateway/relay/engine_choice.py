@@ -8,7 +8,6 @@ from collections.abc import Collection
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
 from specpilot.gateway.relay.prepared_request import PreparedRequest
-from specpilot.gateway.relay.request_decisions import facts_of, for_model
 from specpilot.gateway.routing.model_route import RouteRule, first_serving
 from specpilot.gateway.wire.errors import EngineUnavailableError
 
@@ -61,23 +60,13 @@ def _pick(
 
 def _fall_back(context: GatewayContext, prepared: PreparedRequest) -> bool:
     """Turn `prepared` to the next model with an engine in service; return whether there is one."""
-    original = prepared.original
-    if original is None:
+    models, prepare_for, requested_model = prepared.fallback, prepared.prepare_for, prepared.requested_model
+    if prepare_for is None or requested_model is None:
         return False
-    index = first_serving(original.fallback, context.fleet.has_engine)
-    model, later = original.fallback[index], original.fallback[index + 1 :]
-    if not context.fleet.has_engine(model):
+    index = first_serving(models, context.fleet.has_engine)
+    if not context.fleet.has_engine(models[index]):
         return False
-    text = None if original.outline is None else original.outline.finish()
-    facts = facts_of(prepared.path, original.body, text)
-    requested_model, facts.model = prepared.requested_model, model
-    assert requested_model is not None  # it has a route
-    prepared.turn_to(
-        for_model(context, facts, original.head, original.key, original.body, original.outline, requested_model)
-    )
-    if later:
-        original.fallback = later
-    else:
-        prepared.original = None
-    context.metrics.count_route(requested_model, model, RouteRule.FALLBACK.value)
+    prepared.turn_to(prepare_for(models[index]))
+    prepared.set_fallback(models[index + 1 :], prepare_for)
+    context.metrics.count_route(requested_model, models[index], RouteRule.FALLBACK.value)
     return True

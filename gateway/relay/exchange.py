@@ -11,24 +11,23 @@ the queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                                |
 |-------------------------------------|--------------------------------------------------------|
-| `_prepared`                         | set once the request is whole and decided on           |
+| `_prepared`                   | set once the request is whole and decided on           |
 | `is_received`                       | the whole body has arrived, in any phase               |
 | `_is_charged`                       | the key was charged, and `finish` settles the charge   |
-| `response_complete`, `disconnected` | the response has ended, in any way; client disconnected |
+| `response_complete`                 | the response has ended, in any way                     |
 """
 
 import asyncio
-from typing import ClassVar
 
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.limits.admission import Admission, Place
 from specpilot.gateway.limits.rate_limit import CLIENT_LEFT
-from specpilot.gateway.relay import relay
 from specpilot.gateway.relay.accounting import charge, record_end
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.engine_choice import first_engine
-from specpilot.gateway.relay.owner import ClientSide
+from specpilot.gateway.relay.owner import Connection
 from specpilot.gateway.relay.prepared_request import PreparedRequest
+from specpilot.gateway.relay.relay import Relay
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.relay.request_decisions import prepare
 from specpilot.gateway.telemetry.outcome import Outcome
@@ -40,50 +39,45 @@ from specpilot.gateway.wire.routes import STORED
 from specpilot.policy.api_key import ApiKey
 
 
-class _NeverAwaited:
-    """Replaces the event that uvicorn sets on its own cycles."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
 class Exchange:
-    """One request and its response. Fields and states: see the module.
-
-    uvicorn's protocol reads `response_complete`, `disconnected`, `keep_alive` and `message_event` of the current
-    request of a connection.
-    """
+    """One request and its response. Fields and states: see the module."""
 
     __slots__ = (
-        "_body", "_connection", "_context", "_error", "_is_charged", "_key", "_last_at", "_place",
-        "_prepared", "_received_at", "_relay", "_request", "_span", "_status", "_waited_s", "disconnected",
-        "is_received", "keep_alive", "response_complete",
+        "_body", "_connection", "_context", "_is_charged", "_key", "_last_at", "_outcome", "_place",
+        "_prepared", "_relay", "_request", "_span", "is_received", "keep_alive", "response_complete",
     )  # fmt: skip
 
-    message_event: ClassVar[_NeverAwaited] = _NeverAwaited()
-
-    def __init__(self, context: GatewayContext, connection: ClientSide, request: RequestHead) -> None:
+    def __init__(
+        self, context: GatewayContext, connection: Connection, request: RequestHead, *, keep_alive: bool
+    ) -> None:
         """`request` is the parsed head."""
         self._context = context
         self._connection = connection
         self._request = request
         if not request.request_id:
             request.request_id = context.new_request_id()
-        self._status = 0
-        self._last_at = self._received_at = context.monotonic()
+        self._last_at = now = context.monotonic()
+        self._outcome = Outcome(
+            request_id=request.request_id,
+            method=request.method,
+            path=request.path,
+            status=0,
+            phase="request",
+            received_at=now,
+            ended_at=now,
+            error=None,
+        )
+        self._outcome.client_host = connection.client_host
         self._body = RequestBody(context, request)
         self._key: ApiKey | None = None
         self._prepared: PreparedRequest | None = None
         self._place: Place | None = None
-        self._waited_s = 0.0
         self._is_charged = False
-        self._relay: relay.Relay | None = None
-        self._error: str | None = None
+        self._relay: Relay | None = None
         self._span: Span | None = None
         self.is_received = False
-        self.keep_alive = request.is_modern
+        self.keep_alive = keep_alive
         self.response_complete = False
-        self.disconnected = False
 
     @property
     def phase(self) -> str:
@@ -133,7 +127,7 @@ class Exchange:
     def received(self) -> None:
         """The request is whole."""
         self.is_received = True
-        self._received_at = self._last_at = self._context.monotonic()
+        self._outcome.received_at = self._last_at = self._context.monotonic()
         self._dispatch()
 
     def client_left(self) -> None:
@@ -141,8 +135,7 @@ class Exchange:
         if self.response_complete:
             return
         self._context.metrics.count_disconnect(self.phase)
-        self.disconnected = True
-        self._status = CLIENT_LEFT
+        self._outcome.status = CLIENT_LEFT
         self.finish()
 
     def pause(self) -> None:
@@ -159,7 +152,7 @@ class Exchange:
         """Answer with `error`. Nothing has been sent to the client before."""
         if not self.is_received and self._body.has_endless_rest:
             self.keep_alive = False
-        self._status, self._error = error.status, error.code
+        self._outcome.status, self._outcome.error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
         lines, path, is_head = self.header_lines(), self._request.path, self._request.method == b"HEAD"
@@ -174,7 +167,7 @@ class Exchange:
             self.phase,
             now,
             last_at=self._last_at if trip is None else trip.last_at,
-            received_at=self._received_at,
+            received_at=self._outcome.received_at,
             sent_at=0.0 if trip is None else trip.sent_at,
             is_stream=self._prepared is not None and self._prepared.is_stream,
         )
@@ -183,9 +176,9 @@ class Exchange:
         if trip is not None:
             trip.overdue(expired, now)
         elif self._place is not None:
-            self._waited_s = now - self._place.since
+            self._outcome.waited_s = now - self._place.since
             message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
-            self.local_reply(QueueTimeoutError(message, retry_after_s=self._waited_s))
+            self.local_reply(QueueTimeoutError(message, retry_after_s=self._outcome.waited_s))
         else:
             self.keep_alive = False
             self.local_reply(RequestTimeoutError(f"the request did not arrive: {expired}"))
@@ -197,16 +190,16 @@ class Exchange:
             lines += self._prepared.header_lines
         if self._request.origin is not None and self._context.origins is not None:
             lines += self._context.origins.lines(self._request.origin)
-        if self._waited_s:
-            lines += b"x-specpilot-queue-ms: %s\r\n" % milliseconds(self._waited_s)
+        if self._outcome.waited_s:
+            lines += b"x-specpilot-queue-ms: %s\r\n" % milliseconds(self._outcome.waited_s)
         return lines if self._relay is None else lines + self._relay.lines()
 
     # To the engine
 
-    async def _decode(self, parts: tuple[bytes, ...]) -> None:
+    async def _decode(self) -> None:
         """Decode the body and continue with it, unless the request has ended in a pause."""
         try:
-            await self._body.decode(parts)
+            await self._body.decode()
         except Exception as error:  # noqa: BLE001 - no caller awaits this task, and the client must get an answer
             self.fail(error)
             return
@@ -217,17 +210,17 @@ class Exchange:
         """Decide on the whole request, then send it or queue it. A compressed body is decoded first."""
         context = self._context
         if self._body.is_encoded:
-            context.spawn(asyncio.get_running_loop().create_task(self._decode(self._body.finish_encoded())))
+            context.spawn(asyncio.get_running_loop().create_task(self._decode()))
             return
         body, outline = self._body.finish()
         try:
             prepared = self._prepared = prepare(context, self._request, self._key, body, outline)
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
-                self._is_charged = charge(context, self._key, prepared, self._received_at)
-            context.budget.earn(self._received_at)
+                self._is_charged = charge(context, self._key, prepared, self._outcome.received_at)
+            context.budget.earn(self._outcome.received_at)
             admission = None if prepared.path in STORED else context.admission  # these generate nothing
-            if admission is None or admission.is_open(prepared.model, self._received_at):
+            if admission is None or admission.is_open(prepared.model, self._outcome.received_at):
                 self._go(prepared)
             else:
                 self._join_queue(admission, prepared)
@@ -251,7 +244,7 @@ class Exchange:
     def _join_queue(self, admission: Admission[Engine], prepared: PreparedRequest) -> None:
         """Wait in the queue of the request's model and class. Raises `QueueFullError`."""
         policy = self._context.class_policy(prepared.model, prepared.traffic_class)
-        place = Place(self, prepared.model, prepared.traffic_class, self._received_at)
+        place = Place(self, prepared.model, prepared.traffic_class, self._outcome.received_at)
         admission.join(place, policy.weight, policy.priority)
         prepared.facts = None  # the parsed body is large; it is parsed again for the choice of an engine
         prepared.cell.queued += 1
@@ -263,22 +256,16 @@ class Exchange:
         admission, prepared = self._context.admission, self._prepared
         if place is not None and prepared is not None and admission is not None:
             admission.leave(place)
-            self._waited_s = max(0.0, now - place.since)
+            self._outcome.waited_s = max(0.0, now - place.since)
             prepared.cell.queued -= 1
-            prepared.cell.queue.observe(self._waited_s)
+            prepared.cell.queue.observe(self._outcome.waited_s)
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""
-        engine = first_engine(self._context, prepared, self._request.session)
-        self._relay = relay.Relay(
-            self._context,
-            self,
-            self._connection,
-            prepared,
-            self._request,
-            self._received_at + self._waited_s,
-        )
-        self._relay.start_attempt(engine)
+        context, request = self._context, self._request
+        engine = first_engine(context, prepared, request.session)
+        self._relay = Relay(context, self, self._connection, prepared, request, engine, self._outcome)
+        self._relay.start()
 
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` was ejected because it does not answer."""
@@ -298,23 +285,13 @@ class Exchange:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
         assert not self.response_complete
         self.response_complete = True
-        context, trip, prepared, request = self._context, self._relay, self._prepared, self._request
+        context, outcome, trip, prepared = self._context, self._outcome, self._relay, self._prepared
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
-        outcome = Outcome(
-            request_id=request.request_id,
-            method=request.method,
-            path=request.path,
-            status=self._status or (0 if trip is None else trip.status),
-            received_at=self._received_at,
-            ended_at=context.monotonic(),
-            phase=self.phase,  # before it leaves the queue
-            error=self._error or (None if trip is None else trip.error),
-        )
+        outcome.ended_at = context.monotonic()
+        outcome.phase = self.phase  # before it leaves the queue
         self._leave_queue(outcome.ended_at)
-        outcome.client_host = self._connection.client_host
-        outcome.waited_s = self._waited_s
         record_end(context, outcome, self._key, prepared, trip, self._span, is_charged=self._is_charged)
         if trip is not None:
             trip.drop()

@@ -1,39 +1,35 @@
-"""The interfaces of a relay to its request, and of both to the client's connection."""
+"""The interfaces of a request and its client's connection to the modules below them, and of the pages to both."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
+from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.wire.errors import GatewayError
+from specpilot.gateway.wire.heads import RequestHead
 
 
-class ResponseSink(Protocol):
-    """The client's connection."""
+class Connection(Protocol):
+    """An open connection of a client. `is_stalled`: the client reads more slowly than the gateway writes."""
 
-    @property
-    def client_host(self) -> str | None:
-        """The address of the client, or of the proxy in front."""
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the client reads more slowly than the gateway writes."""
-
-    @property
-    def write(self) -> Callable[[bytes], None]:
-        """Sends bytes to the client."""
-
-
-class ClientSide(ResponseSink, Protocol):
-    """The client's connection, for the request that is being answered."""
+    client_host: str | None
+    is_stalled: bool
+    write: Callable[[bytes], None]
 
     def reset(self) -> None:
-        """Close the client's connection at once, so that the response does not look complete."""
+        """Close at once, so that the response does not look complete."""
 
     def finished(self) -> None:
-        """The response has ended."""
+        """The response of an exchange has ended."""
+
+    def sweep(self, now: float) -> None:
+        """Act on each time-out that has expired at `now`, in monotonic seconds."""
+
+    def shutdown(self) -> None:
+        """The server ends: close the connection, after the answer under way if there is one."""
 
 
-class RelayOwner(Protocol):
-    """The request of a relay. `keep_alive`: the client's connection may serve another request afterwards."""
+class Request(Protocol):
+    """A request under way. `keep_alive`: the client's connection may serve another request afterwards."""
 
     keep_alive: bool
 
@@ -46,8 +42,26 @@ class RelayOwner(Protocol):
     def fail(self, error: Exception) -> None:
         """Answer with the client's form of `error`, and log a fault of the gateway."""
 
+    def end_with(self, error: GatewayError) -> None:
+        """End with `error`, in the best form that is still possible."""
+
+    def engine_ejected(self, engine: Engine) -> None:
+        """`engine` was ejected because it does not answer."""
+
     def body_released(self) -> None:
         """The request's body is no longer held."""
 
     def finish(self, *, is_reset: bool = False) -> None:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
+
+    def sweep(self, now: float) -> None:
+        """Act on each time-out that has expired at `now`, in monotonic seconds."""
+
+
+class Pages(Protocol):
+    """What the gateway answers itself."""
+
+    def reply(
+        self, head: RequestHead, target: bytes, fields: list[tuple[bytes, bytes]], *, keep_alive: bool
+    ) -> Coroutine[Any, Any, bytes]:
+        """Return the whole response to a request for `target` with the headers `fields`. Raises nothing."""

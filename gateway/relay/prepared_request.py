@@ -1,37 +1,23 @@
 """A request that the gateway accepts, with the decisions about it. `gateway.relay.request_decisions` makes it."""
 
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.telemetry.cell import Cell
+from specpilot.gateway.wire.amendments import with_request_id
 from specpilot.gateway.wire.body_fields import REQUEST_ID
 from specpilot.gateway.wire.heads import RequestHead
-from specpilot.gateway.wire.outline import BodyOutline
 from specpilot.gateway.wire.request_facts import RequestFacts, read_facts
+from specpilot.gateway.wire.response_id import RANDOM_BITS, new_response_id
 from specpilot.gateway.wire.routes import RESPONSES
-from specpilot.policy.api_key import ApiKey
+
+SMALL_BODY_BYTES: Final = 65_536
+"""Bytes up to which a body is copied behind its head, because one write takes less time than two."""
 
 MARKED_BYTES: Final = 2048
 """Bytes of a body's beginning and of its end that are hashed to distinguish bodies: 0.4 us a KiB."""
-
-
-class Original:
-    """The original of a request, and the models to which it may still fall back."""
-
-    __slots__ = ("body", "fallback", "head", "key", "outline")
-
-    def __init__(
-        self,
-        head: RequestHead,
-        key: ApiKey | None,
-        body: tuple[bytes, ...],
-        outline: BodyOutline | None,
-        fallback: tuple[str, ...],
-    ) -> None:
-        self.head = head
-        self.key = key
-        self.body = body
-        self.outline = outline
-        self.fallback = fallback
 
 
 class PreparedRequest:
@@ -40,8 +26,8 @@ class PreparedRequest:
     - `facts` holds the parsed body, which can be many times the size of `body`, the bytes for the engine. It is `None`
       once the request waits or its engine is chosen.
     - `body` is empty once there can be no retry. `outline` is the parsed part of a large body.
-    - `requested_model` is the requested name, if it has a model route. `original` is set while the request may fall
-      back to another model.
+    - `requested_model` is the requested name, if it has a model route. The request may still fall back to the models
+      `fallback`; `prepare_for` returns the original request as prepared for one of them.
     - `rate_lines` are the lines of `header_lines` about the key's limits.
     - `charged_tokens` is the charge until the response states its usage, `prompt_tokens` its part for the prompt.
     - `strips_usage`: the gateway requested the usage, and the client did not.
@@ -57,6 +43,7 @@ class PreparedRequest:
         "charged_tokens",
         "engine_lines",
         "facts",
+        "fallback",
         "has_null_id",
         "has_one_choice",
         "header_lines",
@@ -65,9 +52,9 @@ class PreparedRequest:
         "key_id",
         "max_tokens",
         "model",
-        "original",
         "outline",
         "path",
+        "prepare_for",
         "prompt_tokens",
         "rate_lines",
         "requested_model",
@@ -105,7 +92,8 @@ class PreparedRequest:
         self.prompt_tokens = facts.prompt_tokens
         self.strips_usage = False
         self.requested_model: str | None = None
-        self.original: Original | None = None
+        self.fallback: tuple[str, ...] = ()
+        self.prepare_for: Callable[[str], PreparedRequest] | None = None
         self.body = body
         self._mark = 0
 
@@ -125,6 +113,29 @@ class PreparedRequest:
             facts.model = self.model  # an outline is of the original body
         return facts
 
+    def buffers(self, engine: Engine, request: RequestHead, *, names_response: bool) -> tuple[bytes | memoryview, ...]:
+        """Return the request for `engine`, as buffers to send one after another. `request` is the client's head.
+
+        `names_response`: the gateway gives a response an identifier, if an engine keeps the response and the client
+        chose none. The identifier names the engine, so a retry has another one.
+        """
+        body: Sequence[bytes | memoryview] = self.body
+        if self.is_unnamed and names_response:
+            made_for = new_response_id(engine.engine_hash, self.key_id, secrets.randbits(RANDOM_BITS))
+            body = with_request_id(body, made_for, is_null=self.has_null_id)
+        only = body[0] if len(body) == 1 else None
+        size = sum(map(len, body)) if only is None else len(only)
+        head = b"%s%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (
+            engine.head(request.method, (request.target or request.path).encode()),
+            request.forwarded,
+            self.engine_lines,
+            request.request_id,
+            size,
+        )
+        if size <= SMALL_BODY_BYTES and isinstance(only, bytes):
+            return (head + only,)
+        return (head, *body)
+
     def mark(self) -> int:
         """Return a hash that distinguishes this body from others: of its beginning, its end and its length."""
         if self.body:
@@ -140,7 +151,13 @@ class PreparedRequest:
         if self.is_stream:
             self.mark()  # the stream may still fail, and its failure counts by body
         self.body = ()
-        self.outline = self.original = None
+        self.outline = None
+        self.set_fallback((), None)
+
+    def set_fallback(self, models: tuple[str, ...], prepare_for: "Callable[[str], PreparedRequest] | None") -> None:
+        """Let the request fall back to `models`. Without any, nothing holds the original request."""
+        self.fallback = models
+        self.prepare_for = prepare_for if models else None
 
     def turn_to(self, other: "PreparedRequest") -> None:
         """Take over the decisions of `other`, the same request for another model. The charge stays."""

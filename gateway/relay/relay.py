@@ -25,7 +25,7 @@ Unless `--no-pass-keep-alives` is set, keep-alives of a stream are sent in `wait
 A kept connection that the engine closes just when the request is sent is replaced by a new one. This counts neither
 against the engine nor against the budget. A break later than `STALE_S` is a failure as in 5.
 
-The relay owns the engine's side only. Its `RelayOwner` ends the request and records it.
+The relay owns the engine's side only. The exchange ends the request and records it.
 """
 
 from typing import Final
@@ -33,8 +33,7 @@ from typing import Final
 from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.attempts import REFUSED_CREDENTIALS, SERVER_ERROR, Attempts, is_failure
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.engine_request import engine_request
-from specpilot.gateway.relay.owner import RelayOwner, ResponseSink
+from specpilot.gateway.relay.owner import Connection, Request
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.deadlines import BEFORE_CONTENT, Overdue
@@ -59,49 +58,45 @@ off."""
 class Relay:
     """One request from its choice of an engine on. Phases: see the module.
 
-    `began_at` is the time at which the gateway could begin: the request was complete and had a place (monotonic
-    seconds). `sent_at` is the time of the last sending, 0 before the first, and `_overhead_s` counts until the first.
-    `status` is the engine's, 0 before its head; `error` describes a later failure. `is_committed`: the client has a
-    status and the beginning of a stream, but no content.
+    `sent_at` is the time of the last sending, 0 before the first. `is_committed`: the client has a status and the
+    beginning of a stream, but no content.
     """
 
     __slots__ = (
-        "_attempts", "_began_at", "_context", "_overhead_s", "_owner", "_prepared", "_request", "_sink",
-        "_write", "delivery", "error", "is_committed", "last_at", "phase", "sent_at", "status",
+        "_attempts", "_connection", "_context", "_exchange", "_outcome", "_prepared", "_request", "_write",
+        "delivery", "is_committed", "last_at", "phase", "sent_at",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
         context: GatewayContext,
-        owner: RelayOwner,
-        sink: ResponseSink,
+        exchange: Request,
+        connection: Connection,
         prepared: PreparedRequest,
         request: RequestHead,
-        began_at: float,
+        engine: Engine,
+        outcome: Outcome,
     ) -> None:
+        """`engine` is tried first. The engine's status and what failed are put into `outcome`."""
         self._context = context
-        self._owner = owner
-        self._sink = sink
-        self._write = sink.write
+        self._exchange = exchange
+        self._connection = connection
+        self._write = connection.write
         self._request = request
         self._prepared = prepared
-        self._began_at = self.last_at = began_at
-        self._attempts = Attempts(context, prepared, request.session, sink)
+        self._outcome = outcome
+        self.last_at = outcome.received_at + outcome.waited_s
+        self._attempts = Attempts(context, prepared, request.session, connection.client_host, engine)
         self.phase = "connect"
         self.sent_at = 0.0
-        self._overhead_s: float | None = None
-        self.status = 0
-        self.error: str | None = None
         self.is_committed = False
         self.delivery: Delivery | None = None
 
-    def describe(self, outcome: Outcome) -> None:
-        """Put the facts about the engine and its response into `outcome`."""
-        attempt = self._attempts.current
+    def describe(self) -> None:
+        """Complete the outcome with the facts about the engine and its response."""
+        outcome = self._outcome
         outcome.engines_tried = 2 if self._attempts.is_second else 1
-        if attempt is not None:
-            outcome.engine_id = attempt.engine.engine_id
-        outcome.overhead_s = self._overhead_s
+        outcome.engine_id = self._attempts.current.engine.engine_id
         delivery = self.delivery
         if delivery is not None:
             outcome.usage = None if self._request.path in STORED else delivery.usage
@@ -109,39 +104,37 @@ class Relay:
             outcome.is_event_stream = delivery.is_stream
             outcome.first_byte_at = None if delivery.has_failed_first else delivery.first_at  # an error is no content
 
-    def start_attempt(self, engine: Engine) -> None:
-        """Try `engine` first."""
-        self._attempts.start_attempt(engine, self)
+    def start(self) -> None:
+        """Try the first engine."""
+        self._attempts.current.start(self, is_fresh=False)
 
     def lines(self) -> bytes:
         """Return the header lines about the engine."""
-        lines, attempt = b"", self._attempts.current
-        if self._context.shows_engine and attempt is not None:
-            lines = b"x-specpilot-engine: %s\r\n" % attempt.engine.engine_id.encode()
-        if self._overhead_s is not None:
-            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self._overhead_s)
+        lines = b""
+        if self._context.shows_engine:
+            lines = b"x-specpilot-engine: %s\r\n" % self._attempts.current.engine.engine_id.encode()
+        if self._outcome.overhead_s is not None:
+            lines += b"x-specpilot-overhead-ms: %s\r\n" % milliseconds(self._outcome.overhead_s)
         return lines
 
     def pause(self) -> None:
         """The client is slower than the engine: read no more of the response, so that the engine's side waits."""
-        if self._attempts.current is not None:
-            self._attempts.current.pause()
+        self._attempts.current.pause()
 
     def resume(self) -> None:
         """The client has read enough."""
         self.last_at = self._context.monotonic()
-        if self._attempts.current is not None:
-            self._attempts.current.resume()
+        self._attempts.current.resume()
 
     def overdue(self, expired: Overdue, now: float) -> None:
         """The time-out `expired` of the present phase is over."""
-        if expired.name == "idle" and self._sink.is_stalled:  # the client is at fault, not the engine
+        if expired.name == "idle" and self._connection.is_stalled:  # the client is at fault, not the engine
             self._context.metrics.count_disconnect("stalled")
-            self.error = "stalled"
-            self._owner.finish(is_reset=True)
+            self._outcome.error = "stalled"
+            self._exchange.finish(is_reset=True)
             return
         self._context.metrics.count_upstream_error(f"{expired.name}_timeout")
-        if expired.name in BEFORE_CONTENT and self._attempts.current is not None:
+        if expired.name in BEFORE_CONTENT:
             self.delivery = None
             if self._attempts.time_out(expired.name, self.sent_at, now, self):
                 return
@@ -149,25 +142,32 @@ class Relay:
 
     def engine_ejected(self, engine: Engine) -> None:
         """`engine` does not answer: try another, if this request waits there for a first byte."""
-        attempt = self._attempts.current
-        if self.phase == "wait" and attempt is not None and attempt.engine is engine:
+        if self.phase == "wait" and self._attempts.current.engine is engine:
             delivery, self.delivery = self.delivery, None
             if not self._attempts.retry(self):
                 self.delivery = delivery
 
     def end_with(self, error: GatewayError) -> None:
-        """End with `error`, in the best form that is still possible."""
+        """End with `error`, in the best form that is still possible.
+
+        Before any content that is an answer, or an event if the client has a status already.
+        """
         if self.delivery is not None and self.delivery.has_begun:
             self._reset_response(error)
-        else:
-            self.delivery = None
-            self._reply(error)
+            return
+        self.delivery = None
+        if not self.is_committed:
+            self._exchange.local_reply(error)
+            return
+        self._outcome.error = error.code
+        self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
+        self._exchange.finish()
 
     def drop(self) -> None:
-        """Release the engine and the attempt, so that no reference cycle remains."""
+        """Release the engine."""
         self._attempts.drop()
 
-    # From the engine: `gateway.relay.attempt.AttemptReader`
+    # From the attempt: `gateway.relay.attempt.AttemptReader`
 
     def connecting(self) -> None:
         """There is no kept connection to the engine."""
@@ -175,24 +175,25 @@ class Relay:
 
     def connected(self) -> None:
         """Send the request."""
-        context, attempt = self._context, self._attempts.current
-        assert attempt is not None
+        context, attempt, outcome = self._context, self._attempts.current, self._outcome
         self.phase = "wait"
-        buffers = engine_request(attempt.engine, self._prepared, self._request, names_response=context.names_responses)
+        buffers = self._prepared.buffers(attempt.engine, self._request, names_response=context.names_responses)
         self.sent_at = self.last_at = context.monotonic()
-        if self._overhead_s is None:
-            self._overhead_s = max(0.0, self.sent_at - self._began_at)
+        if outcome.overhead_s is None:
+            outcome.overhead_s = max(0.0, self.sent_at - outcome.received_at - outcome.waited_s)
         attempt.send(buffers)
 
     def unconnected(self, reason: str) -> None:
         """The engine cannot be reached (1)."""
         if not self._attempts.retry(self):
             fault = "did not accept a connection in time" if reason == "connect_timeout" else "cannot be reached"
-            self._reply(EngineUnavailableError(f"the engine {fault}; try again", retry_after_s=RETRY_AFTER_S))
+            self.end_with(EngineUnavailableError(f"the engine {fault}; try again", retry_after_s=RETRY_AFTER_S))
 
-    def failed(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The gateway itself is at fault, and nothing has been sent to the client."""
-        self._owner.fail(error)
+        self._exchange.fail(error)
+
+    # From the engine: `gateway.engines.upstream.Reader`
 
     def head(self, head: ResponseHead) -> None:
         """The engine's head arrived. It is held back. Some statuses are failures (3)."""
@@ -203,16 +204,16 @@ class Relay:
                 return
             if head.status in REFUSED_CREDENTIALS:
                 message = "the engine refused the gateway's credentials; its operator has to set --engine-api-key"
-                self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
+                self.end_with(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
                 return
         if not self.is_committed:
-            self.status = head.status
-        owner = self._owner
+            self._outcome.status = head.status
+        exchange = self._exchange
         self.delivery = Delivery(
             head,
-            owner.header_lines(),
+            exchange.header_lines(),
             is_modern=self._request.is_modern,
-            keep_alive=owner.keep_alive,
+            keep_alive=exchange.keep_alive,
             strips_usage=self._prepared.strips_usage,
             has_one_choice=self._prepared.has_one_choice,
             path=self._request.path,
@@ -222,15 +223,13 @@ class Relay:
 
     def body(self, data: bytes) -> None:
         """Part of the body arrived."""
-        delivery, attempt = self.delivery, self._attempts.current
+        delivery, engine = self.delivery, self._attempts.current.engine
         assert delivery is not None
-        self.last_at = now = self._context.monotonic()
-        if attempt is not None:
-            attempt.engine.heard_at = now
+        self.last_at = engine.heard_at = now = self._context.monotonic()
         has_begun = delivery.has_begun
         out = delivery.feed(data, now)
-        if delivery.has_begun and attempt is not None:
-            attempt.engine.content_at = now
+        if delivery.has_begun:
+            engine.content_at = now
         if not has_begun:
             if delivery.has_begun and self._has_failed_first(delivery, now):
                 return
@@ -243,13 +242,13 @@ class Relay:
                 self.is_committed = True
             elif self._prepared.body:  # there will be no retry, and a stream may take long
                 self._prepared.release_body()
-                self._owner.body_released()
+                self._exchange.body_released()
             self._write(out)
 
     def _has_failed_first(self, delivery: Delivery, now: float) -> bool:
         """Examine the beginning of a body; return whether the engine failed and another one is tried (4)."""
         if not delivery.has_failed_first:
-            if self.status < SERVER_ERROR and delivery.has_content:
+            if self._outcome.status < SERVER_ERROR and delivery.has_content:
                 self._attempts.answer(now)
             return False
         self.delivery = None
@@ -261,29 +260,26 @@ class Relay:
 
     def complete(self) -> None:
         """The response is whole."""
-        delivery, attempt = self.delivery, self._attempts.current
+        delivery = self.delivery
         assert delivery is not None
-        assert attempt is not None
         if not delivery.is_whole:
             self.reset("closed", is_stale=False)
             return
-        attempt.detach()
+        self._attempts.current.detach()
         self.phase = "response"
         if delivery.has_error:
             self._context.metrics.count_upstream_error("error_event")
-            self.error = "error_event"
+            self._outcome.error = "error_event"
         now = self._context.monotonic()
         self._attempts.complete(delivery, now)
         out = delivery.complete(now)
         if out:
             self._write(out)
-        self._owner.finish()
+        self._exchange.finish()
 
     def reset(self, reason: str, *, is_stale: bool) -> None:
         """The response will not be completed (5)."""
-        attempt = self._attempts.current
-        assert attempt is not None
-        attempt.detach()
+        self._attempts.current.detach()
         now = self._context.monotonic()
         if is_stale and now - self.sent_at <= STALE_S:
             self._attempts.repeat(self)
@@ -299,26 +295,17 @@ class Relay:
         self.delivery = None
         if not self._attempts.fail(now, self):
             message = f"the engine gave no whole answer ({reason}); try again"
-            self._reply(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
-
-    def _reply(self, error: GatewayError) -> None:
-        """Answer with `error` before any content: as an event if the client has a status already."""
-        if not self.is_committed:
-            self._owner.local_reply(error)
-            return
-        self.error = error.code
-        self._write(closing(event_of(error, self._request.path), is_modern=self._request.is_modern))
-        self._owner.finish()
+            self.end_with(BadEngineResponseError(message, retry_after_s=RETRY_AFTER_S))
 
     def _reset_response(self, error: GatewayError) -> None:
         """End a response that has begun, with an error event if one can be added and the stream lacks its end."""
         delivery = self.delivery
         assert delivery is not None
         if not delivery.has_ended:
-            self.error = error.code
+            self._outcome.error = error.code
         elif delivery.has_error:
-            self.error = "error_event"
+            self._outcome.error = "error_event"
         tail = delivery.reset(event_of(error, self._request.path))
         if tail is not None:
             self._write(tail)
-        self._owner.finish(is_reset=tail is None)
+        self._exchange.finish(is_reset=tail is None)

@@ -35,7 +35,7 @@ UNREAD_BYTES: Final = 64 * 1024 * 1024
 class RequestBody:
     """The bytes so far of a body. `request` is the head before it.
 
-    `is_encoded`: the body is compressed, and is examined after it is decoded (`finish_encoded`, then `decode`).
+    `is_encoded`: the body is compressed, and is examined after it is decoded (`decode`).
     """
 
     __slots__ = (
@@ -93,31 +93,25 @@ class RequestBody:
 
     def finish(self) -> tuple[tuple[bytes, ...], BodyOutline | None]:
         """Return the whole body, in one part unless it has an outline, and the outline. Both are released here."""
-        if self._tail is not None:
-            self._seal()
-        parts, self._parts = self._parts, []
+        parts = self._take_parts()
         outline, self._outline = self._outline, None
         if len(parts) == 1 or outline is not None:
             return tuple(parts), outline
         return (b"".join(parts),), None
 
-    def finish_encoded(self) -> tuple[bytes, ...]:
-        """Return the whole compressed body, for `decode`. Both forms count until the answer begins."""
-        if self._tail is not None:
-            self._seal()
-        parts, self._parts = self._parts, []
-        self.is_encoded = False
-        self._size = 0
-        return tuple(parts)
+    async def decode(self) -> None:
+        """Decode the whole body, with pauses for other requests. Raises a `GatewayError` if the result is rejected.
 
-    async def decode(self, parts: tuple[bytes, ...]) -> None:
-        """Decode `parts`, with pauses for other requests. Raises a `GatewayError` if the decoded body is rejected.
-
-        The client may disconnect in a pause, or a time-out may end the request. Either drops the body, which ends this
-        coroutine early. Nothing cancels it.
+        Both forms count until the answer begins. The client may disconnect in a pause, or a time-out may end the
+        request. Either drops the body, which ends this coroutine early. Nothing cancels it.
         """
+        if self._is_dropped:
+            return
         monotonic = self._context.monotonic
         turn_began_at = monotonic()
+        parts = self._take_parts()
+        self.is_encoded = False
+        self._size = 0
         for piece in decoded(parts, self._codings, self._context.bounds.max_body_bytes):
             if self._is_dropped:
                 return
@@ -144,6 +138,12 @@ class RequestBody:
         """Return the error for a body above the limit."""
         limit_bytes = self._context.bounds.max_body_bytes
         return BodyTooLargeError(f"the request body is larger than {limit_bytes} bytes (--max-body-bytes); send less")
+
+    def _take_parts(self) -> list[bytes]:
+        if self._tail is not None:
+            self._seal()
+        parts, self._parts = self._parts, []
+        return parts
 
     def _seal(self) -> None:
         tail, self._tail = self._tail, None

@@ -7,12 +7,13 @@ that model. Its original body is kept until the first byte of an answer, because
 route's next model until then (`gateway.relay.engine_choice`), and the body is then amended again.
 """
 
+from functools import partial
 from typing import Final
 
 import orjson
 
 from specpilot.gateway.relay.context import RETRY_AFTER_S, GatewayContext
-from specpilot.gateway.relay.prepared_request import Original, PreparedRequest
+from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
@@ -69,7 +70,7 @@ def prepare(
     if route is None:
         if requested_model not in context.fleet.by_model:
             raise _no_model(context, requested_model)
-        prepared = for_model(context, facts, head, key, body, outline)
+        prepared = _for_model(context, facts, head, key, body, outline)
         prepared.outline = text
         return prepared
     fleet = context.fleet
@@ -84,16 +85,17 @@ def prepare(
         message = f"no engine serves {named}, to which `{requested_model}` is routed; try again"
         raise EngineUnavailableError(message, param="model", retry_after_s=RETRY_AFTER_S)
     facts.model = models[index]
-    prepared = for_model(context, facts, head, key, body, outline, requested_model)
+    prepared = _for_model(context, facts, head, key, body, outline, requested_model)
     prepared.outline = text
     if models[index + 1 :]:
-        prepared.original = Original(head, key, body, outline, models[index + 1 :])
+        again = partial(_for_another, context, head, key, body, outline, requested_model)
+        prepared.set_fallback(models[index + 1 :], again)
     rule = RouteRule.FALLBACK if index else RouteRule.SPLIT
     context.metrics.count_route(requested_model, models[index], rule.value)
     return prepared
 
 
-def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
+def _for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     context: GatewayContext,
     facts: RequestFacts,
     head: RequestHead,
@@ -154,7 +156,22 @@ def for_model(  # noqa: PLR0913, PLR0917 - as `prepare`
     return prepared
 
 
-def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
+def _for_another(  # noqa: PLR0913, PLR0917 - as `prepare`
+    context: GatewayContext,
+    head: RequestHead,
+    key: ApiKey | None,
+    body: tuple[bytes, ...],
+    outline: BodyOutline | None,
+    requested_model: str,
+    model: str,
+) -> PreparedRequest:
+    """Prepare a request again, for another `model` of its route."""
+    facts = _facts_of(head.path, body, None if outline is None else outline.finish())
+    facts.model = model
+    return _for_model(context, facts, head, key, body, outline, requested_model)
+
+
+def _facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestFacts:
     """Return the facts of a body. `text` replaces a body that is large or absent."""
     if text is None:
         return read_facts(path, body[0])
@@ -162,14 +179,14 @@ def facts_of(path: str, body: tuple[bytes, ...], text: bytes | None) -> RequestF
 
 
 def _read(path: str, body: tuple[bytes, ...], text: bytes | None) -> tuple[RequestFacts, tuple[bytes, ...]]:
-    """Return the facts of a body as `facts_of` does, and the body in UTF-8, because new members are in UTF-8."""
+    """Return the facts of a body as `_facts_of` does, and the body in UTF-8, because new members are in UTF-8."""
     try:
-        return facts_of(path, body, text), body
+        return _facts_of(path, body, text), body
     except InvalidJsonError:
         again = in_utf_8(body[0]) if text is None else None
         if again is None:
             raise
-        return facts_of(path, (again,), None), (again,)
+        return _facts_of(path, (again,), None), (again,)
 
 
 def _default_model(context: GatewayContext, key: ApiKey | None) -> str:

@@ -36,6 +36,10 @@ class Origins:
         """Return the header lines of an answer to a page of `origin`: with credentials, unless any origin may call."""
         return _lines(self.allowed, self.is_any, origin)
 
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of `origin` may call."""
+        return self.is_any or origin.lower().decode("latin-1") in self.allowed
+
 
 @lru_cache(maxsize=256)
 def _lines(allowed: tuple[str, ...], is_any: bool, origin: bytes) -> bytes:  # noqa: FBT001 - cached

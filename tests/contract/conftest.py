@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.process import lifespan
+from specpilot.gateway.process import background
 from tests.support.gateway_server import GatewayProgram, GatewayThread, eventually, running_gateway
 from tests.support.gateway_workers import lines
 from tests.support.hand_clock import Clock
@@ -24,7 +24,7 @@ StartProgram = Callable[..., Awaitable[GatewayProgram]]
 @pytest.fixture(autouse=True)
 def whole_first_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a gateway that a test starts in this process know its engines before it serves, however slow the machine."""
-    monkeypatch.setattr(lifespan, "FIRST_PROBE_S", 10.0)
+    monkeypatch.setattr(background, "FIRST_PROBE_S", 10.0)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def empty_heap() -> Iterator[None]:
 @pytest.fixture
 def full_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a server that accepts nothing and whose queue is full: connecting to it hangs."""
-    monkeypatch.setattr(lifespan, "FIRST_PROBE_S", 0.1)  # the first probe finds out nothing
+    monkeypatch.setattr(background, "FIRST_PROBE_S", 0.1)  # the first probe finds out nothing
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.create_connection(listener.getsockname()),

@@ -64,11 +64,14 @@ async def test_pages_and_sums_are_those_of_all_workers(program: GatewayProgram) 
     assert {value(answer, REQUESTS) for answer in await at_many_workers(port, METRICS)} == {12}
 
 
-async def test_a_second_gateway_does_not_take_the_same_port(engine: ScriptedEngine, program: GatewayProgram) -> None:
-    port = str(admin_ports(program)[0])
-    second = GatewayProgram(["--engine", engine.url, "--workers", "2", "--admin-port", port])
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+async def test_a_second_gateway_does_not_take_the_same_port(
+    engine: ScriptedEngine, program: GatewayProgram, flag: str
+) -> None:
+    port = program.port if flag == "--port" else admin_ports(program)[0]
+    second = GatewayProgram(["--engine", engine.url, "--workers", "2", flag, str(port)])
     try:
         assert await second.end() == 2
     finally:
         second.close()
-    assert any("--admin-port: cannot listen" in line for line in second.errors)
+    assert any(f"{flag}: cannot listen on" in line for line in second.errors)

@@ -213,8 +213,7 @@ async def test_a_stream_that_begins_late_does_not_bring_an_ejected_engine_back(
     engine.scripts = [[SSE_HEAD, gate, chunk(event("late")), HANG]]
     engine.script = failing(event("a"), ENGINE_ERROR)
     found = gateway.context.fleet.engines[f"127.0.0.1:{engine.port}"].outlier_detection
-    async with await Client.connect(gateway.port) as late:
-        late.send(request(STREAM))
+    async with await Client.connect(gateway.port, request(STREAM)) as late:
         await engine.wait_seen(1)
         bodies = ({**STREAM, "max_tokens": at + 1} for at in range(FAILURES_ALLOWED))
         await asyncio.gather(*(call(gateway.port, request(body)) for body in bodies))
@@ -263,8 +262,7 @@ async def test_what_opens_a_stream_goes_out_with_its_first_content_and_that_at_o
     opened = asyncio.Event()
     engine.script = [SSE_HEAD, *map(chunk, OPENINGS[path]), opened, chunk(DELTA), HANG]
     gateway = await start_gateway(engine, pass_keep_alives=False)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM, path=path))
+    async with await Client.connect(gateway.port, request(STREAM, path=path)) as client:
         await engine.wait_seen(1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.reader.readexactly(1), 0.1)

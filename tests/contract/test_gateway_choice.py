@@ -157,8 +157,7 @@ async def test_two_choices_never_takes_the_busiest(engines: list[ScriptedEngine]
     gateway = await start_gateway(*engines, balance="two_choices")
     for engine in engines:
         engine.script = [HANG]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request({"model": "tiny", "max_tokens": 4096}))
+    async with await Client.connect(gateway.port, request({"model": "tiny", "max_tokens": 4096})):
         [busy] = await eventually(lambda: [engine for engine in engines if engine.seen])
         for engine in engines:
             engine.script = [reply(completion())]

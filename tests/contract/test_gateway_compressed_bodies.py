@@ -247,8 +247,7 @@ async def test_a_compressed_stream_passes_as_it_comes(
     head = (SSE_HEAD if is_chunked else OPEN_HEAD).replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
     parts = [chunk(first), chunk(last), LAST_CHUNK] if is_chunked else [first, last, CLOSE]
     engine.script = [head, parts[0], go, *parts[1:]]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(ASKING if asks else STREAM))
+    async with await Client.connect(gateway.port, request(ASKING if asks else STREAM)) as client:
         async with asyncio.timeout(10):
             begin = await client.reader.readuntil(b"\r\n\r\n")
             assert b"content-encoding: gzip" in begin

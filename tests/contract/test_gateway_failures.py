@@ -185,8 +185,7 @@ async def test_a_stream_that_breaks_says_so(
     engine: ScriptedEngine, gateway: GatewayThread, script: Script, asks: bool
 ) -> None:
     engine.script = script
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(ASKING if asks else STREAM))
+    async with await Client.connect(gateway.port, request(ASKING if asks else STREAM)) as client:
         answer = await client.answer()
         assert answer.body.startswith(event("a"))
         assert b"[DONE]" not in answer.body
@@ -210,8 +209,7 @@ async def test_a_json_body_that_breaks_or_stops_is_cut_off(
 async def test_bytes_beyond_the_end_reach_nobody(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     evil = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
     engine.scripts = [[reply(completion()) + evil], [*stream("a")[:-1], LAST_CHUNK + evil], [reply(completion())]]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         assert (await client.answer()).body == completion()
         client.send(request(STREAM))
         assert (await client.answer()).body.endswith(DONE)

@@ -51,8 +51,7 @@ async def statuses(port: int, lines: list[str]) -> set[int]:
     ]
     found = set()
     for data in sent:
-        async with await Client.connect(port) as client:
-            client.send(data)
+        async with await Client.connect(port, data) as client:
             found.add((await client.answer(is_head=data.startswith(b"HEAD"))).status)
     return found
 

@@ -20,8 +20,7 @@ async def test_an_upgrade_hides_no_length_behind_too_many_headers(
     """What is dropped of such a head must not make its body the next request on the connection."""
     hidden = request({"model": "tiny", "prompt": "smuggled"}, path="/v1/completions")
     headers = "connection: upgrade\r\nupgrade: h2c\r\n" + "a: b\r\n" * 125
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(hidden, headers=headers))
+    async with await Client.connect(gateway.port, request(hidden, headers=headers)) as client:
         answer = await client.answer()
         assert (answer.status, answer.code) == (431, "head_too_large")
         assert await client.is_closed()

@@ -72,8 +72,7 @@ async def test_what_keeps_alive_goes_out_at_once_and_overtakes_what_opens(
             gate, kept = asyncio.Event(), ALIVE[alive]
             opening: Script = [frame(OPENING[path])] if OPENING[path] else []
             engine.script = [begin, *opening, 0.02, frame(kept), gate, frame(DELTA), *end]
-            async with await Client.connect(gateway.port) as client:
-                client.send(request(ASKING, path=path))
+            async with await Client.connect(gateway.port, request(ASKING, path=path)) as client:
                 head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
                 assert head.startswith(b"HTTP/1.1 200 OK\r\n")
                 assert b"text/event-stream" in head
@@ -114,8 +113,7 @@ async def test_another_engine_may_answer_behind_what_kept_alive(
     gateway = await start_gateway(engine, other_engine)
     first = [SSE_HEAD, chunk(PING), 0.05, *FAILS[fails]]
     in_turn((engine, other_engine), first, SECOND[second], [reply(completion())])
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(ASKING))
+    async with await Client.connect(gateway.port, request(ASKING)) as client:
         answer = await client.answer()
         assert answer.status == 200
         assert answer.body.replace(PING, b"") == event("ok") + event("", finish="stop") + DONE

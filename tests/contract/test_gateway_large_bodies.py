@@ -42,8 +42,7 @@ async def test_bodies_have_a_budget(engine: ScriptedEngine, start_gateway: Start
     engine.script = [reply(completion())]
     gateway = await start_gateway(engine, max_bodies_bytes=100_000)
     big = request({"model": "tiny", "prompt": "x" * 60_000})
-    async with await Client.connect(gateway.port) as first:
-        first.send(big)
+    async with await Client.connect(gateway.port, big):
         await engine.wait_seen(1)
         answer = await call(gateway.port, big)
         assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "bodies_full", "1")
@@ -59,8 +58,7 @@ async def test_a_body_is_no_longer_counted_once_its_answer_has_begun(
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
     go_on = asyncio.Event()
     engine.script = [head, go_on, b'"a": 123}']
-    async with await Client.connect(gateway.port) as client:
-        client.send(request({"model": "tiny", "prompt": "x" * 60_000}))
+    async with await Client.connect(gateway.port, request({"model": "tiny", "prompt": "x" * 60_000})) as client:
         await client.reader.readuntil(b"\r\n\r\n")
         await eventually(lambda: gateway.context.body_bytes == 0)
         go_on.set()

@@ -54,8 +54,7 @@ async def test_a_client_that_leaves_frees_the_engine(
 ) -> None:
     says = asyncio.Event()
     engine.script = [says, *script]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(body))
+    async with await Client.connect(gateway.port, request(body)) as client:
         await engine.wait_seen(1)
         [exchange] = gateway.context.exchanges
         clock.at += 1.0  # what the gateway hears from now on is what the engine says
@@ -77,8 +76,7 @@ async def test_a_client_that_leaves_frees_the_engine(
 async def test_a_client_that_leaves_while_it_sends_reaches_no_engine(
     engine: ScriptedEngine, gateway: GatewayThread
 ) -> None:
-    async with await Client.connect(gateway.port) as client:
-        client.send(request()[:-5])
+    async with await Client.connect(gateway.port, request()[:-5]):
         await eventually(lambda: gateway.context.exchanges)
     await eventually(lambda: gateway.context.metrics.disconnects == {"request": 1})
     assert engine.seen == []
@@ -102,8 +100,7 @@ async def test_what_a_client_sent_is_freed_when_it_has_left(gateway: GatewayThre
     kinds = (ClientConnection, Exchange)
     gc.disable()
     try:
-        async with await Client.connect(gateway.port) as client:
-            client.send(sent)
+        async with await Client.connect(gateway.port, sent):
             await eventually(lambda: gateway.context.connections)
             await asyncio.sleep(0.05)
         await eventually(lambda: not gateway.context.connections)
@@ -119,8 +116,7 @@ async def test_a_client_that_leaves_while_pipelined_requests_wait_frees_the_engi
     engine: ScriptedEngine, gateway: GatewayThread, behind: bytes
 ) -> None:
     engine.script = [HANG]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request() + behind)
+    async with await Client.connect(gateway.port, request() + behind):
         await engine.wait_seen(1)
         leave = gateway.context._sweeps
     await assert_freed(engine, gateway, leave)
@@ -136,9 +132,7 @@ async def test_a_client_that_sends_and_never_reads_holds_no_memory(
         client.writer.transport.pause_reading()
         client.send(request() * 12)
         await engine.wait_seen(1)
-        [connection] = await eventually(
-            lambda: [item for item in [*gateway.context.connections] if item.flow.write_paused]
-        )
+        [connection] = await eventually(lambda: [item for item in [*gateway.context.connections] if item.is_stalled])
         assert connection.transport.get_write_buffer_size() < 2 * size
         assert len(engine.seen) < 6  # the kernel's buffers took the first ones
         client.writer.transport.resume_reading()
@@ -167,8 +161,7 @@ async def test_a_client_that_leaves_during_connect_leaves_nothing_behind(
     [one] = context.fleet.engines.values()
     one.cards = ({"id": "tiny"},)
     context.fleet.index()
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()):
         await eventually(lambda: one.outstanding_requests == 1)
     await eventually(lambda: one.outstanding_requests == 0)
     assert context.metrics.disconnects == {"connect": 1}
@@ -184,8 +177,7 @@ async def test_a_refused_request_is_freed_at_once(
     asked = request(headers=headers) if headers else b"GET /score HTTP/1.1\r\nhost: g\r\n\r\n"
     gc.disable()
     try:
-        async with await Client.connect(gateway.port) as client:
-            client.send(asked * 200)
+        async with await Client.connect(gateway.port, asked * 200) as client:
             for _ in range(200):
                 assert (await client.answer()).status in {401, 405}
             alive = [item for item in gc.get_objects() if type(item) is Exchange]
@@ -196,8 +188,7 @@ async def test_a_refused_request_is_freed_at_once(
 
 async def test_a_client_that_closes_its_sending_half_has_left(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [HANG]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         await engine.wait_seen(1)
         client.writer.write_eof()
         await engine.seen[0].until_closed()

@@ -141,8 +141,7 @@ async def test_a_request_that_never_went_out_costs_no_tokens(
 ) -> None:
     engine.script = [HANG]
     gateway = await start_gateway(engine, keys=keys(tokens_per_minute=400), engine_capacity=1, queue_limit=0)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(headers="authorization: Bearer sk-free\r\n"))
+    async with await Client.connect(gateway.port, request(headers="authorization: Bearer sk-free\r\n")):
         await engine.wait_seen(1)
         full = await ask(gateway)
         assert full.code == "queue_full"
@@ -202,8 +201,7 @@ async def test_a_client_that_leaves_before_the_usage_pays_for_its_prompt_and_all
     engine.script = [SSE_HEAD, chunk(event("")), *([chunk(event(text))] * events), HANG]
     gateway = await start_gateway(engine, clock=clock, keys=keys(tokens_per_minute=400))
     sent = {"model": "tiny", "stream": True, **asked}
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(sent, path="/v1/completions", headers=AUTH))
+    async with await Client.connect(gateway.port, request(sent, path="/v1/completions", headers=AUTH)) as client:
         async with asyncio.timeout(PATIENCE_S):
             read = b""
             while read.count(b"data: ") < events + 1:

@@ -28,8 +28,7 @@ async def test_no_engine_is_blamed_for_files_that_have_run_out(
 ) -> None:
     program = await start_program("--show-engine", "--engine-keep-alive-s", "0")
     pid = program.process.pid
-    async with await Client.connect(program.port) as client:
-        client.send(request(path="/health", method="GET"))
+    async with await Client.connect(program.port, request(path="/health", method="GET")) as client:
         assert (await client.answer()).status == 200
         await eventually(lambda: not engine.open)  # the connection of the first look at it
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -84,8 +84,7 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(
     may_answer = asyncio.Event()
     engine.script = [may_answer, reply(completion())]
     gateway = await start_gateway(engine, clock=clock, keep_alive_s=5.0)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         await engine.wait_seen(1)
         await idle_for(gateway, clock, 6.0)
         may_answer.set()
@@ -100,8 +99,7 @@ async def test_bytes_that_begin_no_request_do_not_keep_an_idle_connection(
 ) -> None:
     gateway = await start_gateway(engine, keep_alive_s=0.3)
     whole = request(method="PUT" if is_refused else "POST")
-    async with await Client.connect(gateway.port) as client:
-        client.send(whole[:-10] if is_refused else whole)
+    async with await Client.connect(gateway.port, whole[:-10] if is_refused else whole) as client:
         assert (await client.answer()).status == (405 if is_refused else 200)
         client.send(whole[-10:-1] if is_refused else b"\r\n")
         assert await client.is_closed()
@@ -114,8 +112,7 @@ async def test_a_connection_on_which_a_request_is_coming_or_under_way_is_not_idl
     second, third = asyncio.Event(), asyncio.Event()
     engine.scripts = [[reply(completion())], [second, reply(completion())], [third, reply(completion())]]
     gateway = await start_gateway(engine, clock=clock, keep_alive_s=5.0)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request()[:30])
+    async with await Client.connect(gateway.port, request()[:30]) as client:
         await eventually(lambda: any(one._state == HEAD for one in [*gateway.context.connections]))
         await idle_for(gateway, clock, 6.0)
         client.send(request()[30:])
@@ -159,8 +156,7 @@ async def test_admin_config_needs_its_token_and_shows_no_secret(
 
 async def test_in_flight_is_seen_while_it_lasts(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [HANG]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()):
         await engine.wait_seen(1)
         text = (await call(gateway.port, request(path="/metrics", method="GET"))).body.decode()
     assert 'specpilot_gateway_in_flight{model="tiny",traffic_class="default"} 1.0' in text

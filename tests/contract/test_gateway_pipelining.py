@@ -33,8 +33,7 @@ async def test_what_goes_wrong_within_a_request_that_waits_is_its_own_answer_in_
 ) -> None:
     engine.script = [0.1, reply(completion())]
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %s\r\ntransfer-encoding: chunked\r\n\r\n"
-    async with await Client.connect(gateway.port) as client:
-        client.send(request() * 2 + head % b"mine" + rest)
+    async with await Client.connect(gateway.port, request() * 2 + head % b"mine" + rest) as client:
         for _ in range(2):
             assert (await client.answer()).body == completion()
         answer = await client.answer()
@@ -52,8 +51,7 @@ async def test_more_ahead_than_is_kept_ends_the_connection_after_the_answer_unde
 ) -> None:
     engine.script = [0.1, reply(completion())]
     large = request({"model": "tiny", "prompt": "x" * AHEAD_BYTES})
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         await asyncio.sleep(wait_s)
         client.send(large)
         assert (await client.answer()).body == completion()
@@ -69,7 +67,7 @@ async def test_more_ahead_than_is_kept_ends_the_connection_of_a_client_that_read
     async with await Client.connect(gateway.port) as client:
         client.writer.transport.pause_reading()
         client.send(request())
-        await eventually(lambda: any(one.flow.write_paused for one in [*gateway.context.connections]))
+        await eventually(lambda: any(one.is_stalled for one in [*gateway.context.connections]))
         client.send(request() * 1000)
         await asyncio.sleep(0.1)
         client.writer.transport.resume_reading()
@@ -119,8 +117,7 @@ async def test_a_large_body_for_the_app_is_read_over_and_the_next_request_answer
 
 async def test_a_body_that_comes_late_behind_requests_for_the_app_is_read(gateway: GatewayThread) -> None:
     health, whole = request(b"", path="/health", method="GET"), request()
-    async with await Client.connect(gateway.port) as client:
-        client.send(health * 3 + whole[:-10])
+    async with await Client.connect(gateway.port, health * 3 + whole[:-10]) as client:
         for _ in range(3):
             assert (await client.answer()).json == {"status": "ok"}
         await asyncio.sleep(0.05)

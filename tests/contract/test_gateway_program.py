@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_server
 from specpilot.gateway.process.start_error import StartError
 from specpilot.gateway.relay.context import SWEEP_S
 from specpilot.gateway.settings import GatewaySettings
@@ -65,9 +65,9 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]
 def test_a_bad_keys_file_is_named_with_its_faults(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
-    settings = GatewaySettings(engine=("http://x",), api_keys_file=str(path))
+    settings = GatewaySettings(port=0, engine=("http://x",), api_keys_file=str(path))
     with pytest.raises(StartError) as caught:
-        create_app(settings, SystemClock(), None)
+        create_server(settings, SystemClock(), None)
     assert said in str(caught.value)
     assert "sk-secret" not in str(caught.value)
 
@@ -105,8 +105,7 @@ async def test_the_drain_time_out_ends_what_does_not_finish(
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
     program = await start_program("--drain-timeout-s", "0.5")
-    async with await Client.connect(program.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(program.port, request(STREAM)):
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGTERM)
         assert await program.end() == 0
@@ -121,7 +120,8 @@ async def test_the_drain_grace_still_serves(engine: ScriptedEngine, start_gatewa
             assert "connection" not in (await client.answer()).headers
         await gateway.on_loop(gateway.server.handle_exit, signal.SIGINT, None)
         await eventually(lambda: gateway.context.is_draining)
-        assert (await call(gateway.port, request(path="/ready", method="GET"))).status == 503
+        ready = await call(gateway.port, request(path="/ready", method="GET"))
+        assert (ready.status, ready.headers["connection"]) == (503, "close")
         kept.send(request())  # a balancer of connections would bring its requests here for as long as it stands
         answer = await kept.answer()
         assert (answer.status, answer.headers["connection"]) == (200, "close")
@@ -147,8 +147,7 @@ async def test_a_process_that_stood_still_reads_what_came_before_it_judges_time_
     may_answer, stands, may_go_on = asyncio.Event(), threading.Event(), threading.Event()
     engine.script = [may_answer, SSE_HEAD, chunk(event("a")), LAST_CHUNK]
     gateway = await start_gateway(engine, clock=clock, first_byte_timeout_s=1.0)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(gateway.port, request(STREAM)) as client:
         await engine.wait_seen(1)
         woken, waker = socket.socketpair()
         loop = gateway.context._loop

@@ -94,8 +94,7 @@ async def test_nginx_with_its_defaults_delivers_events_at_once_and_does_not_give
                 gate.set()
                 assert await client.reader.readuntil(event("abcdefgh"))
         engine.script = [SSE_HEAD, *[0.5, chunk(b": keep-alive\n\n")] * 6, *stream("late")[1:]]
-        async with await Client.connect(port) as client:
-            client.send(request(STREAM))
+        async with await Client.connect(port, request(STREAM)) as client:
             answer = await client.answer()
             assert (answer.status, answer.body.endswith(DONE)) == (200, True)
     finally:

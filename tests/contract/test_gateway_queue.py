@@ -205,11 +205,9 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(
 ) -> None:
     engine.script = [HANG]
     gateway = await start_gateway(engine, engine_capacity=1, queue_limit=1)
-    async with await Client.connect(gateway.port) as first:
-        first.send(request())
+    async with await Client.connect(gateway.port, request()) as first:
         await engine.wait_seen(1)
-        async with await Client.connect(gateway.port) as second:
-            second.send(request())
+        async with await Client.connect(gateway.port, request()):
             await eventually(lambda: queued(gateway) == 1)
         await eventually(lambda: gateway.context.metrics.disconnects == {"queue": 1})
         assert queued(gateway) == 0
@@ -256,8 +254,7 @@ async def test_a_second_engine_takes_those_who_wait(
     engine.script = [HANG]
     await other_engine.stop()
     gateway = await start_gateway(engine, other_engine, engine_capacity=1)
-    async with await Client.connect(gateway.port) as first:
-        first.send(request())
+    async with await Client.connect(gateway.port, request()):
         await engine.wait_seen(1)
         waiting = [asyncio.create_task(call(gateway.port)) for _ in range(3)]
         await eventually(lambda: queued(gateway) == 3)

@@ -116,8 +116,7 @@ async def test_a_stream_split_at_every_byte_arrives_as_it_was(engine: ScriptedEn
 async def test_chunk_extensions_and_trailers_end_here(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     extended = chunk(event("a")).replace(b"\r\n", b";x=y\r\n", 1)
     engine.scripts = [[SSE_HEAD + extended + b"0\r\nx-trailer: 1\r\n\r\n"], [reply(completion())]]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(ASKING))
+    async with await Client.connect(gateway.port, request(ASKING)) as client:
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head
         assert await client.reader.readuntil(LAST_CHUNK) == chunk(event("a")) + LAST_CHUNK
@@ -127,8 +126,7 @@ async def test_chunk_extensions_and_trailers_end_here(engine: ScriptedEngine, ga
 
 async def test_an_empty_answer_passes(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     engine.script = [b"HTTP/1.1 204 No Content\r\n\r\n"]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 204 No Content\r\n")
         assert b"content-length" not in head

@@ -31,8 +31,7 @@ BAD_BODIES = [
 async def test_a_bad_body_is_named(engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests) -> None:
     for body, status, code, param in BAD_BODIES:
         with subtests.test(body=body[:40]):
-            async with await Client.connect(gateway.port) as client:
-                client.send(request(body))
+            async with await Client.connect(gateway.port, request(body)) as client:
                 answer = await client.answer()
                 assert (answer.status, answer.code, answer.json["error"]["param"]) == (status, code, param)
                 assert answer.headers["x-request-id"]
@@ -75,8 +74,7 @@ async def test_a_request_split_at_every_byte_is_understood(gateway: GatewayThrea
 async def test_100_continue(engine: ScriptedEngine, gateway: GatewayThread) -> None:
     whole = request(headers="expect: 100-continue\r\n")
     head, _, body = whole.partition(b"\r\n\r\n")
-    async with await Client.connect(gateway.port) as client:
-        client.send(head + b"\r\n\r\n")
+    async with await Client.connect(gateway.port, head + b"\r\n\r\n") as client:
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(body)
         assert (await client.answer()).status == 200
@@ -89,6 +87,12 @@ async def test_100_continue_is_not_sent_for_what_will_be_refused(
     gateway = await start_gateway(engine, max_body_bytes=1024)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2000\r\n\r\n"
     assert (await call(gateway.port, head)).status == 413
+
+
+async def test_a_page_does_not_wait_for_a_body_that_may_never_come(gateway: GatewayThread) -> None:
+    whole = request(b"{}", path="/health", method="GET", headers="expect: 100-continue\r\n")
+    answer = await call(gateway.port, whole.removesuffix(b"{}"))
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
 async def test_a_wrong_method_is_named(

@@ -46,8 +46,7 @@ async def test_a_body_is_not_kept_parsed_while_its_engine_works(
     script: Script = [SSE_HEAD, chunk(event("a")), HANG] if is_begun else [HANG]
     engine.script = other_engine.script = script
     gateway = await start_gateway(engine, other_engine)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request({**STREAM, "x-marked": [1]}))
+    async with await Client.connect(gateway.port, request({**STREAM, "x-marked": [1]})) as client:
         await eventually(lambda: requests_of(engine, other_engine))
         if is_begun:
             assert event("a") in await client.reader.readuntil(event("a"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.process import certificates, tls_listener
+from specpilot.gateway.process import certificates
 from specpilot.gateway.process.start_error import StartError
 from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.certificates import Authority
@@ -154,7 +154,7 @@ async def test_clients_need_a_certificate_of_the_authority_that_is_in_the_file_n
 async def test_handshakes_under_way_count_as_connections(
     engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
+    monkeypatch.setattr("specpilot.gateway.process.port.HANDSHAKE_S", 3600.0)
     cert, key = authority.issue("gateway")
     gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key, max_connections=4)
     context = trusting(authority)
@@ -162,7 +162,7 @@ async def test_handshakes_under_way_count_as_connections(
         client = await stack.enter_async_context(await connect(gateway.port, context))
         client.send(request())
         assert (await client.answer()).status == 200
-        [listener] = gateway.server._listeners
+        listener = gateway.server.ports[0]
         silent = [await stack.enter_async_context(await Client.connect(gateway.port)) for _ in range(3)]
         await eventually(lambda: len(listener._handshakes) == 3)
         late = await stack.enter_async_context(await Client.connect(gateway.port))
@@ -173,17 +173,16 @@ async def test_handshakes_under_way_count_as_connections(
         for waiting in silent:
             waiting.close()
         await eventually(lambda: not listener._handshakes)
-        monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.3)
+        monkeypatch.setattr("specpilot.gateway.process.port.HANDSHAKE_S", 0.3)
         for _ in range(4):  # those that are too slow leave their place, too
             async with await Client.connect(gateway.port) as slow:
                 assert await slow.is_closed()
             await eventually(lambda: not listener._handshakes)
         for _ in range(8):  # and those that fail at once
-            async with await Client.connect(gateway.port) as plain:
-                plain.send(request())
+            async with await Client.connect(gateway.port, request()) as plain:
                 assert await plain.is_closed()
             await eventually(lambda: not listener._handshakes)
-        monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 3600.0)
+        monkeypatch.setattr("specpilot.gateway.process.port.HANDSHAKE_S", 3600.0)
         assert (await call(gateway.port, context)).status == 200
     assert len(engine.seen) == 3  # nothing that came without TLS
     assert gateway.context.metrics.refusals["connections"] == 1
@@ -230,8 +229,7 @@ async def test_engines_are_checked_by_an_authority_of_ones_own_and_shown_a_certi
     cert, key = authority.issue("client")
     ca = str(authority.path)
     gateway = await start_gateway(tls_engine, engine_ca_file=ca, engine_cert_file=cert, engine_key_file=key)
-    async with await Client.connect(gateway.port) as client:
-        client.send(request())
+    async with await Client.connect(gateway.port, request()) as client:
         assert (await client.answer()).status == 200
     (engine,) = gateway.context.fleet.engines.values()
     assert engine._address.tls() is engine._address.tls()  # made once

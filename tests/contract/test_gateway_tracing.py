@@ -224,8 +224,7 @@ async def test_a_client_that_leaves_has_a_span_and_a_line_too(
     engine: ScriptedEngine, collector: OtlpReceiver, gateway: GatewayThread
 ) -> None:
     engine.script = [SSE_HEAD, chunk(event("a")), 60.0]
-    async with await Client.connect(gateway.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(gateway.port, request(STREAM)) as client:
         await client.reader.readuntil(b"data: ")
     span = await span_of(collector)
     assert span.attributes["http.response.status_code"] == 499

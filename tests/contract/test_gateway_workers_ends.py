@@ -33,8 +33,7 @@ async def test_sigterm_drains_every_worker(engine: ScriptedEngine, start_workers
     workers = children(program)
 
     async def stream_on() -> str:
-        async with await Client.connect(program.port) as client:
-            client.send(request(STREAM))
+        async with await Client.connect(program.port, request(STREAM)) as client:
             answer = await client.answer()
             assert answer.is_whole
             assert answer.body == event("a") + event("b")
@@ -74,8 +73,7 @@ async def test_a_signal_to_all_processes_at_once_drains_like_one_to_the_parent(
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, chunk(event("b")), LAST_CHUNK]
     program = await start_workers()
-    async with await Client.connect(program.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(program.port, request(STREAM)) as client:
         await engine.wait_seen(1)
         for pid in (*children(program), program.process.pid):
             os.kill(pid, signal.SIGTERM)
@@ -93,8 +91,7 @@ async def test_no_connection_waits_for_a_worker_that_has_ended(
     goes_on = asyncio.Event()
     engine.script = [SSE_HEAD, chunk(event("a")), goes_on, LAST_CHUNK]
     program = await start_workers("--drain-grace-s", "0", "--drain-timeout-s", "3600")
-    async with await Client.connect(program.port) as client:
-        client.send(request(STREAM))
+    async with await Client.connect(program.port, request(STREAM)) as client:
         await engine.wait_seen(1)
         program.process.send_signal(signal.SIGTERM)
         await eventually(lambda: len(children(program)) == 1)

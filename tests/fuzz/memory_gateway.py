@@ -1,7 +1,7 @@
 """A gateway without sockets: its own protocols, one on the client's side, one on the engine's, fed by hand.
 
-Everything between the two sides is the product's. Only the transports, the timer and the app behind the routes that are
-not relayed are stand-ins: they keep what they are given and answer at once.
+Everything between the two sides is the product's. Only the transports and the timer are stand-ins: they keep what they
+are given and answer at once.
 """
 
 import asyncio
@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
-
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_context
 from specpilot.gateway.engines.upstream import EngineConnection, Pool
+from specpilot.gateway.pages import Pages
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.clock import SystemClock
@@ -87,12 +85,11 @@ class _Loop:
             coroutine.send(None)
         except StopIteration:
             return self._task
-        raise AssertionError("the app waits, which it never does here")
+        raise AssertionError("a page waits, which none does here")
 
 
-async def _app(scope: object, receive: object, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"{}"})
+async def _no_metrics() -> bytes:
+    return b""
 
 
 @dataclass
@@ -131,21 +128,20 @@ class MemoryGateway:
     """One gateway for many talks, each on a connection of its own."""
 
     def __init__(self) -> None:
-        _, self.context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
+        self.context = create_context(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
         [engine] = self.context.fleet.engines.values()
         engine.cards = ({"id": MODEL},)
         self.context.fleet.index()
         self._pool = _EnginePool()
         engine.pool = self._pool
-        self._config = Config(cast("Any", _app), ws="none", lifespan="off", log_config=None)
-        self._config.load()
+        self._pages = Pages(self.context, None, {}, _no_metrics)
 
     def talk(self, request: Sequence[bytes], reply: Sequence[bytes] = (REPLY,), *, ends: bool = False) -> Talk:
         """Feed `request` to the client's side; the engine answers each request with `reply`, then maybe closes."""
         talk = Talk()
         transport = _Transport()
         loop = _Loop()
-        client = ClientConnection(self.context, self._config, ServerState(), {}, cast("Any", loop))
+        client = ClientConnection(self.context, self._pages, cast("Any", loop))
         client.connection_made(transport)
         for part in request:
             client.data_received(part)

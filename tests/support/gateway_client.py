@@ -54,8 +54,10 @@ class Client:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, port: int) -> "Client":
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**26))
+    async def connect(cls, port: int, sent: bytes = b"") -> "Client":
+        client = cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**26))
+        client.send(sent)
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,6 +127,5 @@ class Client:
 
 async def call(port: int, data: bytes | None = None, *, timeout_s: float = PATIENCE_S) -> Answer:
     """Send one request on a connection of its own."""
-    async with await Client.connect(port) as client:
-        client.send(request() if data is None else data)
+    async with await Client.connect(port, request() if data is None else data) as client:
         return await client.answer(timeout_s=timeout_s)

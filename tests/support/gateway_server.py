@@ -31,15 +31,13 @@ class GatewayThread:
 
     def __init__(self, look_up: Lookup = lookup, clock: Clock | None = None, **settings: Any) -> None:
         self.log = io.BytesIO()
-        self.server, listener = create_server(
-            GatewaySettings(port=0, **settings), clock or SystemClock(), self.log, look_up
-        )
-        self.port: int = listener.getsockname()[1]
-        self._thread = threading.Thread(target=lambda: uvloop.run(self.server.serve([listener])))
+        self.server = create_server(GatewaySettings(port=0, **settings), clock or SystemClock(), self.log, look_up)
+        self.port: int = self.server.ports[0].listener.getsockname()[1]
+        self._thread = threading.Thread(target=lambda: uvloop.run(self.server.serve()))
 
     @property
     def context(self) -> Any:
-        return self.server._context
+        return self.server.context
 
     @property
     def url(self) -> str:
@@ -48,7 +46,7 @@ class GatewayThread:
     async def start(self) -> "GatewayThread":
         self._thread.start()
         async with asyncio.timeout(PATIENCE_S):
-            while not self.server.started:  # noqa: ASYNC110 - another thread's flag
+            while not self.server.is_serving:  # noqa: ASYNC110 - another thread's flag
                 await asyncio.sleep(0.005)
         return self
 
@@ -66,7 +64,7 @@ class GatewayThread:
 
     def leave(self) -> None:
         """Begin to stop; `join` waits for the end."""
-        self.server.should_exit = True
+        self.server.must_end = True
 
     def join(self) -> None:
         self._thread.join(PATIENCE_S)

@@ -66,7 +66,7 @@ def test_routes() -> None:
 
 def test_headers() -> None:
     source = "".join(
-        source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
+        source_of(name) for name in ("wire/heads", "relay/prepared_request", "relay/exchange", "relay/relay")
     )
     known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-vllm-priority|x-ratelimit-[a-z]+-(?:requests|tokens)"
     named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS), *EXPOSED}

@@ -38,14 +38,6 @@ def process_ids(supervisor: Supervisor) -> dict[str, int]:
     return {item.part.name: item.process.pid for item in supervisor._running if item.process is not None}
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_parts_start_log_and_stop(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
     log = tmp_path / "logs" / "one.log"
     supervisor.start([Part("one", python(SLEEPER), lambda: "hello" in log.read_text())], ready_within_s=PATIENCE_S)
@@ -53,7 +45,7 @@ def test_parts_start_log_and_stop(supervisor: Supervisor, tmp_path: Path, said: 
     assert re.fullmatch(r"one: ready after \d+ s", line)
     pid = process_ids(supervisor)["one"]
     supervisor.stop()
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_log(supervisor: Supervisor) -> None:
@@ -62,14 +54,15 @@ def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_log(supervi
         supervisor.start([part], ready_within_s=PATIENCE_S)
 
 
-def test_a_part_that_is_never_ready_is_named(supervisor: Supervisor) -> None:
-    with pytest.raises(PartFailedError, match=r"slow is not ready within 0\.5 s; its log is"):
-        supervisor.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=0.5)
-
-
-def test_the_setting_that_allows_a_part_more_time_is_named(supervisor: Supervisor) -> None:
-    with pytest.raises(PartFailedError, match=r"slow is not ready within 0\.5 s \(--ready-within-s sets how long"):
-        supervisor.start([Part("slow", python(SLEEPER), lambda: False)], 0.5, "--ready-within-s")
+@pytest.mark.parametrize(
+    ("setting", "rest"),
+    [(None, "; its log is"), ("--ready-within-s", r" \(--ready-within-s sets how long")],
+)
+def test_a_part_that_is_never_ready_is_named_with_the_setting_that_allows_it_more_time(
+    supervisor: Supervisor, setting: str | None, rest: str
+) -> None:
+    with pytest.raises(PartFailedError, match=rf"slow is not ready within 0\.5 s{rest}"):
+        supervisor.start([Part("slow", python(SLEEPER), lambda: False)], 0.5, setting)
 
 
 def test_a_start_does_not_wait_when_the_end_is_wanted(tmp_path: Path) -> None:
@@ -80,7 +73,7 @@ def test_a_start_does_not_wait_when_the_end_is_wanted(tmp_path: Path) -> None:
     subject.start([Part("slow", python(SLEEPER), lambda: False)], ready_within_s=600.0)
     pid = process_ids(subject)["slow"]
     subject.stop()
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_a_part_that_dies_later_is_reported_and_restarted(supervisor: Supervisor, said: list[str]) -> None:
@@ -93,7 +86,7 @@ def test_a_part_that_dies_later_is_reported_and_restarted(supervisor: Supervisor
         return process_ids(supervisor).get("one", victim) != victim
 
     until(is_restarted)
-    assert alive(process_ids(supervisor)["one"])
+    assert is_alive(process_ids(supervisor)["one"])
     assert any("one died with status -9" in line for line in said)
     supervisor.watch()
     supervisor.watch()
@@ -110,7 +103,7 @@ def test_a_part_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pyte
     supervisor.start([Part("deaf", python(deaf), lambda: "deaf" in (tmp_path / "deaf.log").read_text())], PATIENCE_S)
     pid = process_ids(supervisor)["deaf"]
     supervisor.stop()
-    assert not alive(pid)
+    assert not is_alive(pid)
     assert said[-1] == "deaf does not stop; killing it"
 
 
@@ -128,7 +121,7 @@ def test_parts_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> Non
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: not alive(child))
+    until(lambda: not is_alive(child))
 
 
 def test_lines_go_to_a_receiver_in_place_of_a_file(tmp_path: Path, said: list[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from specpilot.gateway.process import worker
 from specpilot.gateway.process.start_error import StartError
-from specpilot.gateway.process.worker import READ, READY, REDIS_WAIT_S, SKIP_REDIS, Worker
+from specpilot.gateway.process.worker import READ, READY, REDIS_WAIT_S, Worker
+from specpilot.gateway.process.worker_rules import Order
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.policy.errors import StoreUnavailableError
 
@@ -77,7 +78,7 @@ def test_nobody_waits_who_has_the_slot_to_himself_or_no_supervisor(
     if is_gone:
         mine.close()
     else:
-        mine.send(SKIP_REDIS)
+        mine.send(Order.SKIP_REDIS.value)
     redis = Redis(answers_at=None)
     with pytest.raises(StoreUnavailableError):
         read_redis_first(theirs, redis)

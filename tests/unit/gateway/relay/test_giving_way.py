@@ -1,13 +1,11 @@
 """A client with a large body, or much to do in one read, lets others have the loop and goes on with the next turn."""
 
 import asyncio
-from typing import Any, cast
 
 import pytest
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_context
+from specpilot.gateway.pages import Pages
 from specpilot.gateway.relay.client_connection import ClientConnection
 from specpilot.gateway.relay.client_reader import GIVE_WAY_BYTES, LINES_A_TURN, PIECE_BYTES
 from specpilot.gateway.settings import GatewaySettings
@@ -48,10 +46,9 @@ class Transport(asyncio.Transport):
 
 
 def connected() -> tuple[ClientConnection, Transport]:
-    _, context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
-    config = Config(cast("Any", lambda: None), ws="none", lifespan="off", log_config=None)
-    config.load()
-    client, transport = ClientConnection(context, config, ServerState(), {}, asyncio.get_running_loop()), Transport()
+    context = create_context(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
+    pages = Pages(context, None, {}, context.exposition)
+    client, transport = ClientConnection(context, pages, asyncio.get_running_loop()), Transport()
     client.connection_made(transport)
     return client, transport
 

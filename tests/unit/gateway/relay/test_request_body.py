@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from specpilot.gateway.app import create_app
+from specpilot.gateway.app import create_context
 from specpilot.gateway.relay.context import GatewayContext
 from specpilot.gateway.relay.request_body import RequestBody
 from specpilot.gateway.settings import GatewaySettings
@@ -13,7 +13,7 @@ LARGE = b'{"model":"m","prompt":"' + b"x" * 10_000_000 + b'"}'
 
 
 def compressed(text: bytes) -> tuple[GatewayContext, RequestBody]:
-    _, context = create_app(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
+    context = create_context(GatewaySettings(engine="http://127.0.0.1:1"), SystemClock(), None)  # type: ignore[arg-type]
     body = RequestBody(context, read_request_head([(b"content-encoding", b"gzip")]))
     assert body.read_codings() is None
     assert body.feed(gzip.compress(text)) is None
@@ -23,7 +23,7 @@ def compressed(text: bytes) -> tuple[GatewayContext, RequestBody]:
 async def test_a_compressed_body_is_read_as_what_it_decodes_to() -> None:
     context, body = compressed(b'{"model":"m"}')
     assert body.is_encoded
-    await body.decode(body.finish_encoded())
+    await body.decode()
     assert not body.is_encoded
     assert body.finish() == ((b'{"model":"m"}',), None)
     body.release()
@@ -32,16 +32,15 @@ async def test_a_compressed_body_is_read_as_what_it_decodes_to() -> None:
 
 async def test_a_body_that_is_dropped_before_it_is_decoded_counts_no_longer() -> None:
     context, body = compressed(b'{"model":"m"}')
-    parts = body.finish_encoded()
     body.drop()
-    await body.decode(parts)
+    await body.decode()
     assert context.body_bytes == 0
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 async def test_decoding_ends_in_the_pause_in_which_the_body_is_dropped(is_dropped: bool) -> None:
     context, body = compressed(LARGE)
-    decoding = body.decode(body.finish_encoded())
+    decoding = body.decode()
     decoding.send(None)  # up to its first pause
     read = context.body_bytes
     assert 0 < read < len(LARGE)

@@ -4,16 +4,13 @@ All of them, and a first probe of each engine, start before the first request is
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
-
-from fastapi import FastAPI
 
 from specpilot.gateway.engines.dns import Resolver
 from specpilot.gateway.engines.probe import Probe
 from specpilot.gateway.engines.redis_watch import Watcher
-from specpilot.gateway.process.admin_listener import AdminListener
 from specpilot.gateway.process.certificates import Certificates
 from specpilot.gateway.process.worker import Worker
 from specpilot.gateway.relay.context import GatewayContext
@@ -30,11 +27,9 @@ async def serving(
     context: GatewayContext,
     followers: Sequence[Follower],
     worker: Worker | None,
-    towards_engines: Certificates | None,
-    app: FastAPI,
+    certificates: Sequence[Certificates],
 ) -> AsyncIterator[None]:
-    """Keep `context` up to date by `followers` while `app` serves. Follows the files of `towards_engines` too."""
-    del app
+    """Keep `context` up to date by `followers`, and `certificates` by their files."""
     context.bind(asyncio.get_running_loop())
     probe = Probe(context.fleet, context.monotonic, context.engine_ejected)
     with suppress(TimeoutError):
@@ -45,9 +40,8 @@ async def serving(
             await probe.once()
     if worker is not None:
         await worker.connect()
-    running = [probe.run()]
+    running = [probe.run(), *(item.follow() for item in certificates)]
     running += [] if worker is None else [worker.run(context)]
-    running += [] if towards_engines is None else [towards_engines.follow()]
     tasks = [context.spawn(asyncio.get_running_loop().create_task(item)) for item in running]
     for follower in followers:
         follower.start()
@@ -64,16 +58,3 @@ async def serving(
             await worker.close(context)
         context.fleet.close()
         context.recorder.log.close()
-
-
-@asynccontextmanager
-async def serving_with(
-    admin: AdminListener, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]], app: FastAPI
-) -> AsyncIterator[None]:
-    """Serve `admin` too, within `lifespan`."""
-    async with lifespan(app):
-        await admin.start()
-        try:
-            yield
-        finally:
-            admin.close()
