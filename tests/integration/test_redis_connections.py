@@ -7,7 +7,7 @@ from redis.exceptions import NoPermissionError
 
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.store import Store
-from tests.support.certificates import make_certificates
+from tests.support.certificates import Authority
 from tests.support.redis_server import NEEDS_SYSTEM, SERVERS, is_answering
 from tests.support.redis_topologies import Node
 from tests.support.stack import until
@@ -18,20 +18,17 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations" / "redis.md"
 ACL_LINE = next(line for line in PAGE.splitlines() if line.startswith("user specpilot "))
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("tls") / "files")
-
-
-def test_tls_with_a_certificate_of_the_client(tmp_path: Path, certificates: Path) -> None:
-    files = ("--tls-cert-file", f"{certificates}/server.pem", "--tls-key-file", f"{certificates}/server.key")
-    node = Node(tmp_path, *files, "--tls-ca-cert-file", f"{certificates}/ca.pem", "--tls-port", "0")
+def test_tls_with_a_certificate_of_the_client(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    certificate, key = authority.issue("server")
+    files = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", str(authority.path))
+    node = Node(tmp_path, *files, "--tls-port", "0")
     plain = Node(tmp_path)  # its port is only taken to be free for TLS
     plain.kill()
     node.until_said("PONG", "ping")
     node.ask("config", "set", "tls-port", str(plain.port))
-    own = f"ssl_certfile={certificates}/client.pem&ssl_keyfile={certificates}/client.key"
-    ca = f"ssl_ca_certs={certificates}/ca.pem"
+    own = "ssl_certfile={}&ssl_keyfile={}".format(*authority.issue("client"))
+    ca = f"ssl_ca_certs={authority.path}"
     try:
         use_everything(Store(f"rediss://127.0.0.1:{plain.port}?{ca}&{own}"))
         assert is_answering(f"rediss://127.0.0.1:{plain.port}?ssl_cert_reqs=none&{own}")
