@@ -6,7 +6,7 @@ Without finding out they would never: the old primary goes on answering.
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -34,9 +34,8 @@ KEY = ApiKey("k", "ab" * 32)
 
 @pytest.fixture(params=SERVERS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    found = Pair(SERVERS[request.param])
-    yield found
-    found.close()
+    with closing(Pair(SERVERS[request.param])) as found:
+        yield found
 
 
 def causes(*others: str) -> pytest.MarkDecorator:

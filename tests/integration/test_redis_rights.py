@@ -37,10 +37,9 @@ REMEDY = "ACL SETUSER app &{specpilot}:*"
 
 
 @pytest.fixture(params=[name for name in SERVERS if name != "embedded"])
-def rights(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rights]:
-    found = Rights(tmp_path, SERVERS[request.param])
-    yield found
-    found.node.kill()
+def rights(request: pytest.FixtureRequest) -> Iterator[Rights]:
+    with Rights(SERVERS[request.param]) as found:
+        yield found
 
 
 def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
@@ -69,7 +68,7 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
         store.delete_policy("m", 1, 2.0)
     assert store.policy("m") is not None
     assert [item.version for item in store.policy_versions("m", 10)] == [1]
-    assert rights.node.ask("exists", redis_keys.DELETED_POLICIES) == "0"
+    assert not rights.client.exists(redis_keys.DELETED_POLICIES)
     assert store.put_policy(Policy("m", k_max=3), 1, 3.0).version == 2
     rights.set("+hdel", "-hset")
     with pytest.raises(StoreUnavailableError):
@@ -82,9 +81,9 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
 
 def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Rights) -> None:
     rights.set(*NO_CHANNEL, "allchannels")
-    rights.node.ask("config", "resetstat")
+    rights.client.config_resetstat()
     use_everything(Store(rights.url))
-    counted = re.findall(r"cmdstat_([a-z|]+):", rights.node.ask("info", "commandstats"))
+    counted = {name.removeprefix("cmdstat_") for name in rights.client.info("commandstats")}
     used = {
         name for name in counted if not name.startswith(("hello", "client", "auth", "acl", "config", "command", "ping"))
     }
