@@ -1,6 +1,5 @@
 """A real controller process on a real Redis, and calls of its admin API."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from specpilot.policy import redis_keys
 from specpilot.policy.store import Store
+from tests.support.commands import run
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
-from tests.support.stack import free_port, until, wait_for
+from tests.support.stack import call, free_port, until, wait_for
 
 TOKEN = "let me in"
 
@@ -30,38 +28,11 @@ class Controller:
     def call(
         self, path: str, method: str = "GET", body: Any = None, token: str | None = TOKEN, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, method=method)
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        for name, value in headers.items():
-            request.add_header(name.replace("_", "-"), value)
-        try:
-            with urlopen(request, timeout=PATIENCE_S) as response:
-                return response.status, _plain(response.read()), {k.lower(): v for k, v in response.headers.items()}
-        except HTTPError as error:
-            with error:
-                return error.code, _plain(error.read()), {k.lower(): v for k, v in error.headers.items()}
+        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        return call(self.url + path, method, body, {name.replace("_", "-"): headers[name] for name in headers} | bearer)
 
-    def command(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        program = [
-            sys.executable,
-            "-m",
-            "specpilot.cli",
-            *words,
-            "--admin-url",
-            self.url,
-            "--token",
-            TOKEN,
-        ]
-        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=PATIENCE_S)
-
-
-def _plain(text: bytes) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text.decode()
+    def command(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return run(*words, "--admin-url", self.url, "--token", TOKEN, text=text)
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""The product's commands, run in the test's process: starting Python takes longer than most of them do."""
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from subprocess import CompletedProcess
+from unittest.mock import patch
+
+from specpilot import cli
+
+
+def run(*words: str, text: str = "") -> CompletedProcess[str]:
+    """Run `specpilot WORDS` with `text` as its standard input, until it ends or has served."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    status: object = None
+    with (
+        _own_logging(),
+        patch.object(sys, "argv", ["specpilot", *words]),
+        patch.object(sys, "stdin", io.StringIO(text)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code
+    said, told = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    if isinstance(status, str):  # as Python ends a program with a text
+        status, told = 1, f"{told}{status}\n"
+    return CompletedProcess(words, int(status or 0), said, told)  # type: ignore[call-overload]
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Let a program set logging up as if the process were its own, and put everything back."""
+    root, hooks = logging.getLogger(), (sys.excepthook, sys.unraisablehook)
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level = handlers, level
+        sys.excepthook, sys.unraisablehook = hooks
