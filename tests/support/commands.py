@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 from unittest.mock import patch
 
 from specpilot import cli
+from specpilot.controller.admin.audited import AUDIT_LOGGER
 
 
 def run(*words: str, text: str = "") -> CompletedProcess[str]:
@@ -35,11 +36,14 @@ def run(*words: str, text: str = "") -> CompletedProcess[str]:
 @contextmanager
 def _own_logging() -> Iterator[None]:
     """Let a program set logging up as if the process were its own, and put everything back."""
-    root, hooks = logging.getLogger(), (sys.excepthook, sys.unraisablehook)
-    handlers, level = root.handlers[:], root.level
-    root.handlers.clear()
+    hooks = sys.excepthook, sys.unraisablehook
+    loggers = [logging.getLogger(name) for name in (None, AUDIT_LOGGER)]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers.clear()
     try:
         yield
     finally:
-        root.handlers[:], root.level = handlers, level
+        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
         sys.excepthook, sys.unraisablehook = hooks
