@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from subprocess import CompletedProcess
@@ -36,7 +37,7 @@ def run(*words: str, text: str = "") -> CompletedProcess[str]:
 @contextmanager
 def _own_logging() -> Iterator[None]:
     """Let a program set logging up as if the process were its own, and put everything back."""
-    hooks = sys.excepthook, sys.unraisablehook
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     loggers = [logging.getLogger(name) for name in (None, AUDIT_LOGGER)]
     before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -46,4 +47,5 @@ def _own_logging() -> Iterator[None]:
     finally:
         for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
-        sys.excepthook, sys.unraisablehook = hooks
+        sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+        logging.captureWarnings(capture=False)
