@@ -1,8 +1,6 @@
 """What a wrong setting shows at start: one line that names it and the remedy, and exit status 2."""
 
-import gc
 import socket
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -31,10 +29,7 @@ def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
     """Start a command that cannot: what it says begins with its name, and has the fault, no traceback and no secret."""
 
     def check(*arguments: str, said: Iterable[str]) -> None:
-        with warnings.catch_warnings():  # the system closes what a program has open when it ends
-            warnings.simplefilter("ignore", ResourceWarning)
-            done = run(*arguments)
-            gc.collect()
+        done = run(*arguments)
         told = done.stderr + capfd.readouterr().err  # and what workers say, which are processes
         assert done.returncode == 2, told
         assert told.startswith("specpilot"), told

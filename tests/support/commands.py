@@ -4,6 +4,7 @@ import io
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from subprocess import CompletedProcess
@@ -18,6 +19,7 @@ def run(*words: str, text: str = "") -> CompletedProcess[str]:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     status: object = None
     with (
+        warnings.catch_warnings(action="ignore", category=ResourceWarning),  # the system would close it
         _own_logging(),
         patch.object(sys, "argv", ["specpilot", *words]),
         patch.object(sys, "stdin", io.StringIO(text)),
