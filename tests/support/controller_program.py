@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,7 +22,9 @@ TOKEN = "let me in"
 @dataclass
 class Controller:
     url: str
-    redis: RedisServer
+    redis: Any
+    """Its own `RedisServer`, `None` where a test gives the address of another."""
+
     process: subprocess.Popen[bytes]
 
     def call(
@@ -48,30 +50,27 @@ def running_controller(
 
     It has a Redis of its own, or with `redis_url` that one.
     """
-    redis = RedisServer()
     port = free_port()
-    environment = {**os.environ, "REDIS_URL": redis_url or redis.url}
-    if token is not None:
-        environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
-    elif trusts_this_machine:
-        environment["SPECPILOT_CONTROLLER_TRUST_THIS_MACHINE"] = "true"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--log-level", "warning", *arguments],
-        env=environment,
-        stderr=log,
-    )
-    found = Controller(f"http://127.0.0.1:{port}", redis, process)
-    try:
-        wait_for(f"{found.url}/ready", process)
-        store = Store(redis_url or redis.url, PATIENCE_S)
-        until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)  # it takes the lead by a thread of its own
-        store.close()
-        yield found
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        redis.close()
+    with RedisServer() if redis_url is None else nullcontext() as redis:
+        address = redis_url or redis.url
+        environment = {**os.environ, "REDIS_URL": address}
+        if token is not None:
+            environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
+        elif trusts_this_machine:
+            environment["SPECPILOT_CONTROLLER_TRUST_THIS_MACHINE"] = "true"
+        flags = ("--port", str(port), "--log-level", "warning", *arguments)
+        process = subprocess.Popen([sys.executable, "-m", "specpilot.controller", *flags], env=environment, stderr=log)
+        found = Controller(f"http://127.0.0.1:{port}", redis, process)
+        try:
+            wait_for(f"{found.url}/ready", process)
+            with closing(Store(address, PATIENCE_S)) as store:  # it takes the lead by a thread of its own
+                until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)
+            yield found
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 def newest(controller: Controller, count: int = 1) -> list[dict[str, Any]]:
