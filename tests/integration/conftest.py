@@ -1,6 +1,7 @@
 """A Redis of each test's own; a controller, and tokens of its roles, that the tests of a module share."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,16 +16,14 @@ from tests.support.scripted_engine import ScriptedEngine
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     """An empty server, which the test may stop and start."""
-    found = RedisServer()
-    yield found
-    found.close()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture
 def store(server: RedisServer) -> Iterator[Store]:
-    found = Store(server.url, PATIENCE_S)
-    yield found
-    found.close()
+    with closing(Store(server.url, PATIENCE_S)) as store:
+        yield store
 
 
 @pytest.fixture

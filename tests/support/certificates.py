@@ -27,7 +27,7 @@ class Authority:
 
 
 def lock(key: str) -> str:
-    """Encrypt the key in this file with a password, so that who has none cannot use it."""
+    """Encrypt the key in this file with a password; return the file."""
     made = serialization.load_pem_private_key(Path(key).read_bytes(), None)
     how = serialization.BestAvailableEncryption(b"secret")
     Path(key).write_bytes(made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how))
