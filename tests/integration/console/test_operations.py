@@ -1,6 +1,7 @@
 """What operators do in the console besides policies: the token, freezes, keys, tokens and model routes."""
 
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -69,8 +70,10 @@ def test_keys_and_tokens_are_made_and_shown_once(browser: Browser, controller: C
 
 @NEEDS_SYSTEM
 def test_a_write_that_is_not_announced_says_so_until_the_next_write(browser: Browser) -> None:
-    with Rights() as rights, running_controller(redis_url=rights.url) as controller:
+    with ExitStack() as stack:
+        rights = stack.enter_context(Rights())
         rights.set(*NO_CHANNEL)
+        controller = stack.enter_context(running_controller(redis_url=rights.url))
         browser.open(f"{controller.url}/console/style.css")
         browser.run("sessionStorage.setItem('token', arguments[0])", TOKEN)
         show(browser, controller, "access")
