@@ -133,6 +133,5 @@ def start_workers(start_program: StartProgram) -> StartProgram:
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.close()
+    with RedisServer() as server:
+        yield server

@@ -30,7 +30,6 @@ from tests.support.tcp_server import serving
 
 IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress","response":{"id":"r"}}\n\n'
 NAMED_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"x"}}\n\n'
-CLIENTS_ERROR = b'data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}\n\n'
 REFUSED = b'{"error":{"message":"bad key","type":"auth","param":null,"code":401}}'
 
 
@@ -89,17 +88,6 @@ async def test_an_error_event_passes_as_it_came_where_there_is_no_other_engine(
     engine.script = failing(*frames)
     assert (await call(gateway.port, request(STREAM, path=path))).body == b"".join(frames)
     assert gateway.context.metrics.upstream_errors == {"error_event": 1}
-
-
-async def test_an_error_event_that_is_the_clients_fault_is_not_tried_elsewhere(
-    engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway
-) -> None:
-    engine.script = other_engine.script = failing(CLIENTS_ERROR, DONE)
-    gateway = await start_gateway(engine, other_engine)
-    for _ in range(10):
-        assert (await call(gateway.port, request(STREAM))).body == CLIENTS_ERROR + DONE
-    assert len(engine.seen) + len(other_engine.seen) == 10
-    assert gateway.context.fleet.is_serving
 
 
 async def test_the_engines_refusal_of_credentials_is_never_the_clients(

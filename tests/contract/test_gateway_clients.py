@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.gateway_server import GatewayThread, eventually
@@ -32,6 +32,10 @@ async def client(gateway: GatewayThread) -> AsyncIterator[AsyncOpenAI]:
         yield made
 
 
+def named(kind: str, **fields: object) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
 async def test_errors_become_the_clients_exceptions(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.chat.completions.create(model="huge", messages=MESSAGES)
@@ -47,10 +51,15 @@ async def test_errors_become_the_clients_exceptions(client: AsyncOpenAI, engine:
 
 
 async def test_a_broken_stream_is_an_exception_not_an_end(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    engine.script = [SSE_HEAD, chunk(event("a")), 0.05, CLOSE]
-    found = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-    with pytest.raises(openai.APIError, match="broke the response off"):
-        [item async for item in found]
+    part = named("response.output_text.delta", delta="a", item_id="i", output_index=0, content_index=0)
+    for first, asked in (
+        (event("a"), client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)),
+        (part, client.responses.create(model="tiny", input="hi", stream=True)),
+    ):
+        engine.script = [SSE_HEAD, chunk(first), 0.02, CLOSE]
+        found: AsyncStream[Any] = await asked
+        with pytest.raises(openai.APIError, match="broke the response off"):
+            [item async for item in found]
 
 
 async def test_the_clients_own_retries_succeed(engine: ScriptedEngine, gateway: GatewayThread) -> None:
@@ -98,18 +107,6 @@ async def test_tools_reasoning_logprobs_and_choices_pass_in_a_stream(
     cell = gateway.context.metrics.cells["tiny", "default"]
     await eventually(lambda: cell.tokens_by_events == 4)
     assert cell.tokens_by_usage == 0
-
-
-def named(kind: str, **fields: object) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
-
-
-async def test_a_broken_stream_of_responses_is_an_exception(client: AsyncOpenAI, engine: ScriptedEngine) -> None:
-    part = named("response.output_text.delta", delta="a", item_id="i", output_index=0, content_index=0)
-    engine.script = [SSE_HEAD, chunk(part), 0.02, CLOSE]
-    found = await client.responses.create(model="tiny", input="hi", stream=True)
-    with pytest.raises(openai.APIError, match="broke the response off"):
-        [item async for item in found]
 
 
 async def test_an_embeddings_error_is_the_clients_exception(client: AsyncOpenAI, engine: ScriptedEngine) -> None:

@@ -23,6 +23,7 @@ async def locked(engine: ScriptedEngine, start_gateway: StartGateway) -> Gateway
 
 GOOD = [
     ["authorization: Bearer sk-1"],
+    ["authorization: bearer  sk-1"],
     ["x-api-key: sk-1"],
     ["api-key: sk-1"],
     ["authorization: Bearer ", "x-api-key: sk-1"],
@@ -37,6 +38,7 @@ BAD = [
     ["authorization: Bearer "],
     ["x-api-key: "],
     ["authorization: Basic sk-1"],
+    ["authorization: sk-1"],
     ["authorization: Bearer sk-2", "x-api-key: sk-1"],
 ]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import StartGateway, StartProgram
+from tests.support.commands import run
 from tests.support.gateway_client import STREAM, call, request
 from tests.support.gateway_server import GatewayThread, eventually
 from tests.support.patience import PATIENCE_S
@@ -177,14 +178,11 @@ async def test_every_line_from_the_start_to_the_end(start_program: StartProgram,
         [],
     ],
 )
-def test_a_start_that_cannot_work(wrong: list[str], form: list[str]) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "REDIS_URL"}
+def test_a_start_that_cannot_work(wrong: list[str], form: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
     if not form:
-        environment["SPECPILOT_GATEWAY_LOG_FORMAT"] = "json"
-    done = subprocess.run(
-        [sys.executable, "-m", "specpilot.gateway", *wrong, *form],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        monkeypatch.setenv("SPECPILOT_GATEWAY_LOG_FORMAT", "json")
+    done = run("gateway", *wrong, *form)
     assert done.returncode == 2
     lines = objects(done.stderr)
     assert lines

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -24,17 +25,15 @@ from tests.support.scripted_engine import HANG, ScriptedEngine, Seen, completion
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.close()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture
 def store(redis: RedisServer) -> Iterator[Store]:
-    found = Store(redis.url, PATIENCE_S)
-    found._redis.flushall()
-    yield found
-    found.close()
+    redis.client.flushall()
+    with closing(Store(redis.url, PATIENCE_S)) as store:
+        yield store
 
 
 def answer(seen: Seen) -> list[bytes]:

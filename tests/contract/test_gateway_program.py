@@ -3,8 +3,6 @@
 import asyncio
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -21,36 +19,6 @@ from tests.support.gateway_server import eventually
 from tests.support.hand_clock import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_engine import LAST_CHUNK, SSE_HEAD, ScriptedEngine, chunk, completion, event, reply
-
-THREE = ("--engine", "http://x", "--port", "0", "--workers", "3")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], ["--redis-url:", "--engine"]),
-        (["--engine", "localhost:8100"], ["--engine:", "http://"]),
-        (["--engine", "http://x", "--host", "not an address"], ["--host:"]),
-        (["--engine", "http://x", "--host", "no..name"], ["--host:", "no..name is no address"]),
-        (["--engine", "http://x", "--api-keys-file", "/does/not/exist"], ["--api-keys-file:", "check the path"]),
-        ([*THREE, "--api-keys-file", "/does/not/exist"], ["--api-keys-file:"]),
-        ([*THREE, "--host", "not an address"], ["--host:"]),
-        ([*THREE, "--port", "hundred"], ["--port:"]),
-        ([*THREE, "--workers", "0"], ["--workers:"]),
-    ],
-)
-def test_a_start_that_cannot_work_says_why(arguments: list[str], said: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "specpilot.gateway", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("specpilot gateway: ")
-    assert done.stderr.count("\n") == 1
-    assert all(text in done.stderr for text in said), done.stderr
 
 
 @pytest.mark.parametrize(

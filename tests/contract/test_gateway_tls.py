@@ -13,7 +13,7 @@ import pytest
 from specpilot.gateway.process import certificates
 from specpilot.gateway.process.start_error import StartError
 from tests.contract.conftest import StartGateway, StartProgram
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, lock
 from tests.support.gateway_client import STREAM, Answer, Client, request
 from tests.support.gateway_server import eventually
 from tests.support.patience import PATIENCE_S
@@ -193,7 +193,7 @@ async def test_files_that_cannot_be_used_end_the_start_with_a_line(
 ) -> None:
     cert, key = authority.issue("gateway")
     _, other_key = authority.issue("other")
-    _, locked = authority.issue("locked", password=b"secret")
+    locked = lock(authority.issue("locked")[1])
     missing = str(tmp_path / "missing.pem")
     for files, said in (
         ({"tls_cert_file": missing}, "--tls-cert-file: .*missing.pem: No such file"),

@@ -36,9 +36,8 @@ class Server(Engine):
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer()
-    yield server
-    server.close()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,9 @@ from specpilot.policy.records import EngineRecord, Lease
 from specpilot.policy.schedule import Cause, Guidance, Override, Schedule
 from specpilot.policy.store import Store
 from tests.support import stack
+from tests.support.linked_engine import RECORD, linked, new_control
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
-
-RECORD = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
 
 
 class Control(SpeculationControl):
@@ -45,15 +44,8 @@ class Control(SpeculationControl):
 def started(url: str, answer: Callable[[Question], Answer] | None = None) -> Iterator[Control]:
     """An engine's control, and the link that follows the server at `url` for it."""
     subject = Control()
-    link = EngineLink(Store(url), subject, RECORD, SystemClock(), answer=answer)
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
+    with linked(Store(url), subject, answer=answer):
         yield subject
-    finally:
-        link.stop()
-        thread.join(PATIENCE_S)
-    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -161,27 +153,16 @@ def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
 
 
 def test_a_stopped_engine_leaves_the_list_at_once(server: RedisServer) -> None:
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(Store(server.url), subject, replace(RECORD, engine_id="e2"), SystemClock())
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    store = Store(server.url, PATIENCE_S)
-    until(lambda: len(store.engines()) == 1)
-    link.stop()
-    assert store.engines() == []
-    thread.join(PATIENCE_S)
+    with linked(Store(server.url)) as link:
+        link.stop()
+        assert Store(server.url, PATIENCE_S).engines() == []
 
 
 def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(server.url, PATIENCE_S)
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(Store(server.url), subject, RECORD, SystemClock())
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
-        until(lambda: len(store.engines()) == 1)
+    with linked(Store(server.url)) as link:
         assert not store.engines()[0].draining
         changes = store.changes(PATIENCE_S)
         assert next(changes) is None
@@ -193,9 +174,6 @@ def test_a_draining_engine_says_so_at_once_and_again_with_each_heartbeat(
         beat_at = store.engines()[0].heartbeat_at
         until(lambda: store.engines()[0].heartbeat_at > beat_at)
         assert store.engines()[0].draining
-    finally:
-        link.stop()
-        thread.join(PATIENCE_S)
 
 
 def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: RedisServer) -> None:
@@ -207,8 +185,7 @@ def test_a_heartbeat_under_way_does_not_bring_a_stopped_engine_back(server: Redi
             assert may_go_on.wait(PATIENCE_S)
             super().heartbeat(record, ttl_s)
 
-    subject = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    link = EngineLink(SlowStore(server.url), subject, RECORD, SystemClock())
+    link = EngineLink(SlowStore(server.url), new_control(), RECORD, SystemClock())
     threads = [threading.Thread(target=link.run), threading.Thread(target=link.stop)]
     threads[0].start()
     assert began.wait(PATIENCE_S)
@@ -285,23 +262,13 @@ def test_a_question_is_found_without_an_announcement_and_an_old_one_has_expired(
 def test_an_engine_whose_model_stands_still_or_that_has_a_limit_says_so_at_its_next_heartbeat(
     server: RedisServer,
 ) -> None:
-    subject, found = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32), [False]
-    link = EngineLink(
-        Store(server.url), subject, RECORD, SystemClock(), is_stalled=lambda: found[0],
-        running_limit=lambda: 5 if found[0] else None,
-    )  # fmt: skip
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
-        store = Store(server.url, PATIENCE_S)
-        until(lambda: len(store.engines()) == 1)
+    store, found = Store(server.url, PATIENCE_S), [False]
+    how = {"is_stalled": lambda: found[0], "running_limit": lambda: 5 if found[0] else None}
+    with linked(Store(server.url), **how):
         for is_stalled in (True, False):
             found[0] = is_stalled
             until(lambda wanted=is_stalled: store.engines()[0].stalled is wanted)  # type: ignore[misc]
             assert store.engines()[0].running_limit == (5 if is_stalled else None)
-    finally:
-        link.stop()
-        thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import asyncio
 import shutil
 import subprocess
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +17,7 @@ from specpilot.controller.telemetry.scraper import Collector
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import SystemClock
 from specpilot.policy.records import EngineRecord
+from tests.support.http_server import Asked, HttpServer
 from tests.support.loop_rig import Clock
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import free_port
@@ -27,38 +26,23 @@ SERVER = shutil.which("prometheus", path="/usr/local/bin:/usr/bin")
 needs_server = pytest.mark.skipif(SERVER is None, reason="no prometheus on this machine; Debian's package has one")
 
 
-class Page:
+class Page(HttpServer):
     """An engine's page of metrics; `trials` grows by one with each scrape."""
 
     def __init__(self) -> None:
-        page = self
         self.trials = 0
+        super().__init__(self._answer, "text/plain; version=0.0.4")
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                page.trials += 1
-                text = (
-                    f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="1"}} {page.trials}\n'
-                    f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="2"}} 100\n'
-                    f'{names.STEPS}{{model_name="m",kind="decode"}} 5\n'
-                    f'{names.DECODE_TOKENS}{{model_name="m",traffic_class="a \\"b\\"",band="3"}} 9\n'
-                    f'{names.BACKLOG_TOKENS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
-                )
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    def _answer(self, _: Asked) -> tuple[int, bytes]:
+        self.trials += 1
+        text = (
+            f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="1"}} {self.trials}\n'
+            f'{names.TRIALS}{{model_name="m",band="3",position="1",pid="2"}} 100\n'
+            f'{names.STEPS}{{model_name="m",kind="decode"}} 5\n'
+            f'{names.DECODE_TOKENS}{{model_name="m",traffic_class="a \\"b\\"",band="3"}} 9\n'
+            f'{names.BACKLOG_TOKENS}{{model_name="m"}} 0\nprocess_open_fds 7\n'
+        )
+        return 200, text.encode()
 
 
 RANK = EngineRecord("e", "http://e", "m", "default", 7, 7, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)

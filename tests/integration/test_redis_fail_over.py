@@ -6,23 +6,21 @@ Without finding out they would never: the old primary goes on answering.
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
-from specpilot.engine_adapter.agent.link import EngineLink
-from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import redis_keys
 from specpilot.policy.api_key import ApiKey, GatewayUsage
-from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Mode, Policy
-from specpilot.policy.records import Decision, EngineRecord
+from specpilot.policy.records import Decision
 from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import GatewayThread, eventually
+from tests.support.linked_engine import linked, new_control
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_behind_address import Pair
 from tests.support.redis_server import SERVERS
@@ -34,9 +32,8 @@ KEY = ApiKey("k", "ab" * 32)
 
 @pytest.fixture(params=SERVERS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    found = Pair(SERVERS[request.param])
-    yield found
-    found.close()
+    with closing(Pair(SERVERS[request.param])) as found:
+        yield found
 
 
 def causes(*others: str) -> pytest.MarkDecorator:
@@ -150,13 +147,8 @@ def test_a_controller_follows(pair: Pair) -> None:
 
 
 def test_an_engine_follows(pair: Pair) -> None:
-    control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32)
-    record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
-    link = EngineLink(Store(pair.url), control, record, SystemClock())
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
-        until(lambda: pair.first.keys("*engine*"))
+    control = new_control()
+    with linked(Store(pair.url), control):
         pair.fail_over("READONLY")
         failed_at = time.time()
         leader = Store(f"redis://127.0.0.1:{pair.ports[1]}")
@@ -165,6 +157,3 @@ def test_an_engine_follows(pair: Pair) -> None:
         until(lambda: any(engine.heartbeat_at >= failed_at for engine in leader.engines()))
         leader.publish_schedule(Schedule("m", "p", 5, time.time(), Guidance()), lease)
         until(lambda: control.version == 5)
-    finally:
-        link.stop()
-        thread.join(PATIENCE_S)

@@ -1,12 +1,11 @@
 """What operators' tools keep in Redis: versions, tokens, freezes and the audit, on a real server."""
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
-import redis
 
 from specpilot.gateway.engines import redis_watch
 from specpilot.gateway.engines.snapshot import Snapshot
@@ -29,14 +28,12 @@ from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
-def raw(server: RedisServer) -> Iterator["redis.Redis[bytes]"]:
-    with redis.Redis.from_url(server.url) as connection:
-        yield connection
+def raw(server: RedisServer) -> Any:
+    """Redis itself, for what the store would not write."""
+    return server.client
 
 
-def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
-    store: Store, raw: "redis.Redis[bytes]"
-) -> None:
+def test_model_routes_are_written_over_the_version_that_was_read_and_announced(store: Store, raw: Any) -> None:
     assert store.model_routes() == VersionedModelRoutes()
     routes = {"chat": ModelRoute((Target("big", 9.0), Target("new")), ("small",))}
     with raw.pubsub(ignore_subscribe_messages=True) as heard:
@@ -45,7 +42,7 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
         stored = store.put_model_routes(ModelRoutes(routes), 0, 5.0)
         message = heard.get_message(timeout=PATIENCE_S)
         assert message is not None
-        assert message["data"] == redis_keys.MODEL_ROUTES.encode()
+        assert message["data"] == redis_keys.MODEL_ROUTES
     assert store.model_routes() == stored == VersionedModelRoutes(1, 5.0, routes)
     for expected in (0, 2):
         with pytest.raises(VersionConflictError, match=f"is at version 1, not {expected}"):
@@ -54,7 +51,7 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(
     assert store.model_routes().routes == {}
 
 
-def test_documents_that_scripts_put_together_are_read(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_documents_that_scripts_put_together_are_read(store: Store, raw: Any) -> None:
     """Their numbers are within the documents, which the server put together."""
     text = '{"version":%d,"updated_at":1.5,"policy":{"model":"m"}'
     raw.hset(redis_keys.POLICIES, "m", text % 7 + "}")
@@ -165,7 +162,7 @@ def test_gateways_hear_of_policies_and_not_of_freezes_which_they_do_not_read(sto
 
 
 def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+    store: Store, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = Freeze("good", Hold.STATIC, 1.0)
     store.put_freeze(good)
@@ -181,9 +178,7 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert store.freezes() == {"good": good}
 
 
-def test_a_version_that_cannot_be_read_hides_no_other(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_version_that_cannot_be_read_hides_no_other(store: Store, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         store.put_policy(Policy("m"), number, 1.0, Change("ada", VersionCause.PUT))
     raw.hset(redis_keys.policy_versions("m"), 2, '{"version":2}')
@@ -193,7 +188,7 @@ def test_a_version_that_cannot_be_read_hides_no_other(
 
 
 def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
-    store: Store, raw: "redis.Redis[bytes]", caplog: pytest.LogCaptureFixture
+    store: Store, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console reads it every few seconds."""
     for index in range(200):
@@ -203,14 +198,14 @@ def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
     assert said.startswith("200 of the decisions cannot be read and are left out; ")
 
 
-def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: Store, raw: Any) -> None:
     store.append_audit(entry("first"))
     number = store.append_audit(entry("second"))
     raw.xadd(redis_keys.AUDIT, {"entry": '{"at":"yesterday"}'}, id=f"{number + 1}-0")
     assert [item.action for item in store.audit(10)] == ["second", "first"]
 
 
-def test_a_decision_that_cannot_be_read_hides_no_other(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_decision_that_cannot_be_read_hides_no_other(store: Store, raw: Any) -> None:
     """Another version of the controller may have filed it, or somebody by hand."""
     first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, {}) for at in (1.0, 2.0))
     store.append_decision(first, is_lasting=True)
@@ -247,7 +242,7 @@ def test_refusals_cannot_push_out_what_was_done(store: Store, monkeypatch: pytes
     assert all(newer.number > older.number for newer, older in pairwise(found))
 
 
-def test_a_key_that_an_older_version_wrote_can_be_changed(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_a_key_that_an_older_version_wrote_can_be_changed(store: Store, raw: Any) -> None:
     raw.hset(redis_keys.API_KEYS, "k", '{"key_id":"k","sha256":"00","traffic_class":null,"allowed_classes":null}')
     [found] = store.api_keys()
     assert found == ApiKey("k", "00")
@@ -255,7 +250,7 @@ def test_a_key_that_an_older_version_wrote_can_be_changed(store: Store, raw: "re
     assert not store.change_api_key(found, replace(found, requests_per_minute=6))
 
 
-def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(store: Store, raw: "redis.Redis[bytes]") -> None:
+def test_gains_are_summed_by_day_and_the_last_thirty_days_are_kept(store: Store, raw: Any) -> None:
     lease = store.acquire_lease("one", 60.0)
     assert lease is not None
     day_s, midnight = 86_400.0, 1_800_057_600.0

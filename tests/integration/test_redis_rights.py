@@ -10,22 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.engine_adapter.agent.link import EngineLink
-from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.policy import redis_keys
 from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
-from specpilot.policy.clock import SystemClock
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.questions import Answer, Question
-from specpilot.policy.records import EngineRecord
 from specpilot.policy.schedule import Guidance, Schedule
 from specpilot.policy.store import Store
 from tests.support.controller_program import running_controller
 from tests.support.gateway_client import call, request
 from tests.support.gateway_server import eventually, running_gateway
-from tests.support.patience import PATIENCE_S
+from tests.support.linked_engine import linked
 from tests.support.redis_rights import NO_CHANNEL, Rights
 from tests.support.redis_server import NEEDS_SYSTEM, SERVERS
 from tests.support.scripted_engine import ScriptedEngine
@@ -37,10 +33,9 @@ REMEDY = "ACL SETUSER app &{specpilot}:*"
 
 
 @pytest.fixture(params=[name for name in SERVERS if name != "embedded"])
-def rights(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rights]:
-    found = Rights(tmp_path, SERVERS[request.param])
-    yield found
-    found.node.kill()
+def rights(request: pytest.FixtureRequest) -> Iterator[Rights]:
+    with Rights(SERVERS[request.param]) as found:
+        yield found
 
 
 def test_without_channels_every_write_counts_and_is_told_to_be_unannounced(
@@ -69,7 +64,7 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
         store.delete_policy("m", 1, 2.0)
     assert store.policy("m") is not None
     assert [item.version for item in store.policy_versions("m", 10)] == [1]
-    assert rights.node.ask("exists", redis_keys.DELETED_POLICIES) == "0"
+    assert not rights.client.exists(redis_keys.DELETED_POLICIES)
     assert store.put_policy(Policy("m", k_max=3), 1, 3.0).version == 2
     rights.set("+hdel", "-hset")
     with pytest.raises(StoreUnavailableError):
@@ -82,9 +77,9 @@ def test_a_missing_command_or_key_is_named_and_no_write_is_left_half_way(rights:
 
 def test_each_command_that_the_store_uses_is_named_when_it_is_missing(rights: Rights) -> None:
     rights.set(*NO_CHANNEL, "allchannels")
-    rights.node.ask("config", "resetstat")
+    rights.client.config_resetstat()
     use_everything(Store(rights.url))
-    counted = re.findall(r"cmdstat_([a-z|]+):", rights.node.ask("info", "commandstats"))
+    counted = {name.removeprefix("cmdstat_") for name in rights.client.info("commandstats")}
     used = {
         name for name in counted if not name.startswith(("hello", "client", "auth", "acl", "config", "command", "ping"))
     }
@@ -123,23 +118,11 @@ def test_an_engine_that_may_use_no_channel_says_so_and_finds_a_question_when_it_
     rights: Rights, caplog: pytest.LogCaptureFixture
 ) -> None:
     rights.set(*NO_CHANNEL)
-    control = SpeculationControl("m", "p", k_max=7, static_k=3, max_running=32, engine_id="e1")
-    record = EngineRecord("e1", "http://e1", "m", "p", 7, 3, 32, "eagle3", "0.32.0", "0.1.0", 1.0, 1.0)
-    link = EngineLink(
-        Store(rights.url), control, record, SystemClock(),
-        answer=lambda question: Answer(question.question_id, "e1"),
-    )  # fmt: skip
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    try:
-        until(lambda: len(rights.admin.engines()) == 1)
+    with linked(Store(rights.url), answer=lambda question: Answer(question.question_id, "e1")):
         question = Question("q", "explain", ("e1",))
         rights.admin.put_question("m", "p", question)
         until(lambda: rights.admin.answers(question) == {"e1": Answer("q", "e1")})
         assert any(REMEDY in line for line in caplog.messages)
-    finally:
-        link.stop()
-        thread.join(PATIENCE_S)
 
 
 def test_a_controller_names_the_right_at_start_and_says_that_a_key_is_made_but_not_announced(

@@ -4,6 +4,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -24,11 +25,10 @@ from tests.support.stack import until
 
 
 @pytest.fixture(scope="module", params=SERVERS if SYSTEM is None else [*SERVERS, "cluster"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    is_cluster = request.param == "cluster"
-    running = Cluster(tmp_path_factory.mktemp("cluster")) if is_cluster else RedisServer(SERVERS[request.param])
-    yield running.url
-    running.close()
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    name = request.param
+    with closing(Cluster() if name == "cluster" else RedisServer(executable=SERVERS[name])) as running:
+        yield running.url
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_change_is_announced_at_once(store: Store, url: str) -> None:
 
 @pytest.mark.parametrize("executable", SERVERS.values(), ids=SERVERS)
 def test_a_lost_server_is_one_named_error_and_comes_back(executable: str) -> None:
-    server = RedisServer(executable)
+    server = RedisServer(executable=executable)
     store = Store(server.url, PATIENCE_S)
     server.stop()
     reads: list[Callable[[], object]] = [store.ping, store.engines, store.policies, store.freezes, store.admin_tokens]

@@ -35,13 +35,8 @@ async def test_an_engines_time_counts_from_when_it_is_asked(monkeypatch: pytest.
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    engines = [replace(RECORD, engine_id=f"e{number}", url=f"http://{host}:{port}") for number in range(6)]
-    async with aiohttp.ClientSession() as session:
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        engines = [replace(RECORD, engine_id=f"e{number}", url=str(server.make_url(""))) for number in range(6)]
         collector = Collector(session, SystemClock(), timeout_s=TIMEOUT_S, at_once=2)
         scraping = asyncio.create_task(collector.scrape(engines))
         for asked in (2, 4, 6):
@@ -51,7 +46,6 @@ async def test_an_engines_time_counts_from_when_it_is_asked(monkeypatch: pytest.
             for event in waiting:
                 event.set()
         found = await scraping
-    await runner.cleanup()
     assert [item.engine_id for item in found] == [engine.engine_id for engine in engines]
 
 

@@ -1,30 +1,44 @@
 """What a wrong setting shows at start: one line that names it and the remedy, and exit status 2."""
 
 import socket
-import subprocess
-import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from specpilot.cli import COMMANDS
-from tests.support.patience import PATIENCE_S
+from tests.support.commands import run
+from tests.support.redis_server import RedisServer
 
 NOWHERE = "redis://127.0.0.1:1"
 SOME = ("--redis-url", NOWHERE)
+ENGINE = ("--engine", "http://x")
+Refused = Callable[..., None]
+THREE = (*ENGINE, "--port", "0", "--workers", "3")
 
 
-def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specpilot.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, cwd=folder)
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder of the test's own, and no address of Redis but what a command line names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REDIS_URL", raising=False)
 
 
 @pytest.fixture
-def busy_port() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield str(taken.getsockname()[1])
+def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Start a command that cannot: what it says begins with its name, and has the fault, no traceback and no secret."""
+
+    def check(*arguments: str, said: Iterable[str]) -> None:
+        done = run(*arguments)
+        told = done.stderr + capfd.readouterr().err  # and what workers say, which are processes
+        assert done.returncode == 2, told
+        assert told.startswith("specpilot"), told
+        assert told.count("\n") == 1 or arguments[0] != "gateway", told
+        assert "Traceback" not in told
+        assert "secret" not in told
+        assert all(word in told for word in said), told
+
+    return check
 
 
 @pytest.mark.parametrize(
@@ -51,7 +65,16 @@ def busy_port() -> str:
         (("controller", *SOME, "--prometheus", "http://[::1"), ("--prometheus: is no address",)),
         (("controller", *SOME, "--oidc-issuer", "https://a:b"), ("--oidc-issuer: is no address",)),
         (("gateway", "--redis-url", NOWHERE), ("--redis-url", "Redis")),
+        (("gateway",), ("--redis-url:", "--engine")),
         (("gateway", "--engine", "ftp://x"), ("--engine", "http")),
+        (("gateway", "--engine", "localhost:8100"), ("--engine:", "http://")),
+        (("gateway", *ENGINE, "--host", "not an address"), ("--host:",)),
+        (("gateway", *ENGINE, "--host", "no..name"), ("--host:", "no..name is no address")),
+        (("gateway", *ENGINE, "--api-keys-file", "/does/not/exist"), ("--api-keys-file:", "check the path")),
+        (("gateway", *THREE, "--api-keys-file", "/does/not/exist"), ("--api-keys-file:",)),
+        (("gateway", *THREE, "--host", "not an address"), ("--host:",)),
+        (("gateway", *THREE, "--port", "hundred"), ("--port:",)),
+        (("gateway", *THREE, "--workers", "0"), ("--workers:",)),
         (("bench", "demo", "--trace", "/nowhere.json"), ("/nowhere.json",)),
         (("bench", "demo", "--static", "many"), ("--static", "0,3,7")),
         (("fly",), ("no such command",)),
@@ -59,30 +82,26 @@ def busy_port() -> str:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_wrong_setting_names_itself_and_the_remedy(
-    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+    refused: Refused, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    done = run(*arguments, folder=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "secret" not in done.stderr
-    for word in words:
-        assert word in done.stderr
+    refused(*arguments, said=words)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "no..name"])
+def test_a_host_without_an_address_is_named_by_a_controller(refused: Refused, server: RedisServer, host: str) -> None:
+    refused("controller", "--redis-url", server.url, "--host", host, said=[host])
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("gateway", "--engine", "http://127.0.0.1:1", "--port"),
-        ("engine", "--model", "name", "--port"),
-        ("up", "--port"),
-    ],
+    [("gateway", *ENGINE), ("engine", "--model", "name"), ("up",), ("controller", "--redis-url")],
     ids=lambda value: value[0],
 )
-def test_a_busy_port_is_named(arguments: tuple[str, ...], busy_port: str, tmp_path: Path) -> None:
-    done = run(*arguments, busy_port, folder=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert busy_port in done.stderr
-    assert "--port" in done.stderr
+def test_a_busy_port_is_named(refused: Refused, arguments: tuple[str, ...], server: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        own = (server.url,) if arguments[-1] == "--redis-url" else ()
+        refused(*arguments, *own, "--port", port, said=[port, "--port"])
 
 
 def test_without_a_command_the_commands_are_listed() -> None:

@@ -1,22 +1,20 @@
 """A real controller process on a real Redis, and calls of its admin API."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import IO, Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from specpilot.policy import redis_keys
 from specpilot.policy.store import Store
+from tests.support.commands import run
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
-from tests.support.stack import free_port, until, wait_for
+from tests.support.stack import call, free_port, until, wait_for
 
 TOKEN = "let me in"
 
@@ -24,44 +22,19 @@ TOKEN = "let me in"
 @dataclass
 class Controller:
     url: str
-    redis: RedisServer
+    redis: Any
+    """Its own `RedisServer`, `None` where a test gives the address of another."""
+
     process: subprocess.Popen[bytes]
 
     def call(
         self, path: str, method: str = "GET", body: Any = None, token: str | None = TOKEN, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, method=method)
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        for name, value in headers.items():
-            request.add_header(name.replace("_", "-"), value)
-        try:
-            with urlopen(request, timeout=PATIENCE_S) as response:
-                return response.status, _plain(response.read()), {k.lower(): v for k, v in response.headers.items()}
-        except HTTPError as error:
-            with error:
-                return error.code, _plain(error.read()), {k.lower(): v for k, v in error.headers.items()}
+        bearer = {"Authorization": f"Bearer {token}"} if token else {}
+        return call(self.url + path, method, body, {name.replace("_", "-"): headers[name] for name in headers} | bearer)
 
-    def command(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        program = [
-            sys.executable,
-            "-m",
-            "specpilot.cli",
-            *words,
-            "--admin-url",
-            self.url,
-            "--token",
-            TOKEN,
-        ]
-        return subprocess.run(program, capture_output=True, text=True, check=False, input=text, timeout=PATIENCE_S)
-
-
-def _plain(text: bytes) -> Any:
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text.decode()
+    def command(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return run(*words, "--admin-url", self.url, "--token", TOKEN, text=text)
 
 
 @contextmanager
@@ -77,30 +50,27 @@ def running_controller(
 
     It has a Redis of its own, or with `redis_url` that one.
     """
-    redis = RedisServer()
     port = free_port()
-    environment = {**os.environ, "REDIS_URL": redis_url or redis.url}
-    if token is not None:
-        environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
-    elif trusts_this_machine:
-        environment["SPECPILOT_CONTROLLER_TRUST_THIS_MACHINE"] = "true"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specpilot.controller", "--port", str(port), "--log-level", "warning", *arguments],
-        env=environment,
-        stderr=log,
-    )
-    found = Controller(f"http://127.0.0.1:{port}", redis, process)
-    try:
-        wait_for(f"{found.url}/ready", process)
-        store = Store(redis_url or redis.url, PATIENCE_S)
-        until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)  # it takes the lead by a thread of its own
-        store.close()
-        yield found
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        redis.close()
+    with RedisServer() if redis_url is None else nullcontext() as redis:
+        address = redis_url or redis.url
+        environment = {**os.environ, "REDIS_URL": address}
+        if token is not None:
+            environment["SPECPILOT_CONTROLLER_ADMIN_TOKEN"] = token
+        elif trusts_this_machine:
+            environment["SPECPILOT_CONTROLLER_TRUST_THIS_MACHINE"] = "true"
+        flags = ("--port", str(port), "--log-level", "warning", *arguments)
+        process = subprocess.Popen([sys.executable, "-m", "specpilot.controller", *flags], env=environment, stderr=log)
+        found = Controller(f"http://127.0.0.1:{port}", redis, process)
+        try:
+            wait_for(f"{found.url}/ready", process)
+            with closing(Store(address, PATIENCE_S)) as store:  # it takes the lead by a thread of its own
+                until(lambda: store._redis.exists(redis_keys.LEASE), every=0.02)
+            yield found
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 def newest(controller: Controller, count: int = 1) -> list[dict[str, Any]]:

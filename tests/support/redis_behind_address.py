@@ -1,17 +1,12 @@
 """Two real Redis servers behind one address, as a balancer or a cloud's service has them, which fail over on demand."""
 
-import shutil
 import socket
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 
-import redis
-
-from tests.support.redis_server import EMBEDDED, is_answering
-from tests.support.redis_topologies import Node
-from tests.support.stack import free_port, until
+from tests.support.redis_server import EMBEDDED, RedisServer
+from tests.support.redis_topologies import until_replicated
+from tests.support.stack import free_port
 
 
 class Address:
@@ -76,21 +71,18 @@ class Pair:
     """A primary, its replica, and the address that leads to the primary."""
 
     def __init__(self, executable: str = EMBEDDED) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="specpilot-test-"))
-        flags = ("--save", "", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
-        self._nodes = [Node(self._folder, *flags, executable=executable) for _ in range(2)]
-        self.ports = [node.port for node in self._nodes]
-        until(lambda: all(is_answering(f"redis://127.0.0.1:{port}") for port in self.ports), every=0.02)
-        self.first, self.second = [redis.Redis(port=port, decode_responses=True) for port in self.ports]
+        flags = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
+        self._servers = [RedisServer(*flags, executable=executable, port=free_port()) for _ in range(2)]
+        self.ports = [server.port for server in self._servers]
+        self.first, self.second = [server.client for server in self._servers]
         self.second.replicaof("127.0.0.1", self.ports[0])
-        until(lambda: self.second.info("replication")["master_link_status"] == "up", every=0.02)
+        self._servers[1].until_it_is("replication", master_link_status="up")
         self.address = Address(self.ports[0])
         self.url = f"redis://127.0.0.1:{self.address.port}"
 
     def fail_over(self, how: str) -> None:
         """Make the second server the primary; connections to the first stay open and are answered by `how`."""
-        written = self.first.info("replication")["master_repl_offset"]
-        until(lambda: self._is_replicated(written), every=0.02)
+        until_replicated(self._servers[0])
         self.second.replicaof("NO", "ONE")
         self.address.target = self.ports[1]
         if how == "READONLY":
@@ -103,13 +95,7 @@ class Pair:
         else:
             self.address.says = SAYS[how]
 
-    def _is_replicated(self, written: int) -> bool:
-        """Whether the second server has what the first had at this offset; programs go on writing meanwhile."""
-        found = self.first.info("replication")
-        return bool(found["connected_slaves"]) and int(found["slave0"]["offset"]) >= written
-
     def close(self) -> None:
         self.address.close()
-        for node in self._nodes:
-            node.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for server in self._servers:
+            server.close()

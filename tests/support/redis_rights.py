@@ -1,24 +1,19 @@
 """A server of the system with a user whose rights a test takes away."""
 
-from pathlib import Path
-
 from specpilot.policy.store import Store
-from tests.support.redis_server import SYSTEM, is_answering
-from tests.support.redis_topologies import Node
-from tests.support.stack import until
+from tests.support.redis_server import SYSTEM, RedisServer
+from tests.support.stack import free_port
 
 NO_CHANNEL = ("resetkeys", "resetchannels", "~*", "+@all")
 
 
-class Rights:
-    """A server with the user `app`; `set` replaces its rights."""
+class Rights(RedisServer):
+    """A server whose `url` is that of the user `app`; `set` replaces its rights."""
 
-    def __init__(self, folder: Path, executable: str = str(SYSTEM)) -> None:
-        self.node = Node(folder, executable=executable)
-        self.node.until_said("PONG", "ping")
-        self.url = f"redis://app:pw@127.0.0.1:{self.node.port}"
-        self.admin = Store(f"redis://127.0.0.1:{self.node.port}")
+    def __init__(self, executable: str = str(SYSTEM)) -> None:
+        super().__init__(executable=executable, port=free_port())
+        self.admin = Store(self.url)
+        self.url = f"redis://app:pw@127.0.0.1:{self.port}"
 
     def set(self, *rules: str) -> None:
-        assert self.node.ask("acl", "setuser", "app", "on", ">pw", *rules) == "OK"
-        until(lambda: is_answering(self.url), 10.0)
+        self.client.execute_command("acl", "setuser", "app", "on", ">pw", *rules)

@@ -6,10 +6,13 @@ import tempfile
 import threading
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
+from redis.retry import Retry
 
 from specpilot.embedded_redis import executable
 from specpilot.policy.errors import PolicyError
@@ -54,28 +57,55 @@ def is_answering(url: str) -> bool:
 
 
 class RedisServer:
-    """A server on a Unix socket in a folder of its own; empty at each start."""
+    """A server in a folder of its own: on a Unix socket, or with `port` on the loopback; empty at each start.
 
-    def __init__(self, executable: str = EMBEDDED) -> None:
-        self._executable = executable
-        self._folder = Path(tempfile.mkdtemp(prefix="specpilot-test-"))
-        self.url = f"unix://{self._folder}/redis.sock"
-        self.process: subprocess.Popen[bytes] | None = None
+    `client` speaks to it and tries nothing again.
+    """
+
+    def __init__(self, *flags: str, executable: str = EMBEDDED, port: int = 0) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="specpilot-test-"))
+        self.port = port
+        self.url = f"redis://127.0.0.1:{port}" if port else f"unix://{self.folder}/redis.sock"
+        place = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", "")
+        self._command = [executable, *flags, *place, "--unixsocket", str(self.folder / "redis.sock")]
+        self.client: Any = redis.Redis.from_url(self.url, decode_responses=True, retry=Retry(NoBackoff(), 0))
         self.start()
 
     def start(self) -> None:
-        command = [self._executable, "--port", "0", "--save", "", "--dir", str(self._folder)]
-        self.process = subprocess.Popen(
-            [*command, "--unixsocket", self.url.removeprefix("unix://")], stdout=subprocess.DEVNULL
-        )
-        until(lambda: is_answering(self.url), every=0.02)
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        until(self._is_up, every=0.02)
+
+    def _is_up(self) -> bool:
+        try:
+            self.client.ping()
+        except redis.ConnectionError as error:
+            return isinstance(error, redis.AuthenticationError)
+        except redis.ResponseError:
+            return True
+        return True
+
+    def until_it_is(self, section: str, **expected: Any) -> None:
+        """Wait until this section of its state has these values."""
+
+        def is_so() -> bool:
+            try:
+                return expected.items() <= self.client.info(section).items()
+            except redis.ConnectionError:
+                return False  # Sentinel ends the connections of a server whose role it changes
+
+        until(is_so, every=0.02)
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        self.process.kill()
+        self.process.wait()
 
     def close(self) -> None:
         self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.client.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

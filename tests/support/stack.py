@@ -61,20 +61,21 @@ def call(
     body: object = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
-) -> tuple[int, Any, Mapping[str, str]]:
-    """Return status, JSON body (or text) and headers."""
+) -> tuple[int, Any, dict[str, str]]:
+    """Return status, JSON body (or text, `None` without one) and headers, their names in small letters."""
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     request = Request(url, method=method, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     try:
         with urlopen(request, timeout=timeout_s) as reply:
-            status, text, got = reply.status, reply.read(), reply.headers
+            status, text, fields = reply.status, reply.read(), reply.headers
     except HTTPError as error:
         with error:
-            status, text, got = error.code, error.read(), error.headers
+            status, text, fields = error.code, error.read(), error.headers
+    found = {name.lower(): value for name, value in fields.items()}
     try:
-        return status, json.loads(text), dict(got)
+        return status, json.loads(text) if text else None, found
     except ValueError:
-        return status, text.decode(), dict(got)
+        return status, text.decode(), found
 
 
 def counters(url: str, name: str, *labels: str) -> dict[tuple[str, ...], float]:

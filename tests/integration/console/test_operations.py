@@ -1,7 +1,7 @@
 """What operators do in the console besides policies: the token, freezes, keys, tokens and model routes."""
 
 import time
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
@@ -69,10 +69,11 @@ def test_keys_and_tokens_are_made_and_shown_once(browser: Browser, controller: C
 
 
 @NEEDS_SYSTEM
-def test_a_write_that_is_not_announced_says_so_until_the_next_write(browser: Browser, tmp_path: Path) -> None:
-    rights = Rights(tmp_path)
-    rights.set(*NO_CHANNEL)
-    with running_controller(redis_url=rights.url) as controller:
+def test_a_write_that_is_not_announced_says_so_until_the_next_write(browser: Browser) -> None:
+    with ExitStack() as stack:
+        rights = stack.enter_context(Rights())
+        rights.set(*NO_CHANNEL)
+        controller = stack.enter_context(running_controller(redis_url=rights.url))
         browser.open(f"{controller.url}/console/style.css")
         browser.run("sessionStorage.setItem('token', arguments[0])", TOKEN)
         show(browser, controller, "access")
@@ -82,7 +83,6 @@ def test_a_write_that_is_not_announced_says_so_until_the_next_write(browser: Bro
         rights.set("&{specpilot}:*")
         browser.press("Make a client key")
         browser.until("return !document.getElementById('notice').textContent")
-    rights.node.kill()
 
 
 def test_a_key_is_changed_and_what_has_expired_gets_a_new_expiry(browser: Browser, controller: Controller) -> None:

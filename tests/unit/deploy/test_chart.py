@@ -1,16 +1,16 @@
 """The chart as a whole: rendered in every shape, valid for Kubernetes, documented, the source of the plain base."""
 
-import copy
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
-from tests.support.chart_values import FULL, OWN_REDIS, POOL, SCHEMA
+from tests.support.chart import CHART, FULL, OWN_REDIS, POOL, render
 from tests.support.custom_resources import SCHEMAS as CUSTOM
-from tests.support.helm_template import CHART, render, values
 
 PAGE = (CHART.parents[2] / "docs" / "get-started" / "kubernetes.md").read_text()
 SHAPES: dict[str, dict[str, Any]] = {
@@ -24,9 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_manifest_is_valid_for_kubernetes(shape: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="the extra `dev` brings it")
-    given = values(SHAPES[shape])
-    jsonschema.validate(given, SCHEMA)
-    manifests = render(given)
+    manifests = render(SHAPES[shape])
     assert len(manifests) > 8
     for manifest in manifests:
         if manifest["kind"] in CUSTOM:
@@ -36,12 +34,12 @@ def test_every_manifest_is_valid_for_kubernetes(shape: str) -> None:
 
 
 def test_everything_that_can_be_asked_for_is_there() -> None:
-    kinds = [item["kind"] for item in render(values(FULL))]
+    kinds = [item["kind"] for item in render(FULL)]
     assert {"HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "HTTPRoute", "NetworkPolicy"} <= set(kinds)
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(kinds)
     assert kinds.count("Deployment") == 4
     assert "StatefulSet" not in kinds
-    names = [(item["kind"], item["metadata"]["name"]) for item in render(values(FULL))]
+    names = [(item["kind"], item["metadata"]["name"]) for item in render(FULL)]
     assert len(names) == len(set(names))
 
 
@@ -54,9 +52,9 @@ def leaves(found: Any, path: str = "") -> list[str]:
 def test_every_value_is_documented_and_in_the_schema_and_the_other_way_round() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", PAGE.split("\n## Values\n")[1], re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    stated = {path for path in leaves(values()) if path != "pools" and ".resources." not in path}
-    stated |= {path.partition(".resources")[0] + ".resources" for path in leaves(values()) if ".resources." in path}
-    stated |= {f"pools[].{name}" for name in SCHEMA["properties"]["pools"]["items"]["properties"]}
+    defaults = leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    stated = {path for path in defaults if path != "pools" and ".resources." not in path}
+    stated |= {path.partition(".resources")[0] + ".resources" for path in defaults if ".resources." in path}
+    stated |= {f"pools[].{name}" for name in schema["properties"]["pools"]["items"]["properties"]}
     assert documented == stated
-    without = copy.deepcopy(values())
-    jsonschema.validate(without, SCHEMA)

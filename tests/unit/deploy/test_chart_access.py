@@ -1,19 +1,18 @@
 """Access in the chart: Redis by TLS, roles, network policies, secrets."""
 
 from specpilot.policy import redis_url
-from tests.support.chart_values import FULL, OWN_REDIS, POOL, containers, named
-from tests.support.helm_template import render, values
+from tests.support.chart import FULL, OWN_REDIS, POOL, containers, named, render
 
 
 def test_a_redis_of_ones_own_is_checked_by_its_own_authority() -> None:
-    for item in render(values({**FULL, "pools": [POOL]})):
+    for item in render({**FULL, "pools": [POOL]}):
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]["spec"]
             assert {"name": "redis-ca", "secret": {"secretName": "redis-ca"}} in pod["volumes"]
 
 
 def test_the_releases_own_redis_speaks_tls_alone_and_everybody_asks_it_by_tls() -> None:
-    manifests = render(values(OWN_REDIS))
+    manifests = render(OWN_REDIS)
     redis = named(manifests, "StatefulSet", "rel-redis")["spec"]["template"]["spec"]["containers"][0]
     assert redis["args"][redis["args"].index("--port") + 1] == "0"
     assert redis["args"][redis["args"].index("--tls-port") + 1] == str(redis["ports"][0]["containerPort"])
@@ -32,7 +31,7 @@ def test_the_releases_own_redis_speaks_tls_alone_and_everybody_asks_it_by_tls() 
 
 
 def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> None:
-    manifests = render(values({"pools": [POOL]}))
+    manifests = render({"pools": [POOL]})
     policy = next(
         item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "rel-engine"
     )
@@ -50,7 +49,7 @@ def test_engines_are_asked_by_gateways_controllers_and_monitoring_alone() -> Non
 
 
 def test_secrets_come_by_reference_alone() -> None:
-    for container in containers(render(values({"pools": [POOL]}))):
+    for container in containers(render({"pools": [POOL]})):
         for item in container.get("env", []):
             if "TOKEN" in item["name"] or "PASSWORD" in item["name"]:
                 assert "secretKeyRef" in item["valueFrom"]

@@ -6,25 +6,24 @@ from pathlib import Path
 
 import yaml
 
-from tests.support.chart_values import FULL, named
-from tests.support.helm_template import CHART, render, values
+from tests.support.chart import CHART, FULL, named, render
 
 
 def test_a_gateway_with_tls_is_probed_and_scraped_by_it() -> None:
-    manifests = render(values(FULL))
+    manifests = render(FULL)
     [gateway] = named(manifests, "Deployment", "rel-gateway")["spec"]["template"]["spec"]["containers"]
     probes = [gateway[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")]
     assert probes == ["HTTPS"] * 3
     [endpoint] = named(manifests, "PodMonitor", "rel-gateways")["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "https"
-    [endpoint] = named(render(values({"monitoring": {"podMonitor": True}})), "PodMonitor", "rel-gateways")["spec"][
+    [endpoint] = named(render({"monitoring": {"podMonitor": True}}), "PodMonitor", "rel-gateways")["spec"][
         "podMetricsEndpoints"
     ]
     assert "scheme" not in endpoint
 
 
 def test_prometheus_scrapes_each_pod_once_under_the_jobs_of_the_rules() -> None:
-    manifests = render(values(FULL))
+    manifests = render(FULL)
     rules = yaml.safe_load((CHART.parents[1] / "prometheus" / "rules" / "specpilot.yml").read_text())
     [expression] = [rule["expr"] for rule in rules["groups"][0]["rules"] if rule.get("alert") == "SpecPilotPartDown"]
     [jobs] = re.findall(r'job=~"([^"]+)"', expression)
@@ -51,7 +50,7 @@ def test_prometheus_scrapes_each_pod_once_under_the_jobs_of_the_rules() -> None:
 def test_rules_and_dashboards_are_those_of_the_repository() -> None:
     for name in ("rules", "dashboards"):
         assert (CHART / "files" / name).resolve().is_dir()
-    boards = [item for item in render(values(FULL)) if item["kind"] == "ConfigMap"]
+    boards = [item for item in render(FULL) if item["kind"] == "ConfigMap"]
     for board in boards:
         [(name, text)] = board["data"].items()
         assert json.loads(text) == json.loads((Path(CHART / "files" / "dashboards") / name).read_text())

@@ -8,20 +8,19 @@ from specpilot.controller.settings import ControllerSettings
 from specpilot.engine_adapter.__main__ import _parser
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.policy.settings import load
-from tests.support.chart_values import FULL, OWN_REDIS, containers, named
-from tests.support.helm_template import render, values
+from tests.support.chart import FULL, OWN_REDIS, containers, named, render
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_node_can_be_drained_of_the_last_gateway_and_of_one_that_is_not_ready(replicas: int) -> None:
-    budget = named(render(values({"gateway": {"replicas": replicas}})), "PodDisruptionBudget", "rel-gateway")["spec"]
+    budget = named(render({"gateway": {"replicas": replicas}}), "PodDisruptionBudget", "rel-gateway")["spec"]
     assert budget["maxUnavailable"] == 1
     assert "minAvailable" not in budget
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for container in containers(render(values(FULL))):
+    for container in containers(render(FULL)):
         monkeypatch.setenv("REDIS_URL", "redis://r")
         for item in container["env"]:
             monkeypatch.setenv(item["name"], item.get("value", "x"))
@@ -43,7 +42,7 @@ def test_the_programs_read_their_arguments_and_variables(monkeypatch: pytest.Mon
 
 
 def test_gateways_have_their_metrics_on_a_port_that_no_service_offers() -> None:
-    manifests = render(values({"gateway": {"service": {"type": "LoadBalancer"}}}))
+    manifests = render({"gateway": {"service": {"type": "LoadBalancer"}}})
     [gateway] = named(manifests, "Deployment", "rel-gateway")["spec"]["template"]["spec"]["containers"]
     [offered] = named(manifests, "Service", "rel-gateway")["spec"]["ports"]
     assert offered["targetPort"] == "http"
@@ -55,14 +54,14 @@ def test_gateways_have_their_metrics_on_a_port_that_no_service_offers() -> None:
 
 
 def test_the_releases_own_redis_is_pulled_and_placed_like_the_rest() -> None:
-    pod = named(render(values(OWN_REDIS)), "StatefulSet", "rel-redis")["spec"]["template"]["spec"]
+    pod = named(render(OWN_REDIS), "StatefulSet", "rel-redis")["spec"]["template"]["spec"]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["nodeSelector"] == {"disk": "ssd"}
     assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
 
 
 def test_pods_run_as_nobody_on_a_read_only_root_and_outlive_their_drain() -> None:
-    for manifest in render(values(FULL)):
+    for manifest in render(FULL):
         if manifest["kind"] != "Deployment":
             continue
         pod = manifest["spec"]["template"]["spec"]

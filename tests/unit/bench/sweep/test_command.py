@@ -4,7 +4,6 @@ import asyncio
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +16,6 @@ from tests.support.scripted_engine import ScriptedEngine, reply
 from tests.support.sweep_endpoint import Endpoint, arguments, cells, sweep
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "bench.md").read_text()
-
-
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint(has_adapter=True)
-    await found.start()
-    yield found
-    await found.stop()
 
 
 @pytest.mark.timeout(300)

@@ -1,7 +1,6 @@
 """K of the endpoints of a sweep: set where that may be done, watched, and given back."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from asyncio import to_thread
 from typing import Any
 
 import pytest
@@ -14,69 +13,57 @@ from tests.support.sweep_endpoint import Endpoint, sweep
 TOKEN = "a-token-of-the-engine"
 
 
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    found = Endpoint(has_adapter=True)
-    await found.start()
-    yield found
-    await found.stop()
-
-
-async def done(call: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.to_thread(call, *arguments)
-
-
 async def test_a_k_that_a_controller_replaced_is_said_with_the_remedy_and_stays(endpoint: Endpoint) -> None:
     steering = Steering(endpoint.url)
-    await done(steering.set_k, 3)
-    await done(steering.check, 3)
+    await to_thread(steering.set_k, 3)
+    await to_thread(steering.check, 3)
     endpoint.apply({"guidance": {"override": {"k": 2}}})
     with pytest.raises(EndpointError, match=r"no longer has the K = 3 .* Stop the controller"):
-        await done(steering.check, 3)
-    await done(steering.give_back)
+        await to_thread(steering.check, 3)
+    await to_thread(steering.give_back)
     assert endpoint.ks == [3]
 
 
 async def test_a_goal_is_set_without_a_k_and_taken_back(endpoint: Endpoint) -> None:
     steering = Steering(endpoint.url)
-    await done(steering.set_k, None, 20.0)
+    await to_thread(steering.set_k, None, 20.0)
     assert endpoint.schedule is not None
     assert endpoint.schedule["guidance"] == {"classes": {"default": {"tpot_bound_ms": 20.0}}}
-    await done(steering.check, None, 20.0)
+    await to_thread(steering.check, None, 20.0)
     endpoint.apply({"guidance": {}})
     with pytest.raises(EndpointError, match="no longer has the goal of 20 ms of this arm"):
-        await done(steering.check, None, 20.0)
+        await to_thread(steering.check, None, 20.0)
 
 
 async def test_an_engine_that_was_restarted_has_not_the_k_that_was_set(endpoint: Endpoint) -> None:
     steering = Steering(endpoint.url)
-    await done(steering.set_k, 3)
+    await to_thread(steering.set_k, 3)
     endpoint.schedule, endpoint.version = None, 0
     with pytest.raises(EndpointError, match="it was restarted meanwhile"):
-        await done(steering.check, 3)
+        await to_thread(steering.check, 3)
 
 
 async def test_an_endpoint_gets_its_k_back_once_and_for_an_arm_without_one(endpoint: Endpoint) -> None:
     before = {"probe_ratio": 0.1, "classes": {"default": {"k_max": 6}}}
     steering = Steering(endpoint.url)
-    await done(steering.set_k, None)
+    await to_thread(steering.set_k, None)
     assert endpoint.ks == []
-    await done(steering.set_k, 3)
-    await done(steering.set_k, None)
-    await done(steering.check, None)
-    await done(steering.give_back)
+    await to_thread(steering.set_k, 3)
+    await to_thread(steering.set_k, None)
+    await to_thread(steering.check, None)
+    await to_thread(steering.give_back)
     assert endpoint.ks == [3, None]
     assert endpoint.schedule is not None
     assert endpoint.schedule["guidance"] == {}  # its law chooses K, as before
     endpoint.apply({"guidance": before})
-    await done(steering.set_k, 7)
-    await done(steering.give_back)
+    await to_thread(steering.set_k, 7)
+    await to_thread(steering.give_back)
     assert endpoint.schedule["guidance"] == before
 
 
 async def test_an_engine_that_measures_its_own_steps_is_waited_for(endpoint: Endpoint) -> None:
     endpoint.calibrations_left = 3
-    await done(Steering(endpoint.url).set_k, 3)
+    await to_thread(Steering(endpoint.url).set_k, 3)
     assert endpoint.calibrations_left < 0
 
 
@@ -97,9 +84,9 @@ async def test_an_engine_elsewhere_lets_its_token_set_k_and_nobody_else(
     steering = Steering(endpoint.url, given)
     if said:
         with pytest.raises(RefusedError, match=said):
-            await done(steering.state)
+            await to_thread(steering.state)
     else:
-        await done(steering.set_k, 3)
+        await to_thread(steering.set_k, 3)
         assert endpoint.ks == [3]
     assert {seen.path for seen in endpoint.seen if TOKEN in str(seen.headers)} <= {"/speculation"}
 
@@ -128,4 +115,4 @@ async def test_a_sweep_without_the_token_ends_before_anything_is_measured(
 async def test_what_cannot_be_steered_is_told_apart(answer: bytes, said: str, endpoint: Endpoint) -> None:
     endpoint.choose = lambda _: [answer]
     with pytest.raises(EndpointError, match=said):
-        await done(Steering(endpoint.url).state)
+        await to_thread(Steering(endpoint.url).state)

@@ -1,11 +1,15 @@
-"""Values for the tests of the chart, from none to all, and their schema; and parts of what is rendered of them."""
+"""The chart as Helm itself checks and renders it, values for its tests from none to all, and parts of manifests."""
 
-import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tests.support.helm_template import CHART
+import pytest
+import yaml
 
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+helm = pytest.importorskip("helm_python", reason="the extra `dev` brings it, where there is a build of it")
+
+CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "specpilot"
 POOL = {"name": "h200", "model": "openai/gpt-oss-20b", "drafter": "amazon/GPT-OSS-20B-P-EAGLE"}
 FULL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
@@ -77,6 +81,16 @@ OWN_REDIS: dict[str, Any] = {
         "tolerations": [{"key": "a", "operator": "Exists"}],
     },
 }
+
+
+def render(values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Every manifest of the release `rel`, with `values` merged into the chart's as `--values` does.
+
+    Raises `HelmValuesError` where the schema refuses them, `HelmRenderError` where a template does.
+    """
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render(dict(values or {}), name="rel", namespace="default")
+    return [item for name in sorted(texts) for item in yaml.safe_load_all(texts[name]) if item is not None]
 
 
 def containers(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
