@@ -26,7 +26,7 @@ plus the debt of one request. R replicas together allow the same, with one debt 
 - Replicas use demands that are up to `EXCHANGE_S` old (`gateway.engines.redis_watch`), so when a share of x moves to
   other replicas, both sides allow it for that time: x * L * EXCHANGE_S / 60, which is 1.7 % of L for a whole limit.
   When Redis is back without its data, each replica may count as the only one until its next exchange: at most (R - 1)
-  times that.
+  times that, as a bucket that begins then holds the share of the exchange before.
 - A bucket that begins during use adds its first content.
 
 | failure | shares |
@@ -264,13 +264,15 @@ class Rates:
 
     def __init__(self) -> None:
         self._meters: dict[str, Meter] = {}
-        self._shares = Shares()
+        self._shares = self._shares_before = Shares()
 
     def meter(self, key: ApiKey, tokens: float, now: float) -> Meter:
         """Return the meter of `key`, which keys of one `key_id` share. `tokens` is the cost of the current request."""
         meter = self._meters.get(key.key_id)
         if meter is None:
-            meter = self._meters[key.key_id] = Meter(key, self._shares.of(key.key_id), now)
+            share = self._shares.of(key.key_id)
+            meter = self._meters[key.key_id] = Meter(key, min(share, self._shares_before.of(key.key_id)), now)
+            meter.set_share(share, now)
             if key.key_id in self._shares.by_key:
                 meter.begin_during_use(tokens)
         elif not meter.states(key):
@@ -285,7 +287,7 @@ class Rates:
 
     def adopt(self, shares: Shares, now: float) -> None:
         """Apply new `shares`."""
-        self._shares = shares
+        self._shares_before, self._shares = self._shares, shares
         for key_id, meter in self._meters.items():
             share = shares.of(key_id)
             meter.lasting_share = min(share, meter.share)  # for places: it grows one exchange later

@@ -142,6 +142,14 @@ def test_a_key_that_others_use_begins_with_little() -> None:
     assert found.admit(500, 0.0) is not None
 
 
+def test_a_key_that_is_used_first_while_other_replicas_are_not_yet_back_begins_with_the_share_before() -> None:
+    rates = Rates()
+    for others_are_there in (True, False):  # the second exchange: Redis is back empty, and the other is not in it yet
+        rates.adopt(Shares(other=0.5 if others_are_there else 1.0), 0.0)
+    bucket = rates.meter(key(60), 0, 0.0).buckets["requests"]
+    assert (bucket.held, bucket.capacity) == (30, 60)
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0, "0s"), (0.0001, "1ms"), (0.12, "120ms"), (1, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s")],
