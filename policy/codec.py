@@ -28,6 +28,14 @@ _NOUNS = {
     r"(a valid (dictionary|mapping)|an object|(a dictionary or )?an instance of \w+)": "an object",
 }
 """What pydantic calls the kinds of values, and what JSON calls them."""
+_WORDS = {
+    "less than or equal to": "at most",
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    " after validation": "",
+    ", not more": "",
+    "Invalid JSON: ": "not JSON: ",
+}
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:  # mypy takes a `type` for unhashable, so not `cache` itself
@@ -92,7 +100,9 @@ def plain_words(message: str) -> str:
     text = _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
     for pattern, noun in _NOUNS.items():
         text = re.sub(rf"^must be {pattern}$", f"must be {noun}", text)
-    return text.replace(" after validation", "").replace("Invalid JSON: ", "not JSON: ")
+    for words, plain in _WORDS.items():
+        text = text.replace(words, plain)
+    return text
 
 
 def faults_of(error: ValidationError) -> tuple[Fault, ...]:

@@ -9,16 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
-from specpilot.policy.api_key import ALLOWED_MODELS_LIMIT, RATE_LIMIT_MAX, model_faults
-from specpilot.policy.names import K_LIMIT, STRICT, is_class_name, raise_faults
+from specpilot.policy.api_key import AllowedModels, RateLimit
+from specpilot.policy.names import STRICT, ClassName, K
 
 NEWEST_VERSION = 2**53
 _LONGEST_GRACE_S = 30 * 86_400.0
-
-
-def _models(names: list[str]) -> list[str]:
-    raise_faults(model_faults(tuple(names)))
-    return names
 
 
 def _token_name(name: str) -> str:
@@ -27,15 +22,7 @@ def _token_name(name: str) -> str:
     return name
 
 
-def _class_name(name: str) -> str:
-    raise_faults(
-        [] if is_class_name(name) else ["must be a lower-case class name of at most 32 characters, such as code"]
-    )
-    return name
-
-
-_Class = Annotated[str, AfterValidator(_class_name), Field(json_schema_extra={"pattern": "^[a-z][a-z0-9_-]{0,31}$"})]
-_Limit = Annotated[int, Field(strict=True, ge=1, le=RATE_LIMIT_MAX)] | None
+_Limit = Annotated[RateLimit, Field(strict=True)] | None
 _Time = Annotated[Any, WithJsonSchema({"type": ["number", "null"], "description": "Unix seconds; null: no end"})]
 _Seconds = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "description": "from now on"})]
 
@@ -60,13 +47,13 @@ class KeyRotation(Rotation):
 class KeyRequest(Rotation):
     """The limits of a client key."""
 
-    traffic_class: _Class | None = None
-    allowed_classes: list[_Class] | None = None
-    allowed_models: Annotated[list[str], Field(max_length=ALLOWED_MODELS_LIMIT), AfterValidator(_models)] | None = None
+    traffic_class: ClassName | None = None
+    allowed_classes: tuple[ClassName, ...] | None = None
+    allowed_models: AllowedModels | None = None
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     max_concurrent_requests: _Limit = None
-    k_max: Annotated[int, Field(strict=True, ge=0, le=K_LIMIT)] | None = None
+    k_max: Annotated[K, Field(strict=True)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def test_the_models_places_and_ceiling_of_a_client_key_are_set_changed_and_check
     assert status == 422
     assert {fault["field"] for fault in refused["error"]["faults"]} == set(wrong)
     status, refused, _ = controller.call(path, "PATCH", {"allowed_models": ["a\nb"], "k_max": True})
-    assert [fault["field"] for fault in refused["error"]["faults"]] == ["allowed_models", "k_max"]
+    assert [fault["field"] for fault in refused["error"]["faults"]] == ["allowed_models.0", "k_max"]
     assert controller.call(path, "DELETE")[0] == 204
 
 

@@ -61,12 +61,13 @@ def test_a_policy_lives_by_its_etag(controller: Controller) -> None:
     [
         (b"{", ["not JSON"]),
         (b"[1]", ["an object"]),
-        ({"k_min": 9, "k_max": 1, "probe_ratio": 2}, ["k_min 9 is above k_max 1", "probe_ratio"]),
+        ({"k_min": 9, "k_max": 1}, ["k_min 9 is above k_max 1"]),
+        ({"k_min": 65, "k_max": -1, "probe_ratio": 2}, ["k_min", "k_max", "probe_ratio"]),
         ({"k_min": "many", "mode": "fast", "surprise": 1}, ["k_min", "mode", "surprise"]),
         ({"classes": {"code": {"weight": 0, "pin": -1}}}, ["classes.code", "weight", "pin"]),
         ({"model": "another"}, ["model", "the path names"]),
     ],
-    ids=["no JSON", "no object", "range", "types", "class", "model"],
+    ids=["no JSON", "no object", "order", "range", "types", "class", "model"],
 )
 def test_every_fault_of_a_policy_is_told_at_once(controller: Controller, body: Any, words: list[str]) -> None:
     status, answer, _ = controller.call("/admin/policies/m", "PUT", body)

@@ -66,7 +66,7 @@ def test_what_a_policy_says() -> None:
 
 
 def test_without_a_policy() -> None:
-    keys = by_hash([key("a", "code"), key("b"), key("c", "No Class")])
+    keys = by_hash([key("a", "code"), key("b")])
     found = Snapshot(keys=keys)
     assert found.known_classes("m") == {"default", "code"}
     assert found.rules("m") == ()
@@ -94,9 +94,9 @@ def test_a_keys_file_states_all_that_a_key_may() -> None:
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of([{"key_id": "a", "key": "sk-1", "k_max": 65, "max_concurrent_requests": 0, "allowed_models": ["a "]}])
     said = str(caught.value)
-    assert "k_max is 65" in said
-    assert "max_concurrent_requests is 0" in said
-    assert "allowed_models: model 'a '" in said
+    assert "k_max: must be at most 64" in said
+    assert "max_concurrent_requests: must be at least 1" in said
+    assert "allowed_models.0: 'a '" in said
     assert "sk-1" not in said
 
 
@@ -106,5 +106,5 @@ def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
             [{"key_id": "a"}, {"key_id": "b", "key": "sk-secret", "traffic_class": "A B"}, {"key": "", "key_id": "c"}]
         )
     fields = [fault.field for fault in caught.value.faults]
-    assert fields == ["[0].key", "[1]", "[2]"]
+    assert fields == ["[0].key", "[1].traffic_class", "[2].key"]
     assert "sk-secret" not in str(caught.value)
