@@ -61,9 +61,9 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 
 def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
-    """Return each of `texts` as a document, or its faults, in order of their names."""
+    """Return each of `texts` as a document, or its faults."""
     documents: dict[str, T | InvalidDocumentError] = {}
-    for name, text in sorted(texts.items()):
+    for name, text in texts.items():
         try:
             documents[name.decode(errors="replace")] = decode(kind, text)
         except InvalidDocumentError as error:

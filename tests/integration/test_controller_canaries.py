@@ -66,7 +66,10 @@ def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: 
         ({}, ["policy"]),
         ({"policy": {"model": "another"}}, ["policy.model", "the path names"]),
         ({"policy": {"k_min": 9, "k_max": 1}, "share_ratio": "half", "surprise": 1}, ["k_min 9", "share", "surprise"]),
-        ({"policy": {}, "share_ratio": 0.9, "window_s": 1}, ["share_ratio is 0.9", "window_s is 1"]),
+        (
+            {"policy": {}, "share_ratio": 0.9, "window_s": 1},
+            ["share_ratio: must be at most 0.5", "window_s: must be at least 5"],
+        ),
         ({"policy": {"match": [{"traffic_class": "default", "path": "/x"}]}}, ["policy.match", "gateway"]),
         (
             {"policy": {"classes": {"default": {}, "new": {}}}},

@@ -175,7 +175,7 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert found["good"] == good
     assert (found["bad"].model, found["bad"].hold, found["bad"].until) == ("bad", Hold.CURRENT, None)
     [said] = [record.message for record in caplog.records]
-    assert said.startswith("the freeze of bad cannot be read and holds the current K; lift or replace it: ")
+    assert said.startswith("1 of the freezes cannot be read and hold the current K; lift or replace them; bad: ")
     assert "hold" in said
     assert store.delete_freeze("bad")
     assert store.freezes() == {"good": good}
