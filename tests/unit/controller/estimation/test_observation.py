@@ -112,8 +112,6 @@ def test_engines_are_added_up_and_steps_are_kept_by_kind() -> None:
         Series(names.STEPS, (names.CATCH_UP,)): 1.0,
         Series(names.STEP_SECONDS, ("decode",)): 0.02,
         Series(names.STEP_SECONDS, (names.CATCH_UP,)): 0.03,
-        Series(names.STEP_DECODES, ("decode",)): 17.0,
-        Series(names.STEP_DECODES, (names.CATCH_UP,)): 8.0,
         Series(names.DECODE_SECONDS, ()): 0.015,
     }
     found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **steps}, {TRIAL: 4.0, RUNNING: 2.0, **steps}])

@@ -36,7 +36,6 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
         decode_tokens={("code", 4): 2 * drafts * rate},
         steps_by={"decode": 100.0},
         seconds_by={"decode": 1.0},
-        decodes_by={"decode": drafts},
         running={"code": float(decodes)},
     )
 
