@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from specpilot.policy import audit, redis_keys, redis_scripts
 from specpilot.policy.access import AdminToken
@@ -30,10 +29,6 @@ _DAY_S = 86_400
 @guarded
 class OperatorDocuments(Documents):
     """The shared state of operators."""
-
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
-        self._append_audit = connection.register_script(redis_scripts.APPEND_AUDIT)
 
     def policy(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` when there is none."""
@@ -227,7 +222,7 @@ class OperatorDocuments(Documents):
         key, limit = redis_keys.AUDIT, audit.DONE_KEPT
         if entry.result is Result.REFUSED:
             key, limit = redis_keys.AUDIT_REFUSED, audit.REFUSED_KEPT
-        return int(self._append_audit(keys=[key, redis_keys.AUDIT_NUMBER], args=[limit, encode(entry)]))
+        return int(self._run(redis_scripts.APPEND_AUDIT, [key, redis_keys.AUDIT_NUMBER], limit, encode(entry)))
 
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         """Return `limit` entries with numbers below `before` and above `after`.

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from specpilot.policy import redis_keys, redis_scripts
@@ -38,11 +39,19 @@ WRITE_TRIES = 100
 class Documents:
     """Reads and writes documents over a connection to Redis."""
 
-    def __init__(self, connection: Any) -> None:
-        self._redis = connection
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        """`connect` returns a client of Redis; it is called at the first use, until it returns one."""
+        self._connect = connect
         self._logged_faults: deque[str] = deque(maxlen=100)
         self._unannounced: str | None = None
-        self._compare_and_write = connection.register_script(redis_scripts.COMPARE_AND_WRITE)
+
+    @cached_property
+    def _redis(self) -> Any:
+        return self._connect()
+
+    def _run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
+        """Run one of `redis_scripts`; the server knows it by its hash from the first run on."""
+        return self._redis.register_script(script)(keys=keys, args=args)
 
     def unannounced(self) -> str | None:
         """Return why the latest write could not be announced; `None` when it was.
@@ -81,8 +90,8 @@ class Documents:
             compared = [*fence, *((place, text or b"") for place, text in zip(places, texts, strict=True))]
             items = [*compared, *writes.items()]
             arguments = [item for place, text in items for item in (place.field, text)]
-            differing = self._compare_and_write(
-                keys=[place.key for place, _ in items], args=[len(compared), *arguments]
+            differing = self._run(
+                redis_scripts.COMPARE_AND_WRITE, [place.key for place, _ in items], len(compared), *arguments
             )
             if not differing:
                 return True

@@ -69,13 +69,12 @@ class Store(OperatorDocuments):
         self._dials = Dials()
         self._timeout_s = timeout_s
         self._unsubscribed: str | None = None
-        super().__init__(connect(address, timeout_s, self._dials))
-        self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
-        self._release = self._redis.register_script(redis_scripts.RELEASE)
+        super().__init__(lambda: connect(address, timeout_s, self._dials))
 
     def close(self) -> None:
         """Close every connection."""
-        self._redis.close()
+        if "_redis" in vars(self):
+            self._redis.close()
 
     def ping(self) -> None:
         """Raise if the store does not answer."""
@@ -219,12 +218,13 @@ class Store(OperatorDocuments):
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""
-        fence = self._acquire(keys=[redis_keys.LEASE, redis_keys.FENCE], args=[holder, int(ttl_s * 1000)])
+        keys = [redis_keys.LEASE, redis_keys.FENCE]
+        fence = self._run(redis_scripts.ACQUIRE, keys, holder, int(ttl_s * 1000))
         return Lease(holder=holder, fence=int(fence)) if fence else None
 
     def release_lease(self, lease: Lease) -> None:
         """Give up leadership at once, if `lease` still holds it."""
-        self._release(keys=[redis_keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
+        self._run(redis_scripts.RELEASE, [redis_keys.LEASE], f"{lease.fence}:{lease.holder}")
 
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import redis
@@ -70,15 +71,15 @@ def test_documents_that_scripts_put_together_are_read(store: Store, raw: "redis.
 
 
 def test_a_write_that_another_came_before_is_decided_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, other = store._compare_and_write, Policy("m", static_k=1)
+    run, other = store._run, Policy("m", static_k=1)
 
-    def after_another(**arguments: object) -> object:
-        monkeypatch.setattr(store, "_compare_and_write", write)
+    def after_another(*arguments: Any) -> Any:
+        monkeypatch.setattr(store, "_run", run)
         store.put_policy(other, None, 1.0)
-        return write(**arguments)
+        return run(*arguments)
 
     for expected in (None, 1):
-        monkeypatch.setattr(store, "_compare_and_write", after_another)
+        monkeypatch.setattr(store, "_run", after_another)
         if expected is None:
             assert store.put_policy(Policy("m", static_k=2), None, 2.0).version == 2
         else:
