@@ -100,8 +100,6 @@ class Documents:
         raise StoreUnavailableError(f"{places[0].key} was changed by others {WRITE_TRIES} times meanwhile; try again")
 
     def _texts(self, places: Sequence[Place]) -> Sequence[bytes | None]:
-        if len(places) == 1:
-            return [self._redis.execute_command(*_reading(places[0]))]
         pipe = self._redis.pipeline(transaction=False)
         for place in places:
             pipe.execute_command(*_reading(place))

@@ -186,13 +186,13 @@ class Store(OperatorDocuments):
         text = zlib.compress(encode(decision))
         pool = decision.model, decision.pool
         recent, history = redis_keys.decisions(*pool), redis_keys.history(*pool)
-        key, kept, kept_bytes = (
+        key, most, most_bytes = (
             (history, redis_keys.HISTORY_KEPT, redis_keys.HISTORY_BYTES)
             if is_lasting
             else (recent, redis_keys.DECISIONS_KEPT, redis_keys.DECISIONS_BYTES)
         )
         pipe = self._redis.pipeline(transaction=False)
-        pipe.xadd(key, {"decision": text}, maxlen=min(kept, kept_bytes // len(text)), approximate=True)
+        pipe.xadd(key, {"decision": text}, maxlen=min(most, most_bytes // len(text)), approximate=True)
         if is_lasting:
             pipe.expire(recent, redis_keys.DECISIONS_EXPIRE_S)
             pipe.expire(history, redis_keys.DECISIONS_EXPIRE_S)

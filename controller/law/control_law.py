@@ -40,10 +40,10 @@ class ControlLaw:
             parts.setdefault(key, []).append((snapshot, increases))
             if before is not None:
                 self._pool(key).engines[engine_id] = snapshot
-        for key, seen in parts.items():
-            evidence = evidence_of(increases for _, increases in seen)
-            at = max(snapshot.at for snapshot, _ in seen)
-            elapsed_s = max(snapshot.elapsed_s for snapshot, _ in seen)
+        for key, changes in parts.items():
+            evidence = evidence_of(increases for _, increases in changes)
+            at = max(snapshot.at for snapshot, _ in changes)
+            elapsed_s = max(snapshot.elapsed_s for snapshot, _ in changes)
             self._pool(key).add_snapshot(Snapshot(at, elapsed_s, evidence))
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 

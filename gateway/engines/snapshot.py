@@ -11,10 +11,10 @@ A snapshot is immutable, so a request sees one state even when a new snapshot re
   a key.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clean_text import secret
 from specpilot.policy.codec import from_plain
@@ -93,11 +93,6 @@ def by_hash(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
     return previous | {key.sha256.lower(): key for key in keys}
 
 
-def hash_of(key: str | bytes) -> str:
-    """Return the SHA-256 of an API key, the only form of it that is kept."""
-    return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
-
-
 def keys_of(plain: object, say: Callable[[str], None] = lambda _: None) -> tuple[ApiKey, ...]:
     """Return the API keys in the parsed JSON of an API keys file. Raises `InvalidDocumentError` with every fault.
 
@@ -123,4 +118,4 @@ def _key_of(item: object, place: str, say: Callable[[str], None]) -> ApiKey:
     if not isinstance(key, str) or not key:
         raise InvalidDocumentError("secret", (Fault("key", "must be text, and not empty"),))
     clean = secret("key", key, lambda line: say(f"{place}.{line}"))
-    return from_plain(ApiKey, {**stated, "sha256": hash_of(clean)})
+    return from_plain(ApiKey, {**stated, "sha256": sha256_of(clean)})
