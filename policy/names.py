@@ -40,11 +40,6 @@ def is_class_name(name: str) -> bool:
     return _CLASS_NAME.fullmatch(name) is not None
 
 
-def is_name(name: str) -> bool:
-    """Whether `name` may name a pool or an engine: 1 to 256 printable ASCII characters, no space."""
-    return _NAME.fullmatch(name) is not None
-
-
 def is_model_name(name: str) -> bool:
     """Whether `name` may name a model: 1 to 256 printable characters of any script, no space at its ends."""
     return 1 <= len(name) <= _MODEL_NAME_CHARS and name.isprintable() and name.strip() == name
