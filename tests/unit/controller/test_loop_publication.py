@@ -53,14 +53,6 @@ async def test_a_schedule_that_redis_lost_is_published_again_with_a_newer_versio
     assert rig.store.published[MODEL, POOL].version == held + 1
 
 
-async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
-    await rig.tick(30)
-    rig.store.put_policy(Policy(model=MODEL, probe_ratio=0.0), None, 0.0)
-    await rig.tick(1)
-    guidance = rig.store.published[MODEL, POOL].guidance
-    assert guidance.probe_ratio == 0.0
-
-
 async def test_unknown_is_never_shown_as_a_number(rig: Rig) -> None:
     await rig.tick(3)
     assert "NaN" not in rig.page()
