@@ -99,6 +99,8 @@ def test_a_keys_file_states_all_that_a_key_may() -> None:
     assert "max_concurrent_requests: must be at least 1" in said
     assert "allowed_models.0: 'a '" in said
     assert "sk-1" not in said
+    with pytest.raises(InvalidDocumentError, match="allowed_models: must have at most 256 items"):
+        keys_of([{"key_id": "a", "key": "sk-1", "allowed_models": ["m"] * 257}])
 
 
 def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
