@@ -53,7 +53,7 @@ HOT_PATH = (
     "specpilot/gateway/routing/balance.py",
     "specpilot/gateway/routing/outlier_detection.py",
     "specpilot/gateway/routing/retry_budget.py",
-    "specpilot/gateway/wire/keep_alive.py",
+    "specpilot/gateway/wire/event_frame.py",
     "specpilot/gateway/wire/sse.py",
     "specpilot/gateway/wire/usage.py",
     "specpilot/gateway/engines/upstream.py",
@@ -63,7 +63,7 @@ HOT_PATH = (
     "specpilot/gateway/wire/lax_values.py",
     "specpilot/gateway/wire/request_facts.py",
     "specpilot/gateway/wire/outline.py",
-    "specpilot/gateway/wire/usage_filter.py",
+    "specpilot/gateway/wire/body_reader.py",
     "specpilot/policy/clock.py",
 )
 

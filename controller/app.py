@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from specpilot.controller.admin import problems
 from specpilot.controller.admin.access import Access, Identify
-from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.pages import console_pages
 from specpilot.controller.admin.replies import Status
@@ -83,9 +82,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
     # FastAPI's documentation pages load scripts from a CDN. They would run on the origin of the console and the API.
     app = FastAPI(title="SpecPilot controller", lifespan=lifespan, docs_url=None, redoc_url=None)
     problems.install(app)
-    asker = Asker(store, clock)
-    app.include_router(routes(store, access, clock, trail, on_change=wake, asker=asker, default_mode=default_mode))
-
+    app.include_router(routes(store, access, clock, trail, on_change=wake, default_mode=default_mode))
     app.include_router(console_pages())
 
     @app.get("/health", response_model=Status)

@@ -53,7 +53,7 @@ class Leadership:
             self._held = (lease, asked_at + TTL_S) if lease else None
             return lease
 
-    def keep(self, is_alive: Callable[[], bool] = lambda: True) -> None:
+    def keep(self, is_alive: Callable[[], bool]) -> None:
         """Begin to renew the lease in a thread, while `is_alive`, until `release`."""
 
         def renewing() -> None:
@@ -74,12 +74,6 @@ class Leadership:
 
         self._thread = threading.Thread(target=renewing, name="specpilot-lease", daemon=True)
         self._thread.start()
-
-    def stand_down(self) -> None:
-        """Drop the lease, because another controller leads."""
-        if self._held is not None:
-            _log.warning("%s: another controller leads: standing by", self._holder)
-        self._held = None
 
     def release(self) -> None:
         """Stop renewing and release the lease, so that a stand-by can lead at once."""

@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from specpilot.controller.daily_gains import DailyGains
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.events import canary_ended
 from specpilot.controller.experiments.runner import Runner
@@ -94,7 +93,6 @@ class ControlLoop:
         self._windows_at = 0.0
         self._fence: int | None = None
         self._resume_tries: dict[PoolKey, int] = {}
-        self._gains = DailyGains(store, metrics)
         self._wake = asyncio.Event()
         self._sightings = Sightings()
         self._progress_at = clock.monotonic()
@@ -175,7 +173,6 @@ class ControlLoop:
         self._fence = lease.fence
         self._resume_tries.clear()
         self._shared.begin_to_lead()
-        self._gains.begin_to_lead()
         self._publisher.begin_to_lead()
 
     async def _resume(self) -> None:
@@ -226,7 +223,6 @@ class ControlLoop:
         self._law.forget_all_but((engine.engine_id for engine in shared.engines), self._sightings.seen_at)
         for key in expired:
             self._publisher.forget(key)
-            self._gains.forget(key)
             self._resume_tries.pop(key, None)
             if lease is not None and key in shared.schedules:
                 await self._shared.ask(partial(self._store.remove_schedule, *key, lease))
@@ -255,7 +251,7 @@ class ControlLoop:
             if self._publisher.write(context, result, self._shared.state.schedules, lease):
                 self._shared.was_written()
         finally:
-            self._gains.count((context.model, context.pool), result.log_gains, self._clock.now(), lease)
+            self._publisher.add_gains((context.model, context.pool), result.log_gains, lease)
 
 
 def _undecided(context: PoolContext) -> TickResult:

@@ -1,15 +1,18 @@
-"""Writes the leader's decisions: the schedule for engines, and the record for people.
+"""Writes the leader's decisions: the schedule for engines, the record for people, and the gain of the day.
 
 A schedule is published when it changes, and renewed every `RENEW_S` with the present acceptance. Every decision is
 recorded; while nothing runs, only one per `QUIET_RECORD_S`. Redis keeps the latest records. It keeps records that
 changed the schedule, and one per `LASTING_S`, for longer.
+
+The gain of each compared window is added to its day's sums in Redis, which outlive controllers. A window that Redis
+does not store is lost: the day's figure has one window less.
 
 A fall back to the static K is one audit entry, written by the leader whose control group caused it. The windows in
 which the adaptive K runs meanwhile, and their ends, write no entry.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specpilot.controller.events import fell_back
@@ -19,6 +22,7 @@ from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import next_version, schedule_of
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.clock import Clock
+from specpilot.policy.gain import DailyGain, LogGain, day_of
 from specpilot.policy.names import PoolKey
 from specpilot.policy.records import Decision, Lease
 from specpilot.policy.schedule import Schedule
@@ -36,7 +40,7 @@ _log = logging.getLogger(__name__)
 class _Written:
     """The steady times of a pool's last writes, and the reason of the last decision.
 
-    `is_fall_back_audited`: the audit has an entry of the present fall back.
+    `is_fall_back_audited`: the audit has an entry of the present fall back. `day` is today's gain, as last read.
     """
 
     published_at: float = float("-inf")
@@ -44,6 +48,7 @@ class _Written:
     reason: Reason | None = None
     lasting_at: float = float("-inf")
     is_fall_back_audited: bool = False
+    day: DailyGain | None = None
 
 
 @dataclass(slots=True)
@@ -58,9 +63,9 @@ class Publisher:
     _written: dict[PoolKey, _Written] = field(default_factory=dict)
 
     def begin_to_lead(self) -> None:
-        """Drop the record of audited fall backs, because another controller has led meanwhile."""
+        """Drop the record of audited fall backs and the gains, because another controller has led meanwhile."""
         for written in self._written.values():
-            written.is_fall_back_audited = False
+            written.is_fall_back_audited, written.day = False, None
 
     def resume(self, key: PoolKey) -> None:
         """Take over a pool that fell back under the last leader, which wrote the audit entry."""
@@ -115,6 +120,20 @@ class Publisher:
             is_lasting=is_lasting,
         )
         return True
+
+    def add_gains(self, key: PoolKey, log_gains: Sequence[LogGain], lease: Lease) -> None:
+        """Add the gains of windows that were compared now, and show the day so far; blocks.
+
+        Calls Redis for the first tick of a pool and for each window.
+        """
+        at, written = self.clock.now(), self._written.setdefault(key, _Written())
+        for log_gain in log_gains:
+            written.day = self.store.add_gain(*key, at, log_gain, lease)
+        if written.day is None:
+            days = self.store.daily_gains(*key)
+            written.day = days[0] if days else DailyGain(day_of(at))
+        if written.day.day == day_of(at):
+            self.metrics.show_day(*key, written.day)
 
     def forget(self, key: PoolKey) -> None:
         """Drop the state of a pool that is gone."""

@@ -64,7 +64,6 @@ class SharedReader:
         self._audit = audit
         self._is_full = False
         self._refused: set[str] = set()  # the lacking rights that were logged
-        self._unreadable: frozenset[str] = frozenset()  # the state logged last
         self._memory_at = float("-inf")
         self.state = SharedState()
         self.is_up = True
@@ -81,12 +80,8 @@ class SharedReader:
         except StoreUnavailableError as error:
             self._note(error)
             return None
-        except FencedError as error:
-            _log.warning("%s", error)
-            self._leadership.stand_down()
-            return None
-        except VersionConflictError as error:
-            _log.info("not published, next tick tries again: %s", error)
+        except (FencedError, VersionConflictError) as error:
+            _log.info("not written; the next tick tries again if this controller still leads: %s", error)
             return None
         except InvalidDocumentError as error:
             _log.error("the shared state holds a document that cannot be read; repair or delete it: %s", error)
@@ -133,9 +128,8 @@ class SharedReader:
         policies = [item for item in documents.values() if not isinstance(item, InvalidDocumentError)]
         unreadable = {model: item for model, item in documents.items() if isinstance(item, InvalidDocumentError)}
         before = self.state
-        for model in unreadable.keys() - self._unreadable:
+        for model in unreadable.keys() - before.unreadable:
             _log.error("%s: its policy cannot be read, its pools keep their schedules: %s", model, unreadable[model])
-        self._unreadable = frozenset(unreadable)
         self.state = SharedState(
             engines=tuple(self._store.engines()),
             policies={item.policy.model: item.policy for item in policies},
@@ -143,7 +137,7 @@ class SharedReader:
             policy_versions={item.policy.model: item.version for item in policies},
             experiments={item.model: item for item in self._store.canaries()},
             freezes=self._store.freezes(),
-            unreadable=self._unreadable,
+            unreadable=frozenset(unreadable),
             at=self._clock.now(),
         )
         if self._leadership.lease is not None:

@@ -7,7 +7,6 @@ spelling.
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -125,9 +124,7 @@ def create_routes(  # noqa: C901 - one small function a route
         """Put Starlette's own errors into the envelope."""
         if error.status_code == _METHOD_NOT_ALLOWED:
             allowed = (error.headers or {}).get("Allow", "GET")
-            response = _error_response(MethodNotAllowedError(f"{request.url.path} takes {allowed}"))
-            response.headers["allow"] = allowed
-            return response
+            return _error_response(MethodNotAllowedError(f"{request.url.path} takes {allowed}", allowed))
         known = ", ".join(sorted(PROXIED))
         path = request.scope["raw_path"].decode("latin-1")  # the decoded path may look like a served one
         return _error_response(RouteNotFoundError(f"there is no {path[:128]} here; relayed are {known}"))
@@ -144,10 +141,7 @@ def _api_key(request: Request) -> bytes | None:
 
 
 def _error_response(error: GatewayError) -> Response:
-    headers = {"www-authenticate": "Bearer"} if isinstance(error, InvalidApiKeyError) else {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, ceil(error.retry_after_s)))
-    return Response(body_of(error), error.status, headers, "application/json")
+    return Response(body_of(error), error.status, error.headers, "application/json")
 
 
 def _config_of(context: GatewayContext, shown_settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,10 +71,10 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
     return documents
 
 
-def from_plain(kind: type[T], data: Any) -> T:
-    """Return plain JSON-like `data` as a value of type `kind`; errors as in `decode`."""
+def from_plain(kind: type[T], data: Any, context: object = None) -> T:
+    """Return plain JSON-like `data` as a value of type `kind`, whose checks get `context`; errors as in `decode`."""
     try:
-        value: T = _adapter(kind).validate_python(data)
+        value: T = _adapter(kind).validate_python(data, context=context)
     except ValidationError as error:
         raise InvalidDocumentError(kind.__name__, faults_of(error)) from error
     return value

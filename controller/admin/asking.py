@@ -8,8 +8,10 @@ import asyncio
 import math
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import TypeVar
 
 from specpilot.controller.law.context import PoolContext
 from specpilot.controller.law.latency_margin import BROKEN
@@ -23,6 +25,9 @@ from specpilot.policy.questions import Answer, Kind, Prediction, Question
 from specpilot.policy.schedule import Guidance, KRange
 from specpilot.policy.store import Store
 
+T = TypeVar("T")
+U = TypeVar("U")
+_Key = TypeVar("_Key", bound=str)
 ByStatistic = Mapping[str, Mapping[Statistic, float]]
 
 SAMPLE = 8
@@ -142,7 +147,7 @@ def combined(
     return Asked(
         model, pool, engines, readable, silent, in_force, chosen, static,
         gain_ratio=chosen.throughput / in_force.throughput - 1 if chosen and in_force else None,
-        tpot_ms=(measured := _mean_statistics([item.tpot_ms for item in readable])),
+        tpot_ms=(measured := _by_class([item.tpot_ms for item in readable], lambda each: _by_class(each, fmean))),
         predicted_tpot_ms=(
             predicted := {
                 way: _predicted(prediction, measured)
@@ -150,11 +155,8 @@ def combined(
                 if prediction is not None
             }
         ),
-        keeps_up_to={
-            name: min(item.keeps_up_to[name] for item in readable if name in item.keeps_up_to)
-            for name in _names([item.keeps_up_to for item in readable])
-        },
-        k_by_load={name: _mean_row([item[name] for item in rows if name in item]) for name in _names(rows)},
+        keeps_up_to=_by_class([item.keeps_up_to for item in readable], min),
+        k_by_load=_by_class(rows, _mean_row),
         missed_goals=_missed(chosen, question.guidance, predicted.get("chosen", {})),
         unknown=unknown,
     )  # fmt: skip
@@ -181,37 +183,21 @@ def _missed(chosen: Prediction | None, guidance: Guidance | None, predicted: ByS
     return missed
 
 
-def _names(rows: Iterable[Mapping[str, object]]) -> list[str]:
-    return sorted({name for item in rows for name in item})
+def _by_class(rows: Sequence[Mapping[_Key, T]], joined: Callable[[list[T]], U]) -> dict[_Key, U]:
+    """Return for each class, or other key, what `joined` makes of the values of all rows that have one for it."""
+    keys = sorted({key for row in rows for key in row})
+    return {key: joined([row[key] for row in rows if key in row]) for key in keys}
 
 
 def _mean(predictions: Sequence[Prediction]) -> Prediction | None:
     if not predictions:
         return None
-
-    def by_class(field_name: str) -> dict[str, float]:
-        values: defaultdict[str, list[float]] = defaultdict(list)
-        for item in predictions:
-            for name, value in getattr(item, field_name).items():
-                values[name].append(value)
-        return {name: sum(each) / len(each) for name, each in sorted(values.items())}
-
-    count = len(predictions)
     return Prediction(
-        by_class("k"),
-        sum(item.throughput for item in predictions) / count,
-        sum(item.step_s for item in predictions) / count,
-        by_class("itl_ms"),
+        k=_by_class([item.k for item in predictions], fmean),
+        throughput=fmean(item.throughput for item in predictions),
+        step_s=fmean(item.step_s for item in predictions),
+        itl_ms=_by_class([item.itl_ms for item in predictions], fmean),
     )
-
-
-def _mean_statistics(engines: Sequence[ByStatistic]) -> dict[str, dict[Statistic, float]]:
-    values: defaultdict[str, defaultdict[Statistic, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for classes in engines:
-        for name, statistics in classes.items():
-            for statistic, ms in statistics.items():
-                values[name][statistic].append(ms)
-    return {name: {key: sum(ms) / len(ms) for key, ms in item.items()} for name, item in sorted(values.items())}
 
 
 def _predicted(prediction: Prediction, measured: ByStatistic) -> dict[str, dict[Statistic, float]]:

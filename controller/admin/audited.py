@@ -1,25 +1,32 @@
 """Writes one audit entry for every write of the admin API, also for one that failed or was rejected.
 
 The route class of `audited` writes the entry around each handler, so that no handler can omit it. It also answers dry
-runs, and wakes the loop after each write. A dry run has no entry, unless it was rejected for its token or role.
+runs, and wakes the loop after each write.
+
+A dry run is rejected like the write, with every fault by its field. Otherwise the reply has the fields that would
+change and, if K may change, a forecast: engines of each pool say what they would choose under the new policy. A dry run
+has no entry, unless it was rejected for its token or role.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from specpilot.controller.admin.access import Caller
-from specpilot.controller.admin.dry_run import DryRun, DryRunEnded, Forecast
+from specpilot.controller.admin.asking import Asked
 from specpilot.controller.admin.problems import ApiError, invalid, refusal_of
+from specpilot.controller.admin.replies import refusals
 from specpilot.policy.access import is_id
 from specpilot.policy.audit import AuditEntry, Result, bounded
 from specpilot.policy.clock import Clock
-from specpilot.policy.codec import encode
+from specpilot.policy.codec import encode, to_plain
 from specpilot.policy.errors import Fault, PolicyError
 from specpilot.policy.freeze import EVERYTHING
 from specpilot.policy.history import COMMENT_LIMIT, Change, Difference, VersionCause
@@ -32,12 +39,40 @@ NOTICE = "x-specpilot-notice"
 """The header of a reply to a write that counts, with what the caller should know."""
 
 _NOT_LET_IN = (401, 403)
+_READS = {"GET", "HEAD"}
 _IDS = ("key_id", "token_id")
 _SUBJECTS = {"/admin/freezes": EVERYTHING, "/admin/model-routes": "model-routes"}
 """What a write is about if its path names nothing."""
 _QUERY = ("validate_only", "comment")
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger(AUDIT_LOGGER)
+
+
+Forecast = Callable[[], Awaitable[Sequence[Asked]]]
+"""Asks engines what they would choose; raises `StoreUnavailableError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The answer to `?validate_only=true`.
+
+    `version` is the version that the document would get, `None` if it has none.
+    """
+
+    dry_run: bool
+    subject: str
+    version: int | None
+    changes: tuple[Difference, ...]
+    forecast: tuple[Asked, ...] | None = None
+
+
+class DryRunEnded(Exception):  # noqa: N818 - no error
+    """Ends a dry run where its write would begin."""
+
+    def __init__(self, effect: DryRun, forecast: Forecast | None) -> None:
+        super().__init__(effect.subject)
+        self.effect = effect
+        self.forecast = forecast
 
 
 @dataclass(slots=True)
@@ -69,11 +104,11 @@ class Write:
     ) -> None:
         """State the changes that the handler writes after this; a dry run ends here, with a reply about them.
 
-        `version` is the one that the document gets, `subject` what the reply names if the audit names more.
+        `version` is the one that the document gets, `subject` what is written if the path does not say that.
         """
+        self.subject = self.subject if subject is None else subject
         if self.is_dry_run:
-            about = self.subject if subject is None else subject
-            raise DryRunEnded(DryRun(True, about, version, tuple(changes)), forecast)
+            raise DryRunEnded(DryRun(True, self.subject, version, tuple(changes)), forecast)
         self.changes = changes
 
 
@@ -156,10 +191,25 @@ def audited(trail: AuditTrail, on_change: Callable[[], None]) -> type[APIRoute]:
     class AuditedRoute(APIRoute):
         """A route that adds an audit entry for each write, and replies to dry runs."""
 
+        def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+            """Add to the description of a write what all writes may reply: a dry run, and that its body is too large.
+
+            Options are those of `APIRoute`.
+            """
+            if not _READS.issuperset(options["methods"]):
+                options["responses"] = {**refusals(413), **options["responses"]}
+                if options["status_code"] is None:
+                    reply = options["response_model"]
+                    reply = endpoint.__annotations__["return"] if isinstance(reply, DefaultPlaceholder) else reply
+                    options["response_model"] = reply | DryRun
+                else:
+                    options["responses"][200] = {"model": DryRun}
+            super().__init__(path, endpoint, **options)
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the handler with the audit around it."""
             handle = super().get_route_handler()
-            if self.methods <= {"GET", "HEAD"}:
+            if self.methods <= _READS:
                 return handle
             action = self.name
 
@@ -167,7 +217,8 @@ def audited(trail: AuditTrail, on_change: Callable[[], None]) -> type[APIRoute]:
                 try:
                     response = await handle(request)
                 except DryRunEnded as ended:
-                    return await ended.reply()
+                    forecast = None if ended.forecast is None else tuple(await ended.forecast())
+                    return JSONResponse(to_plain(replace(ended.effect, forecast=forecast)))
                 except Exception as error:
                     refusal = refusal_of(error)
                     status = refusal.status if refusal else 500

@@ -1,6 +1,5 @@
 """Reads the JSON object that a caller of the admin API sent, within a size limit, and reports its faults."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -53,18 +52,15 @@ Body = Annotated[dict[str, Any], Depends(_object_of)]
 """The parameter of a handler that takes a document, after that of `Writing`: faults of the call come first."""
 
 
-def document_from(kind: type[T], plain: dict[str, Any], label: str, faults: Sequence[Fault] = ()) -> T:
-    """Return `plain` as a value of type `kind`.
+def document_from(kind: type[T], plain: dict[str, Any], label: str, now: float | None = None) -> T:
+    """Return `plain` as a value of type `kind`; raises `ApiError` with all its faults, under the name `label`.
 
-    Raises `ApiError` with all its faults, under the name `label`, and the further `faults`.
+    `now` (Unix seconds) is for kinds with an expiry.
     """
     try:
-        document = from_plain(kind, plain)
+        return from_plain(kind, plain, now)
     except InvalidDocumentError as error:
-        raise invalid([*error.faults, *faults], label) from error
-    if faults:
-        raise invalid(faults, label)
-    return document
+        raise invalid(error.faults, label) from error
 
 
 def _write_alone(write: Writing, plain: Body) -> Write:

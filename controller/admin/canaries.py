@@ -15,8 +15,7 @@ from fastapi import APIRouter
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch
-from specpilot.controller.admin.dry_run import DryRun
-from specpilot.controller.admin.policies import PolicyWriter
+from specpilot.controller.admin.policies import PolicyWriter, with_model
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import CanaryList, refusals
 from specpilot.controller.experiments.canary import described, ended
@@ -40,8 +39,8 @@ _CANARY_REQUEST: dict[str, Any] = {
 }
 
 
-def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
-    """Add the routes of canaries to `router`, and return it."""
+def canary_routes(writer: PolicyWriter, router: APIRouter) -> None:  # noqa: C901 - one closure per route
+    """Add the routes of canaries to `router`."""
     store, clock = writer.store, writer.clock
 
     def end(model: str, outcome: Outcome, write: Write, if_match: str | None) -> Experiment:
@@ -80,7 +79,7 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         "/canaries/{model:path}",
         openapi_extra=body_schema(_CANARY_REQUEST),
         status_code=201,
-        responses={200: {"model": DryRun}, **refusals(400, 409, 412, 413)},
+        responses=refusals(400, 409, 412),
     )
     def start_canary(model: str, write: Writing, plain: Body, if_match: IfMatch = None) -> Experiment:
         """Try a policy in alternation with the present one; 409 while a canary of the model runs.
@@ -97,28 +96,22 @@ def canary_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:  # noqa
         store.put_canary(started, None, clock.now())
         return started
 
-    @router.delete("/canaries/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
+    @router.delete("/canaries/{model:path}", responses=refusals(412))
     def abort_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> Experiment:
         """End the running canary (with If-Match, an `experiment_id`, only that one); the present policy stays."""
         return end(model, Outcome.ABORTED, write, if_match)
 
-    @router.post("/canary-promotions/{model:path}", response_model=Experiment | DryRun, responses=refusals(412, 413))
+    @router.post("/canary-promotions/{model:path}", responses=refusals(412))
     def promote_canary(model: str, write: WritingAlone, if_match: IfMatch = None) -> Experiment:
         """End the running canary (with If-Match, an `experiment_id`, only that one); its policy becomes the model's."""
         return end(model, Outcome.PROMOTED, write, if_match)
 
-    return router
-
 
 def _canary(plain: dict[str, Any], model: str) -> Canary:
-    """Return the canary that `plain` describes; its policy may leave out `model`, which the path names."""
+    """Return the canary that `plain` describes."""
     policy = plain.get("policy")
-    named = {**plain, "policy": {"model": model, **policy}} if isinstance(policy, dict) else plain
-    canary = document_from(Canary, named, "canary")
-    if canary.policy.model != model:
-        problem = f"is {canary.policy.model!r}, but the path names {model!r}; leave it out or make them agree"
-        raise invalid([Fault("policy.model", problem)], "canary")
-    return canary
+    named = {"policy": with_model(policy, model, "canary", "policy.model")} if isinstance(policy, dict) else {}
+    return document_from(Canary, plain | named, "canary")
 
 
 def _started(store: Store, canary: Canary, present: VersionedPolicy | None, now: float) -> Experiment:

@@ -5,6 +5,7 @@ unseen change.
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Header
@@ -15,8 +16,17 @@ IfMatch = Annotated[str | None, Header(alias="If-Match")]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
 
 
-def check_conditions(document: str, version: int | None, if_match: str | None, if_none_match: str | None) -> None:
-    """Raise `ApiError` unless the caller may write `document`, which is stored at `version` (`None`: not at all)."""
+def check_conditions(
+    document: str,
+    version: int | None,
+    if_match: str | None,
+    if_none_match: str | None,
+    since: Callable[[int], str] = lambda _: "",
+) -> None:
+    """Raise `ApiError` unless the caller may write `document`, which is stored at `version` (`None`: not at all).
+
+    `since` says what has changed since an older version.
+    """
     if if_none_match is not None and if_none_match.strip() != "*":
         raise ApiError(400, "invalid_condition", 'If-None-Match may only be "*" here', param="If-None-Match")
     if version is None:
@@ -29,15 +39,11 @@ def check_conditions(document: str, version: int | None, if_match: str | None, i
     if if_match is None:
         message = f'the {document} exists; GET it and send its ETag as If-Match (now "{version}") to replace it'
         raise ApiError(428, "precondition_required", message, param="If-Match")
-    if if_match.strip() != "*" and version_in(if_match) != version:
+    stated = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', if_match.strip())
+    if if_match.strip() != "*" and (stated is None or int(stated[1]) != version):
         message = f"the {document} is at version {version}, not {if_match[:40]}; GET it again and repeat the change"
+        message += since(int(stated[1])) if stated and int(stated[1]) < version else ""
         raise ApiError(412, "version_conflict", message, param="If-Match")
-
-
-def version_in(etag: str | None) -> int | None:
-    """Return the version in `etag`; `None` if it has none."""
-    match = re.fullmatch(r'(?:W/)?"?(\d{1,18})"?', (etag or "").strip())
-    return int(match[1]) if match else None
 
 
 def merged(old: Any, change: Any) -> Any:

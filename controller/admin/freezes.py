@@ -9,8 +9,7 @@ from fastapi import APIRouter
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
-from specpilot.controller.admin.dry_run import DryRun
-from specpilot.controller.admin.expiry import expiry_faults, expiry_in
+from specpilot.controller.admin.expiry import moment_of
 from specpilot.controller.admin.problems import ApiError, invalid
 from specpilot.controller.admin.replies import FreezeList, refusals
 from specpilot.controller.admin.requests import FreezeRequest
@@ -22,8 +21,8 @@ from specpilot.policy.names import MODEL_NAME_RULE, is_model_name
 from specpilot.policy.store import Store
 
 
-def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  # noqa: C901 - one closure per route
-    """Add the routes of freezes to `router`, and return it."""
+def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: C901 - one closure per route
+    """Add the routes of freezes to `router`."""
 
     def in_force(model: str, now: float) -> Freeze | None:
         freeze = store.freezes().get(model)
@@ -33,8 +32,8 @@ def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  
         if not is_model_name(model):
             raise invalid([Fault("model", f"it {model!r} {MODEL_NAME_RULE}")], "freeze")
         now = clock.now()
-        document = document_from(FreezeRequest, plain, "freeze", expiry_faults(plain, now, "until", "for_s"))
-        until = expiry_in(plain, now, "until", "for_s")
+        document = document_from(FreezeRequest, plain, "freeze", now)
+        until = moment_of(document.until, document.for_s, now)
         freeze = Freeze(model, Hold(document.hold), now, until, write.author, write.comment)
         present = in_force(model, now)
         if present is not None and present.author != freeze.author and not document.replace:
@@ -57,34 +56,26 @@ def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:  
         return FreezeList([item for item in store.freezes().values() if item.holds(now)], now)
 
     body = body_schema(FreezeRequest, is_required=False)
-    written: dict[str, Any] = {
-        "response_model": Freeze | DryRun,
-        "responses": refusals(409, 413),
-        "openapi_extra": body,
-    }
-    lifted: dict[str, Any] = {"status_code": 204, "responses": {200: {"model": DryRun}, **refusals(413)}}
 
-    @router.put("/freezes", **written)
+    @router.put("/freezes", openapi_extra=body, responses=refusals(409))
     def freeze_everything(write: Writing, plain: Body) -> Freeze:
         """Freeze K of every model, until the freeze is lifted or expires."""
         return begin_freeze(EVERYTHING, write, plain)
 
-    @router.put("/freezes/{model:path}", **written)
+    @router.put("/freezes/{model:path}", openapi_extra=body, responses=refusals(409))
     def freeze_model(model: str, write: Writing, plain: Body) -> Freeze:
         """Freeze K of one model, until the freeze is lifted or expires."""
         return begin_freeze(model, write, plain)
 
-    @router.delete("/freezes", **lifted)
+    @router.delete("/freezes", status_code=204)
     def unfreeze_everything(write: WritingAlone) -> None:
         """Lift the freeze of every model; those of single models stay."""
         lift_freeze(EVERYTHING, write)
 
-    @router.delete("/freezes/{model:path}", **lifted)
+    @router.delete("/freezes/{model:path}", status_code=204)
     def unfreeze_model(model: str, write: WritingAlone) -> None:
         """Lift the freeze of one model."""
         lift_freeze(model, write)
-
-    return router
 
 
 def _anothers(freeze: Freeze) -> ApiError:

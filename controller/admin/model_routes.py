@@ -7,13 +7,11 @@ the audit has the changes of each write.
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
-from specpilot.controller.admin.dry_run import DryRun
-from specpilot.controller.admin.replies import refusals
+from specpilot.controller.admin.replies import refusals, versioned
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import to_plain
 from specpilot.policy.history import differences
@@ -24,25 +22,25 @@ _DOCUMENT = "document of model routes"
 _BODY = body_schema({"type": "object", "properties": {"routes": {"type": "object"}}})
 
 
-def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRouter:
-    """Add the routes of model routes to `router`, and return it."""
+def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> None:
+    """Add the routes of model routes to `router`."""
 
     def write_over(present: VersionedModelRoutes, plain: dict[str, Any], write: Write) -> Response:
         routes = document_from(ModelRoutes, plain, _DOCUMENT)
         write.begin(differences(_shown(present), to_plain(routes)), present.version + 1)
         stored = store.put_model_routes(routes, present.version, clock.now())
-        return _response(stored, status=201 if present.version == 0 else 200)
+        return versioned(stored, status=201 if present.version == 0 else 200)
 
     @router.get("/model-routes", response_model=VersionedModelRoutes)
     def get_model_routes() -> Response:
         """Every model route, by the model name in requests; the ETag goes into If-Match of a later PUT."""
-        return _response(store.model_routes())
+        return versioned(store.model_routes())
 
     @router.put(
         "/model-routes",
         openapi_extra=_BODY,
-        response_model=VersionedModelRoutes | DryRun,
-        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413, 428)},
+        response_model=VersionedModelRoutes,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 428)},
     )
     def put_model_routes(
         write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -55,8 +53,8 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
     @router.patch(
         "/model-routes",
         openapi_extra=_BODY,
-        response_model=VersionedModelRoutes | DryRun,
-        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412, 413)},
+        response_model=VersionedModelRoutes,
+        responses={201: {"model": VersionedModelRoutes}, **refusals(400, 412)},
     )
     def patch_model_routes(write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named routes (JSON merge patch: null removes a route, the others stay)."""
@@ -64,12 +62,6 @@ def model_route_routes(store: Store, clock: Clock, router: APIRouter) -> APIRout
         if if_match is not None:
             check_conditions(_DOCUMENT, present.version or None, if_match, None)
         return write_over(present, patched(_shown(present), change), write)
-
-    return router
-
-
-def _response(document: VersionedModelRoutes, status: int = 200) -> Response:
-    return JSONResponse(to_plain(document), status_code=status, headers={"ETag": f'"{document.version}"'})
 
 
 def _shown(document: VersionedModelRoutes) -> dict[str, Any]:

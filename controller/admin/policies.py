@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from specpilot.controller.admin.asking import Asked, Asker
 from specpilot.controller.admin.audited import Write, Writing
 from specpilot.controller.admin.body import Body, WritingAlone, body_schema, document_from
-from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched, version_in
-from specpilot.controller.admin.dry_run import DryRun
+from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch, check_conditions, patched
 from specpilot.controller.admin.problems import ApiError, invalid
-from specpilot.controller.admin.replies import PolicyList, refusals
+from specpilot.controller.admin.replies import PolicyList, refusals, versioned
 from specpilot.policy.clock import Clock
 from specpilot.policy.codec import schema, to_plain
 from specpilot.policy.errors import Fault, VersionConflictError
@@ -58,12 +56,12 @@ class PolicyWriter:
         model = policy.model
         changes = differences(self.plain(present, model), to_plain(policy))
         write.begin(changes, self._next_version(model, present), forecast=lambda: self.forecast(model, policy))
-        expected = present.version if present else 0
+        version = present.version if present else 0
         try:
-            stored = self.store.put_policy(policy, expected, self.clock.now(), write.change(cause))
+            stored = self.store.put_policy(policy, version, self.clock.now(), write.change(cause))
         except VersionConflictError as error:
-            raise self.conflict(model, expected, str(error)) from error
-        return policy_response(stored, status=201 if present is None else 200)
+            raise self._overtaken(model, error) from error
+        return versioned(stored, status=201 if present is None else 200)
 
     def delete(self, present: VersionedPolicy, write: Write) -> None:
         """Remove `present`."""
@@ -73,7 +71,7 @@ class PolicyWriter:
         try:
             self.store.delete_policy(model, present.version, self.clock.now(), write.change(VersionCause.DELETE))
         except VersionConflictError as error:
-            raise self.conflict(model, present.version, str(error)) from error
+            raise self._overtaken(model, error) from error
 
     async def forecast(self, model: str, policy: Policy | None) -> Sequence[Asked]:
         """Return what `policy` (`None`: the defaults) would do in every pool of the model, as its engines say."""
@@ -83,20 +81,17 @@ class PolicyWriter:
         self, model: str, present: VersionedPolicy | None, if_match: str | None, if_none_match: str | None
     ) -> None:
         """Raise `ApiError` unless the caller's conditions allow to replace `present`."""
-        try:
-            check_conditions("policy", present.version if present else None, if_match, if_none_match)
-        except ApiError as error:
-            base_version = version_in(if_match)
-            if error.status != 412 or base_version is None or present is None or base_version >= present.version:  # noqa: PLR2004
-                raise
-            raise self.conflict(model, base_version, str(error)) from error
+        version = present.version if present else None
+        check_conditions("policy", version, if_match, if_none_match, lambda older: self._since(model, older))
 
-    def conflict(self, model: str, base_version: int, message: str) -> ApiError:
-        """Return the error for a write over `base_version`, with the authors and changes since."""
-        versions = [item for item in self.store.policy_versions(model, 50) if item.version > base_version]
-        before = self.store.policy_version(model, base_version)
-        since = _since(before, versions) if versions else ""
-        return ApiError(412, "version_conflict", message + since, param="If-Match")
+    def _overtaken(self, model: str, error: VersionConflictError) -> ApiError:
+        """Return the reply to a write that another one preceded by a moment."""
+        return ApiError(412, "version_conflict", str(error) + self._since(model, error.expected), param="If-Match")
+
+    def _since(self, model: str, older: int) -> str:
+        """Return a sentence with the authors and changes since the version `older`."""
+        versions = [item for item in self.store.policy_versions(model, 50) if item.version > older]
+        return _changes_since(self.store.policy_version(model, older), versions) if versions else ""
 
     def _next_version(self, model: str, present: VersionedPolicy | None) -> int:
         if present is not None:
@@ -105,8 +100,8 @@ class PolicyWriter:
         return latest[0].version + 1 if latest else 1
 
 
-def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
-    """Add the routes of policies to `router`, and return it."""
+def policy_routes(writer: PolicyWriter, router: APIRouter) -> None:
+    """Add the routes of policies to `router`."""
     store = writer.store
 
     @router.get("/policies")
@@ -122,13 +117,13 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.get("/policies/{model:path}", response_model=VersionedPolicy)
     def get_policy(model: str) -> Response:
         """One policy; its ETag goes into If-Match of a later PUT."""
-        return policy_response(writer.existing(model))
+        return versioned(writer.existing(model))
 
     @router.put(
         "/policies/{model:path}",
         openapi_extra=body_schema({"$ref": "#/components/schemas/Policy"}),
-        response_model=VersionedPolicy | DryRun,
-        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
+        response_model=VersionedPolicy,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 428)},
     )
     def put_policy(
         model: str, write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -141,8 +136,8 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.patch(
         "/policies/{model:path}",
         openapi_extra=body_schema({"type": "object"}),
-        response_model=VersionedPolicy | DryRun,
-        responses=refusals(400, 412, 413),
+        response_model=VersionedPolicy,
+        responses=refusals(400, 412),
     )
     def patch_policy(model: str, write: Writing, change: Body, if_match: IfMatch = None) -> Response:
         """Change the named fields of a policy (JSON merge patch: null resets a field to its default)."""
@@ -152,33 +147,32 @@ def policy_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
         policy = policy_from(patched(to_plain(present.policy), change), model)
         return writer.put(policy, present, write, VersionCause.PATCH)
 
-    @router.delete(
-        "/policies/{model:path}", status_code=204, responses={200: {"model": DryRun}, **refusals(400, 412, 413, 428)}
-    )
+    @router.delete("/policies/{model:path}", status_code=204, responses=refusals(400, 412, 428))
     def delete_policy(model: str, write: WritingAlone, if_match: IfMatch = None) -> None:
         """Remove a policy (If-Match: its ETag); the defaults apply from then on."""
         present = writer.existing(model)
         writer.expected(model, present, if_match, None)
         writer.delete(present, write)
 
-    return router
-
-
-def policy_response(stored: VersionedPolicy, status: int = 200) -> JSONResponse:
-    """Return a policy with its ETag."""
-    return JSONResponse(to_plain(stored), status_code=status, headers={"ETag": f'"{stored.version}"'})
-
 
 def policy_from(plain: dict[str, Any], model: str) -> Policy:
-    """Return the policy that `plain` describes; it may leave out `model`, which the path names. Raises `ApiError`."""
-    policy = document_from(Policy, {"model": model, **plain}, "policy")
-    if policy.model != model:
-        problem = f"is {policy.model!r}, but the path names {model!r}; leave it out or make them agree"
-        raise invalid([Fault("model", problem)], "policy")
-    return policy
+    """Return the policy that `plain` describes. Raises `ApiError`."""
+    return document_from(Policy, with_model(plain, model, "policy", "model"), "policy")
 
 
-def _since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
+def with_model(policy: dict[str, Any], model: str, kind: str, field: str) -> dict[str, Any]:
+    """Return a policy in a request with its model, which it may leave out, as the path names it.
+
+    Raises `ApiError`, about `field` of a `kind`, if it names another one.
+    """
+    stated = policy.get("model", model)
+    if stated != model:
+        problem = f"is {str(stated)[:80]!r}, but the path names {model!r}; leave it out or make them agree"
+        raise invalid([Fault(field, problem)], kind)
+    return {**policy, "model": model}
+
+
+def _changes_since(before: PolicyVersion | None, versions: list[PolicyVersion]) -> str:
     """Return a sentence with the authors of `versions` (newest first) and the sum of their changes."""
     authors = ", ".join(dict.fromkeys(item.author or "somebody" for item in reversed(versions)))
     newest = versions[0]

@@ -8,26 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 from specpilot.policy.access import AdminToken, Role
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import AuditEntry
 from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import to_plain
+from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import Freeze
 from specpilot.policy.history import PolicyVersion
 from specpilot.policy.model_policy import Mode, VersionedPolicy
+from specpilot.policy.model_routes import VersionedModelRoutes
 from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.schedule import Guidance, Override, Schedule
 
 Responses = dict[int | str, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class FaultShown:
-    """One field at fault."""
-
-    field: str
-    problem: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Refusal:
     type: str
     param: str | None
     code: str
-    faults: tuple[FaultShown, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,6 +238,11 @@ class Status:
 def shown(record: ApiKey | AdminToken) -> dict[str, Any]:
     """Return a client key or a named token as plain JSON (`KeyShown`, `TokenShown`): without its hashes."""
     return {name: value for name, value in to_plain(record).items() if not name.endswith("sha256")}
+
+
+def versioned(document: VersionedPolicy | VersionedModelRoutes, status: int = 200) -> JSONResponse:
+    """Return a document with its version as ETag."""
+    return JSONResponse(to_plain(document), status_code=status, headers={"ETag": f'"{document.version}"'})
 
 
 def refusals(*statuses: int) -> Responses:

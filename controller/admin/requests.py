@@ -1,13 +1,14 @@
 """The shapes of documents that callers send and nobody stores: fields and bounds, also for the OpenAPI page.
 
-Times of expiry are checked by `expiry`, because their bounds depend on the present time.
+`expiry` has the fields that state when something ends.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 
+from specpilot.controller.admin.expiry import Expiry, Seconds, Time
 from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
 from specpilot.policy.api_key import AllowedModels, RateLimit
 from specpilot.policy.names import STRICT, ClassName, K
@@ -23,28 +24,17 @@ def _token_name(name: str) -> str:
 
 
 _Limit = Annotated[RateLimit, Field(strict=True)] | None
-_Time = Annotated[Any, WithJsonSchema({"type": ["number", "null"], "description": "Unix seconds; null: no end"})]
-_Seconds = Annotated[Any, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "description": "from now on"})]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
-    """What the rotation of a token may change."""
-
-    __pydantic_config__: ClassVar = STRICT
-    expires_at: _Time = None
-    expires_in_s: _Seconds = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyRotation(Rotation):
+class KeyRotation(Expiry):
     """What the rotation of a client key may change; `grace_s`: how long the old secret stays valid."""
 
     grace_s: Annotated[float, Field(strict=True, ge=0, le=_LONGEST_GRACE_S)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyRequest(Rotation):
+class KeyRequest(Expiry):
     """The limits of a client key."""
 
     traffic_class: ClassName | None = None
@@ -57,7 +47,7 @@ class KeyRequest(Rotation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenRequest(Rotation):
+class TokenRequest(Expiry):
     """A new token."""
 
     name: Annotated[str, Field(max_length=TOKEN_NAME_LIMIT), AfterValidator(_token_name)]
@@ -70,8 +60,8 @@ class FreezeRequest:
 
     __pydantic_config__: ClassVar = STRICT
     hold: Literal["current", "static"] = "current"
-    until: _Time = None
-    for_s: _Seconds = None
+    until: Time = None
+    for_s: Seconds = None
     replace: Annotated[bool, Field(strict=True)] = False
 
 

@@ -45,7 +45,6 @@ def routes(  # noqa: PLR0913 - collaborators
     trail: AuditTrail,
     *,
     on_change: Callable[[], None],
-    asker: Asker,
     default_mode: Mode = Mode.ACT,
 ) -> APIRouter:
     """Return the admin API over `store`; it calls `on_change` after every write, so that the loop ticks at once.
@@ -57,6 +56,7 @@ def routes(  # noqa: PLR0913 - collaborators
         prefix="/admin", dependencies=[Depends(access), shown], tags=["admin"], responses=ALWAYS,
         route_class=audited(trail, on_change),
     )  # fmt: skip
+    asker = Asker(store, clock)
     writer = PolicyWriter(store, clock, asker, default_mode)
     version_routes(writer, router)
     policy_routes(writer, router)

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from specpilot.controller.admin.audited import Writing
 from specpilot.controller.admin.body import Body, body_schema, document_from
 from specpilot.controller.admin.conditions import IfMatch, IfNoneMatch
-from specpilot.controller.admin.dry_run import DryRun
 from specpilot.controller.admin.policies import PolicyWriter
 from specpilot.controller.admin.problems import ApiError
 from specpilot.controller.admin.replies import PolicyDiff, VersionList, refusals
@@ -24,8 +23,8 @@ from specpilot.policy.model_policy import VersionedPolicy
 Number = Annotated[int, Path(ge=1, le=NEWEST_VERSION)]
 
 
-def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
-    """Add the routes of policies' histories to `router`, and return it."""
+def version_routes(writer: PolicyWriter, router: APIRouter) -> None:
+    """Add the routes of policies' histories to `router`."""
     store = writer.store
 
     def version_of(model: str, number: int) -> PolicyVersion:
@@ -63,8 +62,8 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
     @router.post(
         "/policies/{model:path}/rollback",
         openapi_extra=body_schema(Rollback),
-        response_model=VersionedPolicy | DryRun,
-        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 413, 428)},
+        response_model=VersionedPolicy,
+        responses={201: {"model": VersionedPolicy}, **refusals(400, 412, 428)},
     )
     def rollback_policy(
         model: str, write: Writing, plain: Body, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
@@ -78,5 +77,3 @@ def version_routes(writer: PolicyWriter, router: APIRouter) -> APIRouter:
             raise ApiError(422, "version_is_deletion", message, param="version")
         write.comment = write.comment or f"back to version {number}"
         return writer.put(version.policy, present, write, VersionCause.ROLLBACK)
-
-    return router

@@ -29,14 +29,14 @@ class AuditSettings(AdminSettings):
     as_json: Annotated[bool, Field(description="print one JSON object per entry", alias="json")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print entries, oldest first; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    settings = load(AuditSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(AuditSettings, PROGRAM, arguments)
     client = AdminClient(settings, PROGRAM)
     with suppress(KeyboardInterrupt):
         latest = client.ask(f"/admin/audit?limit={settings.limit}")["entries"]
         if not latest:
-            sys.stderr.write("the audit has no entry yet\n")
+            text.note("the audit has no entry yet")
         last = _print(reversed(latest), settings, 0)
         while settings.follow:
             time.sleep(POLL_S)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _print(entries: Any, settings: AuditSettings, last: int) -> int:
     """Print `entries`, oldest first; return the last one's number."""
     for entry in entries:
-        sys.stdout.write((json.dumps(entry) if settings.as_json else text.audit_line(entry)) + "\n")
+        text.say(json.dumps(entry) if settings.as_json else text.audit_line(entry))
         last = int(entry["number"])
     sys.stdout.flush()
     return last

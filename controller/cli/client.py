@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, Any, NoReturn
@@ -13,7 +13,7 @@ from urllib.request import Request
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from specpilot.controller.cli.text import printable
+from specpilot.controller.cli.text import dry_run, note, say
 from specpilot.policy.http_client import is_controller, open_url
 from specpilot.policy.settings import HttpAddress, ProgramSettings, without_secrets
 
@@ -38,8 +38,15 @@ class AdminSettings(ProgramSettings):
     ] = None
 
 
+class WriteSettings(AdminSettings):
+    """What commands that write take besides."""
+
+    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
+    comment: Annotated[str, Field(description="the purpose; goes into the audit, and into a policy's history")] = ""
+
+
 class AdminClient:
-    """Calls the admin API; ends the program with status 1 and one line on stderr after an error reply."""
+    """Reads from the admin API; ends the program with status 1 and one line on stderr after an error reply."""
 
     def __init__(self, settings: AdminSettings, program: str) -> None:
         self._program = program
@@ -50,36 +57,13 @@ class AdminClient:
         """Return the JSON at `path`."""
         return self._send(path, "GET", None, {})
 
-    def read(self, path: str) -> Any:
-        """Return the JSON at `path` with control characters escaped, to print as text."""
-        return printable(self.ask(path))
-
     def find(self, path: str) -> Any:
         """Return the JSON at `path`; `None` when the reply is 404."""
         return self._send(path, "GET", None, {}, is_optional=True)
 
-    def write(  # noqa: PLR0913 - the parts of a call
-        self,
-        method: str,
-        path: str,
-        document: object,
-        comment: str,
-        *,
-        is_dry_run: bool = False,
-        condition: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Write `document` (`None`: no body); return the reply's JSON, `None` when it is empty.
-
-        `comment` goes into the audit; `condition` are headers.
-        """
-        parameters = {"comment": comment} if comment else {}
-        if is_dry_run:
-            parameters["validate_only"] = "true"
-        return self._send(f"{path}?{urlencode(parameters)}" if parameters else path, method, document, condition or {})
-
     def refuse(self, message: str) -> NoReturn:
         """End the program with `message`."""
-        sys.stderr.write(f"{self._program}: {printable(message)}\n")
+        note(f"{self._program}: {message}")
         sys.exit(EXIT_REFUSED)
 
     def _refuse_other(self, status: int) -> NoReturn:
@@ -104,7 +88,7 @@ class AdminClient:
                     self._refuse_other(response.status)
                 text = response.read()
                 if (notice := response.headers.get("x-specpilot-notice")) is not None:
-                    sys.stderr.write(f"{self._program}: {printable(notice)}\n")
+                    note(f"{self._program}: {notice}")
                 return json.loads(text) if text else None
         except HTTPError as error:
             with error:
@@ -117,6 +101,46 @@ class AdminClient:
         except (OSError, HTTPException, ValueError) as error:
             reason, place = getattr(error, "reason", error), without_secrets(self._base)
             self.refuse(f"--admin-url: no controller answers at {place}: {reason}; start it or give its address")
+
+
+class AdminWriter(AdminClient):
+    """Writes to the admin API too. With --dry-run it prints the effect and ends the program in place of a write."""
+
+    def __init__(self, settings: WriteSettings, program: str) -> None:
+        super().__init__(settings, program)
+        self._comment = {"comment": settings.comment} if settings.comment else {}
+        self._is_dry_run = settings.dry_run
+
+    def write(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        condition: Mapping[str, str] | None = None,
+        *,
+        warning: Callable[[], Sequence[str]] = list,
+    ) -> Any:
+        """Write `document` (`None`: no body) and return the reply's JSON, `None` when it is empty.
+
+        `condition` are headers. `warning` gives lines to print unless the write is rejected.
+        """
+        if self._is_dry_run:
+            effect = self.effect(method, path, document, condition)
+            note(*warning())
+            say(*effect)
+            sys.exit(0)
+        answer = self._send(_with_query(path, self._comment), method, document, condition or {})
+        note(*warning())
+        return answer
+
+    def effect(self, method: str, path: str, document: object, condition: Mapping[str, str] | None = None) -> list[str]:
+        """Return the effect that a write would have, as lines for a person."""
+        path = _with_query(path, {**self._comment, "validate_only": "true"})
+        return dry_run(self._send(path, method, document, condition or {}))
+
+
+def _with_query(path: str, parameters: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _message_of(error: HTTPError) -> str:

@@ -3,9 +3,7 @@
 Without a moment it also asks engines what they run now, why, and what they predict.
 """
 
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,13 +13,31 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.text import engine_lines, printable
-from specpilot.controller.recording.explanation import text
-from specpilot.policy.settings import fail, load
+from specpilot.controller.cli.text import engine_lines, say, show
+from specpilot.controller.cli.words import readable
+from specpilot.controller.recording.explanation import lines
+from specpilot.policy.settings import load
 
 PROGRAM = "specpilot explain"
 _LATEST = 1e11
 """The admin API's bound on a moment: it detects times given in milliseconds."""
+
+
+def _moment(value: str) -> float:
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", value):
+            at = float(value)
+        else:
+            moment = datetime.fromisoformat(value)
+            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        at = 0.0
+    if not 0 < at < _LATEST:
+        raise ValueError(f"{value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
+    return at
+
+
+_Moment = Annotated[str, readable(_moment)]
 
 
 class ExplainSettings(AdminSettings):
@@ -31,13 +47,15 @@ class ExplainSettings(AdminSettings):
 
     model: Annotated[str | None, Field(description="model; may be left out when there is only one")] = None
     pool: Annotated[str | None, Field(description="pool; may be left out when the model has only one")] = None
-    at: Annotated[str | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = None
+    at: Annotated[_Moment | None, Field(description="moment: Unix seconds or 2026-01-31T12:00:00Z; default: now")] = (
+        None
+    )
     as_json: Annotated[bool, Field(description="print everything as JSON", alias="json")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print the explanation; status 1 when there is none, 2 when the arguments are wrong."""
-    settings = load(ExplainSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(ExplainSettings, PROGRAM, arguments)
     moment = {} if settings.at is None else {"at": repr(_moment(settings.at))}
     client = AdminClient(settings, PROGRAM)
     model, pool = settings.model, settings.pool
@@ -47,13 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     explanation = client.ask("/admin/explain?" + urlencode(query))
     answers = client.ask("/admin/ask?" + urlencode(query)) if settings.at is None else None
     if settings.as_json:
-        sys.stdout.write(json.dumps({**explanation, "engines": answers}, indent=2) + "\n")
+        show({**explanation, "engines": answers})
         return
-    sys.stdout.write(text(printable(explanation)))
+    say(*lines(explanation))
     if answers is not None:
         is_held = explanation["override"] is not None and explanation["override"]["k"] is None
-        lines = _engine_lines(printable(answers), is_held=is_held)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        say(*_engine_lines(answers, is_held=is_held))
 
 
 def _engine_lines(answers: Mapping[str, Any], *, is_held: bool) -> list[str]:
@@ -71,20 +88,6 @@ def _engine_lines(answers: Mapping[str, Any], *, is_held: bool) -> list[str]:
         f"K {group['k']}: {group['why']}"
         for group in groups
     ]
-
-
-def _moment(value: str) -> float:
-    try:
-        if re.fullmatch(r"\d+(\.\d+)?", value):
-            at = float(value)
-        else:
-            moment = datetime.fromisoformat(value)
-            at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except ValueError:
-        at = 0.0
-    if not 0 < at < _LATEST:
-        fail(PROGRAM, f"--at: {value!r} is no moment; give Unix seconds or a time like 2026-01-31T12:00:00Z")
-    return at
 
 
 def only_one(client: AdminClient, model: str | None, pool: str | None) -> tuple[str, str]:

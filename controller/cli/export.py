@@ -6,7 +6,6 @@ changes of the traffic.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from specpilot.controller.cli.client import AdminClient, AdminSettings
 from specpilot.controller.cli.explain import only_one
+from specpilot.controller.cli.text import note, say
 from specpilot.policy.questions import ALL_CLASSES, Kind
 from specpilot.policy.schedule import KRange
 from specpilot.policy.settings import load
@@ -34,15 +34,15 @@ class ExportSettings(AdminSettings):
     drafter: Annotated[Drafter, Field(description="the drafter of the engine that uses it")]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Print the table as JSON, and on standard error the parts that it leaves out; status 1 when it is rejected."""
-    settings = load(ExportSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
+    settings = load(ExportSettings, PROGRAM, arguments)
     refusal = refusal_of(settings.format, settings.drafter)
     client = AdminClient(settings, PROGRAM)
     if refusal is not None:
         client.refuse(refusal)
     model, pool = only_one(client, settings.model, settings.pool)
-    reply = client.read(f"/admin/ask?{urlencode({'model': model, 'pool': pool, 'kind': Kind.K_BY_LOAD.value})}")
+    reply = client.ask(f"/admin/ask?{urlencode({'model': model, 'pool': pool, 'kind': Kind.K_BY_LOAD.value})}")
     row = [KRange(*item) for item in reply["k_by_load"].get(ALL_CLASSES, ())]
     if not row:
         client.refuse("; ".join([reply["unknown"], *(f"{name}: {why}" for name, why in reply["silent"].items())]))
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not table["candidate_steps"]:
             client.refuse("the engines choose K = 0 at every load: start the engine without speculation")
         notes += sglang_notes(row)
-    sys.stdout.write(json.dumps(table) + "\n")
-    sys.stderr.writelines(f"{PROGRAM}: {note}\n" for note in notes)
+    say(json.dumps(table))
+    note(*(f"{PROGRAM}: {line}" for line in notes))
 
 
 def refusal_of(form: Format, drafter: Drafter) -> str | None:

@@ -1,22 +1,23 @@
 """`specpilot freeze`: freezes K of one model or of all, through the admin API."""
 
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
-from specpilot.controller.cli.credentials import seconds
+from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
+from specpilot.controller.cli.credentials import Duration
+from specpilot.controller.cli.text import say
+from specpilot.policy.clock import utc
 from specpilot.policy.settings import fail, load
 
 PROGRAM = "specpilot freeze"
 
 
-class FreezeSettings(AdminSettings):
+class FreezeSettings(WriteSettings):
     """Freezes K of MODEL, or of every model with --all, until it is lifted or for a time; lists with --list."""
 
     model_config = SettingsConfigDict(populate_by_name=False)
@@ -24,18 +25,16 @@ class FreezeSettings(AdminSettings):
     model: CliPositionalArg[str] = ""
     everything: Annotated[bool, Field(description="every model, instead of one", alias="all")] = False
     hold: Annotated[Literal["current", "static"], Field(description="the present K, or the static K")] = "current"
-    duration: Annotated[str | None, Field(description="duration: 90s, 10m, 2h, 1d", alias="for")] = None
+    duration: Annotated[Duration | None, Field(description="duration: 90s, 10m, 2h, 1d", alias="for")] = None
     lift: Annotated[bool, Field(description="end the freeze")] = False
     replace: Annotated[bool, Field(description="replace a freeze that somebody else began")] = False
     show: Annotated[bool, Field(description="list the freezes in force", alias="list")] = False
-    dry_run: Annotated[bool, Field(description="show the effect, and write nothing", alias="dry-run")] = False
-    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Freeze, lift or list; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    settings = load(FreezeSettings, PROGRAM, sys.argv[1:] if arguments is None else arguments)
-    client = AdminClient(settings, PROGRAM)
+    settings = load(FreezeSettings, PROGRAM, arguments)
+    client = AdminWriter(settings, PROGRAM)
     if settings.show:
         _list(client)
         return
@@ -43,18 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(PROGRAM, "name one model, or give --all")
     name = settings.model or "everything"
     path = "/admin/freezes" + ("/" + quote(settings.model) if settings.model else "")
-    warning = ""
+    warning: list[str] = []
     if settings.model and not settings.lift:
-        warning = text.unless_it_runs(settings.model, client.read("/admin/engines")["engines"])
-    method, body = ("DELETE", None) if settings.lift else ("PUT", _body(settings))
-    answer = client.write(method, path, body, settings.comment, is_dry_run=settings.dry_run)
-    if answer is not None and answer.get("dry_run"):
-        sys.stdout.write(text.dry_run(answer))
-    elif settings.lift:
-        sys.stdout.write(f"{name} is not frozen any more\n")
+        warning = text.unless_it_runs(settings.model, client.ask("/admin/engines")["engines"])
+    if settings.lift:
+        client.write("DELETE", path)
+        say(f"{name} is not frozen any more")
     else:
-        sys.stdout.write(f"{name} is frozen: {_line(answer)}\n")
-    sys.stderr.write(warning)
+        say(f"{name} is frozen: {_line(client.write('PUT', path, _body(settings), warning=lambda: warning))}")
 
 
 def _body(settings: FreezeSettings) -> dict[str, object]:
@@ -62,21 +57,20 @@ def _body(settings: FreezeSettings) -> dict[str, object]:
     if settings.replace:
         body["replace"] = True
     if settings.duration is not None:
-        body["for_s"] = seconds(PROGRAM, "--for", settings.duration)
+        body["for_s"] = text.duration_s(settings.duration)
     return body
 
 
 def _list(client: AdminClient) -> None:
-    freezes = client.read("/admin/freezes")["freezes"]
+    freezes = client.ask("/admin/freezes")["freezes"]
     for item in freezes:
         name = "everything" if item["model"] == "*" else item["model"]
         comment = f"  # {item['comment']}" if item["comment"] else ""
-        sys.stdout.write(f"{name}: {_line(item)}, by {item['author']}{comment}\n")
+        say(f"{name}: {_line(item)}, by {item['author']}{comment}")
     if not freezes:
-        sys.stdout.write("nothing is frozen\n")
+        say("nothing is frozen")
 
 
-def _line(item: dict[str, object]) -> str:
-    until = item["until"]
+def _line(item: dict[str, Any]) -> str:
     held = "the static K" if item["hold"] == "static" else "K as it was when the freeze began"
-    return f"{held}, until {text.moment(until) if isinstance(until, int | float) else 'it is lifted'}"
+    return f"{held}, until {'it is lifted' if item['until'] is None else utc(item['until'])}"

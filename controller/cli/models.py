@@ -1,26 +1,23 @@
 """`specpilot models`: the routes from model names in requests to models, through the admin API."""
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminClient, AdminWriter, WriteSettings
+from specpilot.controller.cli.text import say
 from specpilot.controller.cli.words import parsed
-from specpilot.policy.settings import fail, load
+from specpilot.policy.settings import fail
 
 PROGRAM = "specpilot models"
 _PATH = "/admin/model-routes"
 _USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                              every name that has a route
-  set NAME MODEL                    an alias: MODEL serves requests for NAME
-  set NAME MODEL=9 MODEL=1          a split by weight
-  set NAME [MODEL ...] --fallback A,B
-                                    A, else B, while the chosen model (NAME, without MODEL) has no engine
+  set NAME [MODEL ...]              an alias: MODEL serves requests for NAME; MODEL=9 MODEL=1: a split by weight
+    --fallback A,B                  A, else B, while the chosen model (NAME, without MODEL) has no engine
   remove NAME                       remove the route of NAME
 
   --dry-run                         with set and remove: show the effect, and write nothing
@@ -28,26 +25,25 @@ _USAGE = """usage: specpilot models COMMAND [--admin-url URL] [--token TOKEN] ..
 """
 
 
-class ModelsSettings(AdminSettings):
+class ModelsSettings(WriteSettings):
     """Lists, sets and removes model routes through the admin API."""
 
     fallback: Annotated[str, Field(description="models to fall back to, by commas")] = ""
-    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
-    comment: Annotated[str, Field(description="the purpose; goes into the audit")] = ""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """`specpilot models`; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    commands = {"list": "", "set": "name [model...]", "remove": "name"}
-    command, names, rest = parsed(arguments, commands, PROGRAM, _USAGE)
-    settings = load(ModelsSettings, f"{PROGRAM} {command}", rest)
-    client = AdminClient(settings, PROGRAM)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, ModelsSettings)
+    client = AdminWriter(settings, PROGRAM)
     if command == "list":
         _list(client)
     elif command == "set":
-        _write(client, settings, names[0], _route(names[1:], settings.fallback))
+        route = _route(names[1:], settings.fallback)
+        answer = client.write("PATCH", _PATH, {"routes": {names[0]: route}})
+        say(_line(names[0], answer["routes"][names[0]]))
     elif names[0] in client.ask(_PATH)["routes"]:
-        _write(client, settings, names[0], None)
+        client.write("PATCH", _PATH, {"routes": {names[0]: None}})
+        say(f"removed the route of {names[0]}")
     else:
         client.refuse(f"{names[0]!r} has no route; `specpilot models list` lists the names with one")
 
@@ -70,23 +66,12 @@ def _weight(text: str) -> float:
     return weight
 
 
-def _write(client: AdminClient, settings: ModelsSettings, name: str, route: dict[str, Any] | None) -> None:
-    change = {"routes": {name: route}}
-    answer = client.write("PATCH", _PATH, change, settings.comment, is_dry_run=settings.dry_run)
-    if answer.get("dry_run"):
-        sys.stdout.write(text.dry_run(answer))
-    elif route is None:
-        sys.stdout.write(f"removed the route of {name}\n")
-    else:
-        sys.stdout.write(_line(name, text.printable(answer["routes"][name])))
-
-
 def _list(client: AdminClient) -> None:
-    routes = client.read(_PATH)["routes"]
+    routes = client.ask(_PATH)["routes"]
     for name in sorted(routes):
-        sys.stdout.write(_line(name, routes[name]))
+        say(_line(name, routes[name]))
     if not routes:
-        sys.stdout.write("no name has a route\n")
+        say("no name has a route")
 
 
 def _line(name: str, route: dict[str, Any]) -> str:
@@ -95,4 +80,4 @@ def _line(name: str, route: dict[str, Any]) -> str:
     shares = [f"{target['model']} {100 * target['weight'] / total:.3g} %" for target in split]
     served = ", ".join(shares) if len(split) > 1 else split[0]["model"] if split else name
     fallback = f"; else {', '.join(route['fallback'])}" if route["fallback"] else ""
-    return f"{name}  served by {served}{fallback}\n"
+    return f"{name}  served by {served}{fallback}"

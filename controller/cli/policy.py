@@ -6,7 +6,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -14,15 +15,19 @@ from urllib.parse import quote
 from pydantic import Field
 
 from specpilot.controller.cli import text
-from specpilot.controller.cli.client import AdminClient, AdminSettings
+from specpilot.controller.cli.client import AdminWriter, WriteSettings
+from specpilot.controller.cli.text import note, say, show
 from specpilot.controller.cli.words import parsed
 from specpilot.controller.recording.explanation import canary_lines
 from specpilot.policy.clean_text import fault_of
-from specpilot.policy.settings import fail, load
+from specpilot.policy.clock import utc
+from specpilot.policy.codec import decode
+from specpilot.policy.errors import InvalidDocumentError
+from specpilot.policy.settings import fail
 from specpilot.policy.text_files import read_text
 
 PROGRAM = "specpilot policy"
-USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
+_USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
 
   list                      every policy
   get MODEL                 one policy
@@ -31,7 +36,8 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   edit MODEL                change it in $EDITOR; shows the effect and asks before it writes
   delete MODEL [--version N]
   history MODEL             its versions, with author, time and comment
-  diff MODEL FROM [TO]      the difference of two versions; without TO: to the present one
+  diff MODEL VERSION [VERSION]
+                            the difference of two versions; without the second: to the present one
   rollback MODEL VERSION [--version N]
                             write an older version again, as a new version
   canary start FILE         try the policy in FILE: {"policy": {"model": ..., ...}, "share_ratio": 0.5, ...};
@@ -48,23 +54,9 @@ USAGE = """usage: specpilot policy COMMAND [--admin-url URL] [--token TOKEN] ...
   --dry-run                 with every command that writes: show the effect, and write nothing
   --comment TEXT            with every command that writes: its purpose; goes into the history and the audit
 """
-_TAKES = {
-    "list": "",
-    "get": "model",
-    "put": "file",
-    "edit": "model",
-    "delete": "model",
-    "history": "model",
-    "diff": "model version [version]",
-    "rollback": "model version",
-    "canary start": "file",
-    "canary show": "model",
-    "canary promote": "model",
-    "canary abort": "model",
-}
 
 
-class PolicySettings(AdminSettings):
+class PolicySettings(WriteSettings):
     """Lists, reads, writes, deletes and tries policies through the admin API."""
 
     version: Annotated[
@@ -73,15 +65,13 @@ class PolicySettings(AdminSettings):
     experiment: Annotated[
         str | None, Field(description="with canary promote and abort: only if it has this experiment_id")
     ] = None
-    dry_run: Annotated[bool, Field(description="show the effect, and write nothing")] = False
-    comment: Annotated[str, Field(description="the purpose; goes into the history and the audit")] = ""
     yes: Annotated[bool, Field(description="with edit: write without asking")] = False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run one command; status 1 when the controller rejects it, 2 when the arguments are wrong."""
-    command, names, rest = parsed(arguments, _TAKES, PROGRAM, USAGE)
-    _Commands(load(PolicySettings, f"{PROGRAM} {command}", rest)).do(command, names)
+    command, names, settings = parsed(arguments, PROGRAM, _USAGE, PolicySettings)
+    _Commands(settings).do(command, names)
 
 
 class _Commands:
@@ -89,132 +79,96 @@ class _Commands:
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
-        self._client = AdminClient(settings, PROGRAM)
+        self._client = AdminWriter(settings, PROGRAM)
 
     def do(self, command: str, names: Sequence[str]) -> None:
         """Run `command` with `names`."""
         if command == "list":
             self._list()
         elif command == "get":
-            _print(self._client.ask(_path(names[0])))
+            show(self._client.ask(_path(names[0])))
         elif command == "put":
             document, version = _policy_in(names[0])
-            if self._settings.version is None:
-                self._settings.version = version
-            self._show(self._put(document))
+            path = _path(document["model"])
+            engines = self._client.ask("/admin/engines")["engines"]
+            warning = partial(_warning, document, engines)
+            show(self._client.write("PUT", path, document, self._condition(path, version), warning=warning))
         elif command == "edit":
             self._edit(names[0])
         elif command == "delete":
-            self._delete(names[0])
+            self._client.write("DELETE", _path(names[0]), condition=self._condition(_path(names[0])))
+            say(f"deleted the policy of {names[0]}")
         elif command == "history":
             self._history(names[0])
         elif command == "diff":
             self._diff(names[0], *map(_version, names[1:]))
         elif command == "rollback":
             body, path = {"version": _version(names[1])}, _path(names[0])
-            self._show(self._write("POST", path + "/rollback", body, self._condition(path)))
+            show(self._client.write("POST", path + "/rollback", body, self._condition(path)))
         else:
             self._canary(command.removeprefix("canary "), names[0])
 
-    def _write(
-        self, method: str, path: str, document: object, condition: dict[str, str], *, is_dry_run: bool = False
-    ) -> Any:
-        is_dry_run, comment = is_dry_run or self._settings.dry_run, self._settings.comment
-        return self._client.write(method, path, document, comment, is_dry_run=is_dry_run, condition=condition)
-
-    def _show(self, answer: Any) -> None:
-        if isinstance(answer, dict) and answer.get("dry_run"):
-            sys.stdout.write(text.dry_run(answer))
-        else:
-            _print(answer)
-
-    def _if_match(self) -> dict[str, str]:
-        return {"If-Match": f'"{self._settings.version}"'}
-
-    def _only_experiment(self) -> dict[str, str]:
-        return {} if self._settings.experiment is None else {"If-Match": f'"{self._settings.experiment}"'}
-
-    def _condition(self, path: str) -> dict[str, str]:
-        """Return the headers for a write over the given version, else over the present one."""
-        version = self._settings.version
-        if version is None:
+    def _condition(self, path: str, version: int | None = None) -> dict[str, str]:
+        """Return the headers for a write over the version of --version, else over `version`, else the present one."""
+        if self._settings.version is not None:
+            version = self._settings.version
+        elif version is None:
             present = self._client.find(path)
             version = present["version"] if present else 0
-        return {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
+        return _if_match(version) if version else {"If-None-Match": "*"}
 
     def _list(self) -> None:
-        for item in self._client.read("/admin/policies")["policies"]:
+        for item in self._client.ask("/admin/policies")["policies"]:
             policy = item["policy"]
             classes = ", ".join(sorted(policy["classes"])) or "default only"
-            line = f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}"
-            sys.stdout.write(line + "\n")
-
-    def _put(self, document: dict[str, Any], *, is_dry_run: bool = False) -> Any:
-        path = _path(str(document["model"]))
-        engines = self._client.read("/admin/engines")["engines"]
-        answer = self._write("PUT", path, document, self._condition(path), is_dry_run=is_dry_run)
-        limits: dict[str, int] = {}
-        for engine in engines:
-            if engine["model"] == document["model"] and engine["k_max"]:
-                limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
-        sys.stderr.write(text.out_of_reach(document, limits))
-        sys.stderr.write(text.unless_it_runs(str(document["model"]), engines))
-        return answer
+            say(f"{policy['model']}  version {item['version']}  mode {policy['mode']}  classes: {classes}")
 
     def _edit(self, model: str) -> None:
         present = self._client.find(_path(model))
-        document = present["policy"] if present else {"model": model}
-        if self._settings.version is None:
-            self._settings.version = present["version"] if present else 0
+        document, version = (present["policy"], present["version"]) if present else ({"model": model}, 0)
         file = _draft(document)
         is_kept = True
         try:
-            is_kept = self._write_edited(model, document, file)
+            is_kept = self._write_edited(document, version, file)
         finally:
             if is_kept and file.exists() and file.read_bytes() != _lines(document).encode():
-                sys.stderr.write(f"{PROGRAM} edit: your changes are in {file}\n")
+                note(f"{PROGRAM} edit: your changes are in {file}")
             else:
                 file.unlink(missing_ok=True)
 
-    def _write_edited(self, model: str, document: dict[str, Any], file: Path) -> bool:
+    def _write_edited(self, document: dict[str, Any], version: int, file: Path) -> bool:
         """Open `file` in the editor, and write it after a yes; return whether the file must be kept."""
         edited = _edited(file)
         if edited == document:
-            sys.stdout.write("nothing changed\n")
+            say("nothing changed")
             return False
-        sys.stdout.write(text.dry_run(self._put(edited, is_dry_run=True)))
+        model, path = edited["model"], _path(edited["model"])
+        condition = self._condition(path, version)
+        say(*self._client.effect("PUT", path, edited, condition))
+        note(*_warning(edited, self._client.ask("/admin/engines")["engines"]))
         if self._settings.dry_run:
             return False
         if not self._settings.yes and input("write it? [y/N] ").strip().lower() not in {"y", "yes"}:
-            sys.stdout.write("not written\n")
+            say("not written")
             return True
-        stored = self._put(edited)
-        sys.stdout.write(f"{model} is at version {stored['version']}\n")
+        stored = self._client.write("PUT", path, edited, condition)
+        say(f"{model} is at version {stored['version']}")
         return False
 
-    def _delete(self, model: str) -> None:
-        answer = self._write("DELETE", _path(model), None, self._condition(_path(model)))
-        if answer is None:
-            sys.stdout.write(f"deleted the policy of {model}\n")
-        else:
-            self._show(answer)
-
     def _history(self, model: str) -> None:
-        versions = self._client.read(_path(model) + "/versions?limit=300")["versions"]
+        versions = self._client.ask(_path(model) + "/versions?limit=300")["versions"]
         if not versions:
             self._client.refuse(f"model {model!r} never had a policy")
         for item in versions:
             comment = f"  # {item['comment']}" if item["comment"] else ""
             author = item["author"] or "unknown"
-            sys.stdout.write(
-                f"{item['version']:>5}  {text.moment(item['updated_at'])}  {item['cause']:<8}  {author}{comment}\n"
-            )
+            say(f"{item['version']:>5}  {utc(item['updated_at'])}  {item['cause']:<8}  {author}{comment}")
 
     def _diff(self, model: str, older: int, newer: int | None = None) -> None:
         if newer is None:
             newer = int(self._client.ask(_path(model))["version"])
-        diff = self._client.read(f"{_path(model)}/diff?from={older}&to={newer}")
-        sys.stdout.write(f"{model}, version {older} -> {newer}\n" + text.changes(diff["changes"]))
+        diff = self._client.ask(f"{_path(model)}/diff?from={older}&to={newer}")
+        say(f"{model}, version {older} -> {newer}", *text.changes(diff["changes"]))
 
     def _canary(self, command: str, name: str) -> None:
         if command == "start":
@@ -223,17 +177,30 @@ class _Commands:
             if not isinstance(policy, dict) or not isinstance(policy.get("model"), str):
                 named = f'{name} must name the model, as in {{"policy": {{"model": "...", ...}}}}'
                 fail(PROGRAM, f"canary start: {named}")
-            path = _canary_path(str(policy["model"]))
-            headers = self._if_match() if self._settings.version else {}
-            self._show(self._write("PUT", path, document, headers))
+            path = _canary_path(policy["model"])
+            show(self._client.write("PUT", path, document, _if_match(self._settings.version or None)))
         elif command == "promote":
-            self._show(self._write("POST", "/admin/canary-promotions/" + quote(name), None, self._only_experiment()))
+            path = "/admin/canary-promotions/" + quote(name)
+            show(self._client.write("POST", path, condition=_if_match(self._settings.experiment)))
         elif command == "abort":
-            self._show(self._write("DELETE", _canary_path(name), None, self._only_experiment()))
+            show(self._client.write("DELETE", _canary_path(name), condition=_if_match(self._settings.experiment)))
         else:
             experiment = self._client.ask(_canary_path(name))
-            _print(experiment)
-            sys.stderr.writelines(f"{line}\n" for line in canary_lines(experiment["evidence"]))
+            show(experiment)
+            note(*canary_lines(experiment["evidence"]))
+
+
+def _warning(policy: dict[str, Any], engines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is odd about a valid policy beside the engines that run."""
+    limits: dict[str, int] = {}
+    for engine in engines:
+        if engine["model"] == policy["model"] and engine["k_max"]:
+            limits[engine["pool"]] = min(engine["k_max"], limits.get(engine["pool"], engine["k_max"]))
+    return text.out_of_reach(policy, limits) + text.unless_it_runs(policy["model"], engines)
+
+
+def _if_match(etag: object) -> dict[str, str]:
+    return {} if etag is None else {"If-Match": f'"{etag}"'}
 
 
 def _canary_path(model: str) -> str:
@@ -278,24 +245,15 @@ def _policy_in(file: str) -> tuple[dict[str, Any], int | None]:
 
 def _read(file: str, command: str) -> dict[str, Any]:
     try:
-        content = sys.stdin.read().removeprefix("\ufeff") if file == "-" else read_text(Path(file))
+        return decode(dict, sys.stdin.read() if file == "-" else read_text(Path(file)))
     except (OSError, UnicodeDecodeError) as error:
         fail(PROGRAM, f"{command}: {file} cannot be read: {error}")
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        fail(PROGRAM, f"{command}: {file} is no JSON: {error}")
-    if not isinstance(document, dict):
-        fail(PROGRAM, f"{command}: {file} must hold a JSON object")
-    return document
+    except InvalidDocumentError as error:
+        fail(PROGRAM, *(f"{command}: {file} holds no JSON object: {fault}" for fault in error.faults))
 
 
 def _path(model: str) -> str:
     return "/admin/policies/" + quote(model)
-
-
-def _print(document: object) -> None:
-    sys.stdout.write(_lines(document))
 
 
 def _lines(document: object) -> str:

@@ -1,10 +1,12 @@
-"""Formats changes, forecasts, times and durations for the command line. Pure.
+"""Formats changes, forecasts and durations for the command line, and prints lines.
 
-Every reply of the controller passes `printable` before it is printed: it may contain text from an unauthenticated
-caller, because the audit has rejected calls.
+Every line is made printable, because a reply of the controller may contain text from an unauthenticated caller: the
+audit has rejected calls.
 """
 
+import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,27 +16,35 @@ from specpilot.policy.history import shown
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def printable(value: Any) -> Any:
-    """Return a reply with each unprintable character of its texts escaped, as in Python.
+def printable(text: str) -> str:
+    """Return a text with each unprintable character escaped, as in Python.
 
     A line break could forge a line of the command's output, and a terminal executes escape sequences.
     """
-    if isinstance(value, str):
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
-    if isinstance(value, Mapping):
-        return {printable(name): printable(inner) for name, inner in value.items()}
-    return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def moment(at: float | None) -> str:
-    """Return Unix seconds as a time in UTC; `never` for none."""
-    return "never" if at is None else utc(at)
+def say(*lines: str) -> None:
+    """Print lines on standard output."""
+    sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
 
 
-def duration_s(duration: str) -> float | None:
-    """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; `None` when it is malformed."""
+def show(document: object) -> None:
+    """Print a document as JSON, whose texts have escapes, on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def note(*lines: str) -> None:
+    """Print lines on standard error."""
+    sys.stderr.writelines(f"{printable(line)}\n" for line in lines)
+
+
+def duration_s(duration: str) -> float:
+    """Return the seconds of a duration such as `90`, `10m`, `2h` or `30d`; raises `ValueError` for another text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
-    return float(match[1]) * _UNITS_S[match[2] or "s"] if match else None
+    if match is None:
+        raise ValueError(f"{duration!r} is no duration; give 90s, 10m, 12h or 90d")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def _change(field: str, *values: Any) -> str:
@@ -44,59 +54,57 @@ def _change(field: str, *values: Any) -> str:
     return f"{field} {' -> '.join(texts)}"
 
 
-def changes(differences: Sequence[Any]) -> str:
+def changes(differences: Sequence[Any]) -> list[str]:
     """Return a line for each `[field, before, after]`, or each object with these members."""
     rows = [(item["field"], item["before"], item["after"]) if isinstance(item, dict) else item for item in differences]
-    return "".join(f"  {_change(f'{field}:', *values)}\n" for field, *values in rows) or "  nothing\n"
+    return [f"  {_change(f'{field}:', *values)}" for field, *values in rows] or ["  nothing"]
 
 
-def forecast(pools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return the forecast of a dry run as text, pool by pool."""
+def forecast(pools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Return the forecast of a dry run as lines, pool by pool."""
     if pools is None:
-        return ""
+        return []
     if not pools:
-        return "no engine of this model runs: nothing can be forecast\n"
-    return "".join(_pool(item) for item in pools)
+        return ["no engine of this model runs: nothing can be forecast"]
+    return [line for item in pools for line in (f"pool {item['pool']}:", *(f"  {line}" for line in engine_lines(item)))]
 
 
-def dry_run(answer: Mapping[str, Any]) -> str:
-    """Return a dry run's answer for a person."""
-    answer = printable(answer)
+def dry_run(answer: Mapping[str, Any]) -> list[str]:
+    """Return a dry run's answer as lines for a person."""
     version = "" if answer["version"] is None else f"write version {answer['version']} of "
-    head = f"dry run, nothing was written. It would {version or 'change '}{answer['subject']}; changes:\n"
-    return head + changes(answer["changes"]) + forecast(answer["forecast"])
+    head = f"dry run, nothing was written. It would {version or 'change '}{answer['subject']}; changes:"
+    return [head, *changes(answer["changes"]), *forecast(answer["forecast"])]
 
 
-def unless_it_runs(model: str, engines: Sequence[Mapping[str, Any]]) -> str:
+def unless_it_runs(model: str, engines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning if none of `engines` serves `model`, else nothing."""
     running = sorted({engine["model"] for engine in engines})
     if model in running:
-        return ""
-    known = f"those of {', '.join(printable(running))} do: check the name" if running else "nor of another model"
-    return f"no engine of {printable(model)} runs, {known}\n"
+        return []
+    known = f"those of {', '.join(running)} do: check the name" if running else "nor of another model"
+    return [f"no engine of {model} runs, {known}"]
 
 
-def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> str:
+def out_of_reach(policy: Mapping[str, Any], limits: Mapping[str, int]) -> list[str]:
     """Return a line for each K of a policy and each pool whose engines cannot reach this K.
 
     `limits` is the K_max of each pool.
     """
     rows = {"": policy, **{f"classes.{name}.": item for name, item in policy.get("classes", {}).items()}}
-    return "".join(
-        f"{prefix}{field}: {item[field]} is more than the engines of pool {pool} can do, so {k_max} applies there\n"
+    return [
+        f"{prefix}{field}: {item[field]} is more than the engines of pool {pool} can do, so {k_max} applies there"
         for prefix, item in rows.items()
         for field in ("static_k", "pin", "k_min", "k_max")
         for pool, k_max in sorted(limits.items())
         if isinstance(item.get(field), int) and item[field] > k_max
-    )
+    ]
 
 
 def audit_line(entry: Mapping[str, Any]) -> str:
     """Return one entry of the audit as a line."""
-    entry = printable(entry)
     caller = entry["who"] + (f" ({entry['role']})" if entry["role"] else "")
     source = f" from {entry['source']}" if entry["source"] else ""
-    line = f"{moment(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
+    line = f"{utc(entry['at'])}  {entry['result']:<7} {entry['action']} {entry['subject']}  by {caller}{source}"
     if entry["message"]:
         line += f": {entry['message']}"
     changed = [_change(*row) for row in entry["changes"]]
@@ -107,10 +115,6 @@ def audit_line(entry: Mapping[str, Any]) -> str:
         + (f"  [{'; '.join(changed)}]" if changed else "")
         + (f"  # {entry['comment']}" if entry["comment"] else "")
     )
-
-
-def _pool(pool: Mapping[str, Any]) -> str:
-    return f"pool {pool['pool']}:\n" + "".join(f"  {line}\n" for line in engine_lines(pool))
 
 
 def engine_lines(pool: Mapping[str, Any], chosen: str = "then") -> list[str]:

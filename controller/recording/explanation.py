@@ -14,58 +14,42 @@ from specpilot.policy.schedule import Cause
 
 def explain(moment: Decision, gains: Sequence[DailyGain] = ()) -> dict[str, Any]:
     """Return the explanation of a decision. `gains` are by day, newest first."""
-    evidence = moment.evidence
-    guidance = moment.schedule.guidance if moment.schedule else None
-    in_force = guidance
+    guidance = in_force = moment.schedule.guidance if moment.schedule else None
     if moment.schedule and moment.reason == Reason.CONTROL_GROUP:
         in_force = moment.schedule.drawn_guidance
-    return {
-        "at": moment.at,
-        "model": moment.model,
-        "pool": moment.pool,
-        "mode": moment.mode.value,
-        "version": moment.version,
-        "published": moment.published,
-        "reason": moment.reason,
+    recorded: dict[str, Any] = to_plain(moment)
+    del recorded["schedule"]
+    return recorded | {
         "meaning": MEANING[Reason(moment.reason)] if moment.reason in tuple(Reason) else "unknown to this version",
-        "running_decodes": evidence.get("decodes"),
-        "k": dict(moment.k),
         "guidance": to_plain(guidance) if guidance else None,
         "override": to_plain(in_force.override) if in_force and in_force.override else None,
-        "classes": evidence.get("classes", {}),
-        "bands": evidence.get("bands", {}),
-        "slo": evidence.get("slo") or {},
-        "control_group": evidence.get("control_group"),
+        "control_group": moment.evidence.get("control_group"),
         "control_group_days": gain_figures.described([item for item in gains if item.day <= day_of(moment.at)]),
-        "throughput": evidence.get("throughput"),
-        "step_s": evidence.get("step_s"),
-        "canary": evidence.get("canary"),
-        "evidence": dict(evidence),
     }
 
 
-def text(explanation: dict[str, Any]) -> str:
+def lines(explanation: dict[str, Any]) -> list[str]:
     """Return an explanation as lines for a person."""
-    version, mode = explanation["version"], explanation["mode"]
-    lines = [
+    version, mode, evidence = explanation["version"], explanation["mode"], explanation["evidence"]
+    shown = [
         f"{explanation['model']} in pool {explanation['pool']}, schedule version {version}, mode {mode}",
         f"why: {explanation['reason']}: {explanation['meaning']}",
         *([override_line(explanation["override"])] if explanation["override"] else []),
     ]
-    running = explanation["running_decodes"]
-    lines.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
-    lines += [_class_line(name, facts) for name, facts in sorted(explanation["classes"].items())]
-    lines += [
+    running = evidence.get("decodes")
+    shown.append("load: unknown, or nothing decodes" if running is None else f"load: {running:.1f} decodes per step")
+    shown += [_class_line(name, facts) for name, facts in sorted(evidence.get("classes", {}).items())]
+    shown += [
         slo_line(name, measure, facts)
-        for name, measures in sorted(explanation["slo"].items())
+        for name, measures in sorted((evidence.get("slo") or {}).items())
         for measure, facts in measures.items()
     ]
-    lines += [_band_line(band, facts) for band, facts in sorted(explanation["bands"].items())]
-    if explanation["throughput"] is not None:
-        lines.append(f"throughput measured: {explanation['throughput']:.0f} tokens/s")
-    if explanation["step_s"] is not None:
-        lines.append(f"step measured: {explanation['step_s'] * 1000:.2f} ms")
-    return "\n".join(lines + _control_group_lines(explanation) + canary_lines(explanation["canary"])) + "\n"
+    shown += [_band_line(band, facts) for band, facts in sorted(evidence.get("bands", {}).items())]
+    if evidence.get("throughput") is not None:
+        shown.append(f"throughput measured: {evidence['throughput']:.0f} tokens/s")
+    if evidence.get("step_s") is not None:
+        shown.append(f"step measured: {evidence['step_s'] * 1000:.2f} ms")
+    return shown + _control_group_lines(explanation) + canary_lines(evidence.get("canary"))
 
 
 def override_line(override: Mapping[str, Any]) -> str:

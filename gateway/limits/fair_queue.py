@@ -36,10 +36,9 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
         self._virtual: dict[int, float] = {}  # V by priority
-        self._size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return sum([len(line.items) for line in self._lines.values()])
 
     def __iter__(self) -> Iterator[T]:
         for line in self._lines.values():
@@ -64,7 +63,6 @@ class FairQueue(Generic[T]):
             line.start = max(self._virtual.get(priority, 0.0), line.finish if priority == line.priority else 0.0)
         line.weight, line.priority = weight, priority
         line.items[item] = None
-        self._size += 1
 
     def pop(self) -> T | None:
         """Remove and return the next item; `None` when the queue is empty."""
@@ -77,7 +75,7 @@ class FairQueue(Generic[T]):
         item, _ = best.items.popitem(last=False)
         self._virtual[best.priority] = best.start
         best.start = best.finish = best.start + 1.0 / best.weight
-        self._count_removal()
+        self._forget()
         return item
 
     def drop(self, item: T, name: str) -> None:
@@ -85,10 +83,10 @@ class FairQueue(Generic[T]):
         line = self._lines.get(name)
         if line is not None and item in line.items:
             del line.items[item]
-            self._count_removal()
+            self._forget()
 
-    def _count_removal(self) -> None:
-        self._size -= 1
-        if not self._size:
+    def _forget(self) -> None:
+        """Drop all tags if the queue is empty."""
+        if not len(self):
             self._lines.clear()
             self._virtual.clear()

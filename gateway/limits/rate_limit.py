@@ -75,6 +75,8 @@ MINUTE_S: Final = 60.0
 CLIENT_LEFT: Final = 499
 """The status of a request whose client disconnected before the end of the response."""
 _ERROR_STATUS: Final = 400
+REQUESTS: Final = "requests"
+TOKENS: Final = "tokens"
 CONCURRENT: Final = "concurrent_requests"
 
 
@@ -110,16 +112,15 @@ class Bucket:
         """Return the seconds until a request of `cost` would pass; 0: now."""
         return max(0.0, min(cost, self.capacity) - self.held) * MINUTE_S / self.capacity
 
-    def resize(self, limit: int, share: float) -> None:
-        """Change the capacity to `share` of `limit`."""
-        self.limit = limit
-        self.capacity = limit * share
+    def resize(self, share: float) -> None:
+        """Change the capacity to `share` of the limit."""
+        self.capacity = self.limit * share
         self.held = min(self.held, self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The limit that a request exceeds (`requests`, `tokens` or `CONCURRENT`), and when it would pass."""
+    """The limit that a request exceeds (`REQUESTS`, `TOKENS` or `CONCURRENT`), and when it would pass."""
 
     kind: str
     limit: int
@@ -135,15 +136,14 @@ class Denied:
 
 
 class Meter:
-    """The buckets, places and demand of one key at this replica."""
+    """The buckets, places and demand of one key at this replica. `buckets` are by what they limit."""
 
-    __slots__ = ("_at", "_concurrent", "_demand", "lasting_share", "requests", "share", "tokens", "unsettled")
+    __slots__ = ("_at", "_concurrent", "_demand", "buckets", "lasting_share", "share", "unsettled")
 
     def __init__(self, key: ApiKey, share: float, now: float, demand: float = 0.0, unsettled: int = 0) -> None:
         """`unsettled` is the number of requests that have passed and not ended."""
         self.share = self.lasting_share = share
-        self.requests = None if key.requests_per_minute is None else Bucket(key.requests_per_minute, share, now)
-        self.tokens = None if key.tokens_per_minute is None else Bucket(key.tokens_per_minute, share, now)
+        self.buckets = {kind: Bucket(limit, share, now) for kind, limit in _limits_of(key).items()}
         self._concurrent = key.max_concurrent_requests
         self._demand = demand
         self._at = now
@@ -151,50 +151,44 @@ class Meter:
 
     def begin_during_use(self, tokens: float) -> None:
         """Begin with a small content: other replicas use the key now. `tokens` is the cost of the first request."""
-        for bucket, cost in ((self.requests, 1.0), (self.tokens, tokens)):
-            if bucket is not None:
-                bucket.held = min(bucket.held, max(bucket.limit * PRIOR, cost))
+        for kind, bucket in self.buckets.items():
+            bucket.held = min(bucket.held, max(bucket.limit * PRIOR, 1.0 if kind == REQUESTS else tokens))
 
     def states(self, key: ApiKey) -> bool:
         """Whether the limits are still those of `key`."""
-        requests = None if self.requests is None else self.requests.limit
-        tokens = None if self.tokens is None else self.tokens.limit
-        limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent_requests)
-        return (requests, tokens, self._concurrent) == limits
+        limits = {kind: bucket.limit for kind, bucket in self.buckets.items()}
+        return limits == _limits_of(key) and self._concurrent == key.max_concurrent_requests
 
     def admit(self, tokens: float, now: float) -> Denied | None:
         """Charge a request of an estimated number of `tokens`, or return why it does not pass."""
-        cost, wait_s, tightest, kind = 0.0, 0.0, None, ""  # `cost` is in limits
-        if self.requests is not None:
-            self.requests.fill(now)
-            cost, wait_s = 1.0 / self.requests.limit, self.requests.wait_s(1.0)
-            tightest, kind = self.requests, "requests"
-        if self.tokens is not None:
-            self.tokens.fill(now)
-            cost = max(cost, tokens / self.tokens.limit)
-            tokens_wait_s = self.tokens.wait_s(tokens)
-            if tightest is None or tokens_wait_s > wait_s:
-                wait_s, tightest, kind = tokens_wait_s, self.tokens, "tokens"
+        demand = wait_s = 0.0  # the demand is in limits
+        denied: Denied | None = None
+        for kind, bucket in self.buckets.items():
+            cost = 1.0 if kind == REQUESTS else tokens
+            bucket.fill(now)
+            demand = max(demand, cost / bucket.limit)
+            bucket_wait_s = bucket.wait_s(cost)
+            if bucket_wait_s > wait_s:
+                wait_s = bucket_wait_s
+                denied = Denied(kind, bucket.limit, wait_s)
         # Before the decision: rejected requests are demand too.
-        self._demand = min(DEMAND_MAX, self.demand(now) + cost * MINUTE_S / DEMAND_S)
+        self._demand = min(DEMAND_MAX, self.demand(now) + demand * MINUTE_S / DEMAND_S)
         limit = self._concurrent
         if limit is not None:
             self._demand = max(self._demand, min(DEMAND_MAX, (self.unsettled + 1) / limit))
             if self.unsettled >= max(1, round(self.lasting_share * limit)):
                 return Denied(CONCURRENT, limit, PLACE_RETRY_S)
-        if tightest is not None and wait_s > 0:
-            return Denied(kind, tightest.limit, wait_s)
-        if self.requests is not None:
-            self.requests.held -= 1.0
-        if self.tokens is not None:
-            self.tokens.held -= tokens
+        if denied is not None:
+            return denied
+        for kind, bucket in self.buckets.items():
+            bucket.held -= 1.0 if kind == REQUESTS else tokens
         self.unsettled += 1
         return None
 
     def settle(self, estimated_tokens: float, used_tokens: float, now: float) -> None:
         """A request that passed with `estimated_tokens` has ended and used `used_tokens`."""
         self.unsettled -= 1
-        bucket = self.tokens
+        bucket = self.buckets.get(TOKENS)
         if bucket is not None:
             bucket.fill(now)  # first: inflow above the capacity must be lost, not be used for this request
             bucket.held = min(bucket.capacity, bucket.held + estimated_tokens - used_tokens)
@@ -211,20 +205,18 @@ class Meter:
     def set_share(self, share: float, now: float) -> None:
         """Change this replica's share of the limits."""
         self.share = share
-        for bucket in (self.requests, self.tokens):
-            if bucket is not None:
-                bucket.fill(now)
-                bucket.resize(bucket.limit, share)
+        for bucket in self.buckets.values():
+            bucket.fill(now)
+            bucket.resize(share)
 
     def is_idle(self, now: float) -> bool:
         """Whether the meter can be dropped without effect: no request is under way and every bucket is full."""
         if self.unsettled:
             return False
-        for bucket in (self.requests, self.tokens):
-            if bucket is not None:
-                bucket.fill(now)
-                if bucket.held < bucket.capacity:
-                    return False
+        for bucket in self.buckets.values():
+            bucket.fill(now)
+            if bucket.held < bucket.capacity:
+                return False
         return self.demand(now) < IDLE_DEMAND
 
 
@@ -313,8 +305,15 @@ def _with_new_limits(old: Meter, key: ApiKey, now: float) -> Meter:
     """Return the meter for changed limits. It keeps the content of the old buckets, up to the new capacity."""
     new = Meter(key, old.share, now, old.demand(now), old.unsettled)
     new.lasting_share = old.lasting_share
-    for before, after in ((old.requests, new.requests), (old.tokens, new.tokens)):
-        if before is not None and after is not None:
+    for kind, bucket in new.buckets.items():
+        before = old.buckets.get(kind)
+        if before is not None:
             before.fill(now)
-            after.held = min(before.held, after.capacity)
+            bucket.held = min(before.held, bucket.capacity)
     return new
+
+
+def _limits_of(key: ApiKey) -> dict[str, int]:
+    """Return the limits per minute of `key`."""
+    limits = ((REQUESTS, key.requests_per_minute), (TOKENS, key.tokens_per_minute))
+    return {kind: limit for kind, limit in limits if limit is not None}

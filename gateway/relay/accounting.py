@@ -23,9 +23,8 @@ def charge(context: GatewayContext, key: ApiKey, prepared: PreparedRequest, now:
     """
     meter = context.rates.meter(key, prepared.charged_tokens, now)
     denied = meter.admit(prepared.charged_tokens, now)
-    for kind, bucket in ((b"requests", meter.requests), (b"tokens", meter.tokens)):
-        if bucket is not None:
-            prepared.rate_lines += rate_lines(kind, bucket.limit, bucket.remaining, bucket.reset_s)
+    for kind, bucket in meter.buckets.items():
+        prepared.rate_lines += rate_lines(kind.encode(), bucket.limit, bucket.remaining, bucket.reset_s)
     prepared.header_lines += prepared.rate_lines
     if denied is not None:
         raise RateLimitError(denied.message, denied.kind, denied.retry_after_s)

@@ -265,11 +265,13 @@ class GatewayContext:
     def tally(self) -> bytes:
         """Return this process's numbers as they are now (see `GatewayMetrics.tally`), those of other objects too."""
         metrics = self.metrics
-        metrics.policy_versions = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
-        metrics.snapshot_age_s = self.snapshot_age_s
+        metrics.policy_version = {model: self.snapshot.policy_version(model) for model in self.fleet.by_model}
+        metrics.snapshot_age_seconds = self.snapshot_age_s
         metrics.returned_keys = len(self.snapshot.returned_keys)
         metrics.choices = self.fleet.chooser.counts
-        metrics.ejected = {name: engine.outlier_detection.is_ejected for name, engine in self.fleet.engines.items()}
+        metrics.engine_ejected = {
+            name: engine.outlier_detection.is_ejected for name, engine in self.fleet.engines.items()
+        }
         metrics.log_lines_dropped = self.recorder.log.dropped
         if self.recorder.tracing is not None:
             metrics.spans = dict(self.recorder.tracing.counts)

@@ -8,7 +8,7 @@ from specpilot.gateway.engines.fleet import Engine
 from specpilot.gateway.relay.prepared_request import PreparedRequest
 from specpilot.gateway.wire.amendments import with_request_id
 from specpilot.gateway.wire.heads import RequestHead
-from specpilot.gateway.wire.response_id import RANDOM_BITS, identified, new_response_id
+from specpilot.gateway.wire.response_id import RANDOM_BITS, new_response_id
 
 SMALL_BODY_BYTES: Final = 65_536
 """Bytes up to which a body is copied behind its head, because one write takes less time than two."""
@@ -25,7 +25,7 @@ def engine_request(
     body: Sequence[bytes | memoryview] = prepared.body
     if prepared.is_unnamed and names_response:
         made_for = new_response_id(engine.engine_hash, prepared.key_id, secrets.randbits(RANDOM_BITS))
-        body = with_request_id(body, made_for) if prepared.has_null_id else identified(body, made_for)
+        body = with_request_id(body, made_for, is_null=prepared.has_null_id)
     only = body[0] if len(body) == 1 else None
     size = sum(map(len, body)) if only is None else len(only)
     head = b"%s%s%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (

@@ -35,21 +35,6 @@ class Histogram:
 class Cell:
     """The counts of one model and class."""
 
-    __slots__ = (
-        "acceptance_length",
-        "duration",
-        "in_flight",
-        "itl",
-        "overhead",
-        "queue",
-        "queued",
-        "requests",
-        "slo",
-        "tokens_by_events",
-        "tokens_by_usage",
-        "ttft",
-    )
-
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}
         self.slo: dict[str, dict[str, int]] = {}  # requests by measure and result

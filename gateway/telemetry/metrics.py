@@ -5,6 +5,7 @@ request. The text is made for a scrape, from the tallies of all processes. Label
 serves and classes that a model has. All other values count under `other`.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
@@ -28,6 +29,9 @@ KEY_LIMIT: Final = 512
 _NAMED: Final = frozenset(("engine_ejected", "key_requests", "key_tokens"))
 """The metrics that name engines (possibly by address) or API keys."""
 
+_OF_PROCESSES: Final = tuple(FAMILIES.keys() - Cell().numbers().keys())
+"""The metrics that are not counted by model and class. `GatewayMetrics` has an attribute for each."""
+
 
 class GatewayMetrics:
     """The counts of one process. Numbers of other objects (`choices`, `spans`, ...) are set before a scrape."""
@@ -36,17 +40,17 @@ class GatewayMetrics:
         self.cells: dict[tuple[str, str], Cell] = {}
         self.retries = 0
         self.unknown_class = 0
-        self.key_requests: dict[str, dict[int, int]] = {}
-        self.key_tokens: dict[str, dict[str, int]] = {}
-        self.model_routes: dict[str, dict[str, dict[str, int]]] = {}
-        self.refusals: dict[str, int] = {}
-        self.upstream_errors: dict[str, int] = {}
-        self.disconnects: dict[str, int] = {}
+        self.key_requests: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self.key_tokens: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.model_routes: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+        self.refusals: Counter[str] = Counter()
+        self.upstream_errors: Counter[str] = Counter()
+        self.disconnects: Counter[str] = Counter()
         self.choices: Mapping[str, int] = {}
-        self.policy_versions: dict[str, int] = {}
-        self.snapshot_age_s: float | None = None
+        self.policy_version: dict[str, int] = {}
+        self.snapshot_age_seconds: float | None = None
         self.returned_keys = 0
-        self.ejected: dict[str, bool] = {}
+        self.engine_ejected: dict[str, bool] = {}
         self.log_lines_dropped = 0
         self.spans: dict[str, int] = {}
 
@@ -62,56 +66,33 @@ class GatewayMetrics:
 
     def count_key(self, key_id: str, status: int, usage: Usage | None, events: int) -> None:
         """A request of API key `key_id` ended with `status`; its response stated `usage`, or had `events`."""
-        requests = self.key_requests.get(key_id)
-        if requests is None:
-            if len(self.key_requests) >= KEY_LIMIT:
-                key_id = OTHER
-            requests = self.key_requests.setdefault(key_id, {})
-        requests[status] = requests.get(status, 0) + 1
-        if usage is None:
-            return
-        tokens = self.key_tokens.get(key_id)
-        if tokens is None:
-            tokens = self.key_tokens[key_id] = {"input": 0, "output": 0}
-        tokens["input"] += usage.input_tokens or 0
-        tokens["output"] += events if usage.output_tokens is None else usage.output_tokens
+        if key_id not in self.key_requests and len(self.key_requests) >= KEY_LIMIT:
+            key_id = OTHER
+        self.key_requests[key_id][status] += 1
+        if usage is not None:
+            tokens = self.key_tokens[key_id]
+            tokens["input"] += usage.input_tokens or 0
+            tokens["output"] += events if usage.output_tokens is None else usage.output_tokens
 
     def count_route(self, requested: str, model: str, rule: str) -> None:
         """A request for the name `requested` goes to `model`, by `rule`: split or fallback."""
-        rules = self.model_routes.setdefault(requested, {}).setdefault(model, {})
-        rules[rule] = rules.get(rule, 0) + 1
+        self.model_routes[requested][model][rule] += 1
 
     def count_upstream_error(self, reason: str) -> None:
         """An engine failed."""
-        self.upstream_errors[reason] = self.upstream_errors.get(reason, 0) + 1
+        self.upstream_errors[reason] += 1
 
     def count_refusal(self, kind: str) -> None:
         """A request was rejected for lack of room."""
-        self.refusals[kind] = self.refusals.get(kind, 0) + 1
+        self.refusals[kind] += 1
 
     def count_disconnect(self, phase: str) -> None:
         """A client left before the end of its response."""
-        self.disconnects[phase] = self.disconnects.get(phase, 0) + 1
+        self.disconnects[phase] += 1
 
     def tally(self) -> bytes:
         """Return every number as it is now, as a tally of `gateway.telemetry.families` in JSON."""
-        numbers: dict[str, Any] = {
-            "upstream_errors": self.upstream_errors,
-            "disconnects": self.disconnects,
-            "choices": self.choices,
-            "spans": self.spans,
-            "refusals": self.refusals,
-            "key_requests": self.key_requests,
-            "key_tokens": self.key_tokens,
-            "model_routes": self.model_routes,
-            "retries": self.retries,
-            "unknown_class": self.unknown_class,
-            "log_lines_dropped": self.log_lines_dropped,
-            "policy_version": self.policy_versions,
-            "engine_ejected": self.ejected,
-            "snapshot_age_seconds": self.snapshot_age_s,
-            "returned_keys": self.returned_keys,
-        }
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in _OF_PROCESSES}
         for (model, traffic_class), cell in self.cells.items():
             for name, value in cell.numbers().items():
                 numbers.setdefault(name, {}).setdefault(model, {})[traffic_class] = value

@@ -27,6 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.heads import RequestHead
+from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.clean_text import fault_of, removed, stripped
 from specpilot.policy.http_client import is_on_this_machine
 
@@ -232,6 +233,9 @@ def _context_lines(span: Span) -> bytes:
 
 
 def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
+    is_read = outcome.model is not None
+    usage = outcome.usage or Usage()
+    has_failed = outcome.error is not None or outcome.status >= _SERVER_ERROR
     attributes: dict[str, Any] = {
         "http.response.status_code": outcome.status,
         "specpilot.request_id": outcome.request_id.decode(),
@@ -239,22 +243,19 @@ def _describe(span: Span, outcome: Outcome, now_ns: int) -> None:
         "specpilot.engines_tried": outcome.engines_tried,
         "specpilot.phase": outcome.phase,
         "specpilot.key_id": outcome.key_id,
+        "specpilot.traffic_class": outcome.traffic_class,
+        "gen_ai.operation.name": _OPERATIONS.get(outcome.path) if is_read else None,
+        "gen_ai.request.model": outcome.model,
+        "gen_ai.request.stream": outcome.is_stream if is_read else None,
+        "gen_ai.request.max_tokens": outcome.max_tokens,
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "specpilot.acceptance_length": usage.acceptance_length,
+        "gen_ai.response.time_to_first_chunk": outcome.ttft_s,
+        "error.type": (outcome.error or str(outcome.status)) if has_failed else None,
     }
-    if outcome.model is not None:
-        attributes["gen_ai.operation.name"] = _OPERATIONS.get(outcome.path)
-        attributes["gen_ai.request.model"] = outcome.model
-        attributes["gen_ai.request.stream"] = outcome.is_stream
-        attributes["gen_ai.request.max_tokens"] = outcome.max_tokens
-        attributes["specpilot.traffic_class"] = outcome.traffic_class
-    if outcome.usage is not None:
-        attributes["gen_ai.usage.input_tokens"] = outcome.usage.input_tokens
-        attributes["gen_ai.usage.output_tokens"] = outcome.usage.output_tokens
-        attributes["specpilot.acceptance_length"] = outcome.usage.acceptance_length
-    if outcome.ttft_s is not None and outcome.first_byte_at is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = outcome.ttft_s
-        span.add_event(FIRST_TOKEN, timestamp=now_ns - round((outcome.ended_at - outcome.first_byte_at) * 1e9))
-    if outcome.error is not None or outcome.status >= _SERVER_ERROR:
-        attributes["error.type"] = outcome.error or str(outcome.status)
-        if not _CLIENT_ERROR <= outcome.status < _SERVER_ERROR:
-            span.set_status(Status(StatusCode.ERROR))
     span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+    if outcome.ttft_s is not None and outcome.first_byte_at is not None:
+        span.add_event(FIRST_TOKEN, timestamp=now_ns - round((outcome.ended_at - outcome.first_byte_at) * 1e9))
+    if has_failed and not _CLIENT_ERROR <= outcome.status < _SERVER_ERROR:
+        span.set_status(Status(StatusCode.ERROR))

@@ -13,12 +13,6 @@ class Outcome:
     name, if a model route chose another `model`. `first_byte_at` and `events` are of the engine's body.
     """
 
-    __slots__ = (
-        "client_host", "ended_at", "engine_id", "engines_tried", "error", "events", "first_byte_at",
-        "is_event_stream", "is_stream", "key_id", "max_tokens", "method", "model", "overhead_s", "path", "phase",
-        "received_at", "request_id", "requested_model", "status", "traffic_class", "usage", "waited_s",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self,
         *,

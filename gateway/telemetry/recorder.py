@@ -14,6 +14,12 @@ from specpilot.gateway.wire.heads import RequestHead, milliseconds, thousandths
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import OTHER
 
+COMMON: Final = (
+    "method", "path", "model", "requested_model", "traffic_class", "key_id", "client", "engine", "engines_tried",
+    "status", "error", "phase",
+)  # fmt: skip
+"""The members of a line that many requests share."""
+
 _WRITTEN_MAX: Final = 1024
 _NULL: Final = b"null"
 _QUOTE: Final = ord('"')
@@ -76,7 +82,8 @@ class Recorder:
         )
         written = self._written.get(common)
         if written is None:
-            written = _common(outcome)
+            members = dict(zip(COMMON, common, strict=True)) | {"method": outcome.method.decode()}
+            written = orjson.dumps(members)[1:-1]
             if len(self._written) >= _WRITTEN_MAX:
                 self._written.clear()
             self._written[common] = written
@@ -116,25 +123,6 @@ class Recorder:
         )
         outcome.client_host = client_host
         self.record(outcome, None, None)
-
-
-def _common(outcome: Outcome) -> bytes:
-    """Return the members of a line that many requests share."""
-    members = {
-        "method": outcome.method.decode(),
-        "path": outcome.path,
-        "model": outcome.model,
-        "requested_model": outcome.requested_model,
-        "traffic_class": outcome.traffic_class,
-        "key_id": outcome.key_id,
-        "client": outcome.client_host,
-        "engine": outcome.engine_id,
-        "engines_tried": outcome.engines_tried,
-        "status": outcome.status,
-        "error": outcome.error,
-        "phase": outcome.phase,
-    }
-    return orjson.dumps(members)[1:-1]
 
 
 def _quoted(text: bytes) -> bytes:

@@ -52,30 +52,31 @@ def amend(
     return _spliced(body, edits)
 
 
-def with_request_id(body: Sequence[bytes | memoryview], identifier: str) -> tuple[bytes | memoryview, ...]:
-    """Return `body` with `identifier` in place of its `request_id`, which is null."""
-    text = b"".join(body)
-    new = b'"%s"' % identifier.encode()
-    edits = [(begin, end, new) for key, begin, end in members_of(text, text.index(b"{")) if key == REQUEST_ID]
-    return _spliced((text,), edits)
+def with_request_id(
+    body: Sequence[bytes | memoryview], identifier: str, *, is_null: bool
+) -> Sequence[bytes | memoryview]:
+    """Return `body`, an object with members, with `identifier` as its `request_id`, which `is_null` or absent.
+
+    Without one, a body that begins with more than `COPY_LIMIT_BYTES` of white space stays unchanged.
+    """
+    value = b'"%s"' % identifier.encode()
+    if is_null:
+        text = b"".join(body)
+        edits = [(begin, end, value) for key, begin, end in members_of(text, text.index(b"{")) if key == REQUEST_ID]
+        return _spliced((text,), edits)
+    at = bytes(body[0][:COPY_LIMIT_BYTES]).find(b"{") + 1
+    return _spliced(body, [(at, at, b'"%s":%s,' % (REQUEST_ID.encode(), value))]) if at else body
 
 
-def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
+def _spliced(body: Sequence[bytes | memoryview], edits: list[tuple[int, int, bytes]]) -> tuple[bytes | memoryview, ...]:
     """Return `body` with each of `edits` (start, end, new text) applied. Edits are sorted and do not overlap."""
     first = body[0]
-    if len(body) == 1 and len(first) <= COPY_LIMIT_BYTES:
-        if len(edits) == 1:  # most requests have no members besides the added ones
-            start, end, text = edits[0]
-            return (first[:start] + text + first[end:],)
-        copied: list[bytes] = []
-        position = 0
-        for start, end, text in edits:
-            copied += (first[position:start], text)
-            position = end
-        copied.append(first[position:])
-        return (b"".join(copied),)
-    # A large body: slices of its parts, without a copy, and the new texts between them. The last edit adds nothing;
-    # with it the loop reaches the body's end.
+    is_small = len(body) == 1 and len(first) <= COPY_LIMIT_BYTES
+    if is_small and len(edits) == 1 and isinstance(first, bytes):  # most requests: the added members
+        start, end, text = edits[0]
+        return (first[:start] + text + first[end:],)
+    # Slices of the body's parts, without a copy, and the new texts between them. The last edit adds nothing; with it
+    # the loop reaches the body's end.
     parts: list[bytes | memoryview] = []
     index = begin = position = 0  # the current part, its offset in the body, the offset up to which all is done
     size = sum(map(len, body))
@@ -92,4 +93,4 @@ def _spliced(body: tuple[bytes, ...], edits: list[tuple[int, int, bytes]]) -> tu
                 index += 1
         if text:
             parts.append(text)
-    return tuple(parts)
+    return (b"".join(parts),) if is_small else tuple(parts)

@@ -9,7 +9,7 @@ window is the one that RFC 9659 allows for this use.
 
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from specpilot.gateway.wire.errors import BodyTooLargeError, GatewayError, InvalidCodingError, UnsupportedCodingError
 
@@ -37,8 +37,6 @@ CODINGS: Final[tuple[str, ...]] = ("gzip", "deflate", "zstd")
 _GZIP: Final = 31
 _ZLIB: Final = 15
 _RAW: Final = -15
-_CUT: Final = "its end is missing"
-_MANY: Final = f"it has more than {CODED_MEMBERS_MAX} members"
 
 
 def codings_of(value: str) -> tuple[str, ...]:
@@ -59,8 +57,7 @@ def codings_of(value: str) -> tuple[str, ...]:
 def decoded(parts: Iterable[bytes], codings: tuple[str, ...], limit_bytes: int) -> Iterator[bytes]:
     """Yield the decoded body in pieces, some of them empty. Raises `InvalidCodingError` and `BodyTooLargeError`."""
     for name in reversed(codings):
-        stage = _unzstd(parts) if name == "zstd" else _inflate(parts, is_gzip=name == "gzip")
-        parts = _bounded(stage, name, limit_bytes)
+        parts = _bounded(_stage(parts, name), name, limit_bytes)
     yield from parts
 
 
@@ -86,64 +83,44 @@ def _bounded(pieces: Iterator[bytes], name: str, limit_bytes: int) -> Iterator[b
                 size_fault = f"the request body is larger than {limit_bytes} bytes when decoded (--max-body-bytes)"
                 raise BodyTooLargeError(f"{size_fault}; send less")
             yield piece
-    except (zlib.error, zstd.ZstdError) as error:
-        raise InvalidCodingError(name, str(error)) from error
-    except EOFError as error:
+    except (zlib.error, zstd.ZstdError, EOFError) as error:
         raise InvalidCodingError(name, str(error)) from error
 
 
-def _inflate(parts: Iterable[bytes], *, is_gzip: bool) -> Iterator[bytes]:
-    """Decode gzip, of one member or several, or deflate. Some senders omit the zlib frame of deflate (RFC 9110)."""
-    decoder = zlib.decompressobj(_GZIP) if is_gzip else None
-    head = b""
-    members = 1
+def _stage(parts: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Decode one coding: gzip or zstd, of one member (frame) or several, or deflate.
+
+    A decoder returns at most `PIECE_BYTES` at once, and zlib's hands back the input that it has not read yet. Gzip may
+    be padded with null bytes.
+    """
+    decoder: Any = None
+    members = 0
     for part in parts:
-        data = part
-        if decoder is None:
-            head += data
-            if len(head) < 2:  # noqa: PLR2004 - the bytes of zlib's header
-                yield b""
-                continue
-            is_framed = head[0] & 15 == zlib.DEFLATED and (head[0] << 8 | head[1]) % 31 == 0
-            decoder = zlib.decompressobj(_ZLIB if is_framed else _RAW)
-            data = head
-        is_full = False
+        data, is_full = part, False
         while data or is_full:
-            if decoder.eof:
-                data = data.lstrip(b"\0") if is_gzip else data  # padding, which gzip ignores
+            if decoder is None or decoder.eof:
+                data = data.lstrip(b"\0") if members and name == "gzip" else data
                 if not data:
                     break
                 members += 1
-                if not is_gzip or members > CODED_MEMBERS_MAX:
-                    raise EOFError(_MANY if is_gzip else "there are bytes after its end")
-                decoder = zlib.decompressobj(_GZIP)
+                if members > 1 and name == "deflate":
+                    raise EOFError("there are bytes after its end")
+                if members > CODED_MEMBERS_MAX:
+                    raise EOFError(f"it has more than {CODED_MEMBERS_MAX} members")
+                decoder = _decoder(name, data)
             piece = decoder.decompress(data, PIECE_BYTES)
-            data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            data = decoder.unused_data if decoder.eof else getattr(decoder, "unconsumed_tail", b"")
             is_full = len(piece) == PIECE_BYTES and not decoder.eof
             yield piece
         yield b""
     if decoder is None or not decoder.eof:
-        raise EOFError(_CUT)
+        raise EOFError("its end is missing")
 
 
-def _unzstd(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Decode zstd, of one frame or several."""
-    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
-    decoder = zstd.ZstdDecompressor(options=options)
-    frames = 1
-    has_begun = False
-    for part in parts:
-        data = part
-        while data or not (decoder.needs_input or decoder.eof):
-            if decoder.eof:
-                frames += 1
-                if frames > CODED_MEMBERS_MAX:
-                    raise EOFError(_MANY)
-                decoder = zstd.ZstdDecompressor(options=options)
-            has_begun = True
-            piece = decoder.decompress(data, PIECE_BYTES)
-            data = decoder.unused_data if decoder.eof else b""
-            yield piece
-        yield b""
-    if not has_begun or not decoder.eof:
-        raise EOFError(_CUT)
+def _decoder(name: str, data: bytes) -> Any:
+    """Return a decoder for a member that begins with `data`. Some senders omit the zlib frame of deflate (RFC 9110)."""
+    if name == "zstd":
+        return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
+    if name == "gzip":
+        return zlib.decompressobj(_GZIP)
+    return zlib.decompressobj(_ZLIB if data[0] & 15 == zlib.DEFLATED else _RAW)

@@ -7,13 +7,17 @@ only those in another shape than the route's are converted.
 """
 
 import contextlib
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from math import ceil
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 import orjson
 
 from specpilot.gateway.wire.routes import ANTHROPIC
 
-_ANTHROPIC_TYPES = {
+_OPENAI_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "api_error"}
+_ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -22,240 +26,194 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic's error types by status. Any other is `invalid_request_error` below 500 and `api_error` from there."""
+"""Types of errors by status. Any other is `invalid_request_error` below 500 and `api_error` from there."""
 
 
 class GatewayError(Exception):
-    """Root: `status` and `code` describe the error, `type` states the side at fault.
+    """Root. `status` and `code` describe the error; a rejection for lack of room is counted as `refusal`.
 
-    `retry_after_s`, if given, becomes the `Retry-After` header (whole seconds, rounded up, at least 1). `refusal` is
-    the kind under which a rejection for lack of room is counted.
+    `headers` are those of its answer: `retry_after_s`, if given, becomes `Retry-After` (whole seconds, rounded up, at
+    least 1). `kind` replaces the type that OpenAI's clients get by the status.
     """
 
-    status: ClassVar[int] = 500
-    code: ClassVar[str] = "internal_error"
-    type: str = "api_error"
-    refusal: str | None = None
+    status: ClassVar[int]
+    code: ClassVar[str]
+    refusal: str | None
+    kind: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    def __init_subclass__(cls, *, status: int, code: str, refusal: str | None = None) -> None:
+        cls.status, cls.code, cls.refusal = status, code, refusal
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.headers = {"retry-after": str(max(1, ceil(retry_after_s)))}
         super().__init__(message)
 
 
-class BadHeadError(GatewayError):
+class BadHeadError(GatewayError, status=400, code="bad_request"):
     """The request, its lengths included, is not valid HTTP/1.1."""
 
-    status, type, code = 400, "invalid_request_error", "bad_request"
 
-
-class InvalidJsonError(GatewayError):
+class InvalidJsonError(GatewayError, status=400, code="invalid_json"):
     """The body is not JSON, or not a JSON object."""
 
-    status, type, code = 400, "invalid_request_error", "invalid_json"
 
-
-class InvalidFieldError(GatewayError):
+class InvalidFieldError(GatewayError, status=400, code="invalid_field"):
     """A field that the gateway itself reads is missing or has the wrong type."""
 
-    status, type, code = 400, "invalid_request_error", "invalid_field"
 
-
-class InvalidApiKeyError(GatewayError):
+class InvalidApiKeyError(GatewayError, status=401, code="invalid_api_key"):
     """No key, or an unknown one."""
 
-    status, type, code = 401, "authentication_error", "invalid_api_key"
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
-class ModelNotAllowedError(GatewayError):
+class ModelNotAllowedError(GatewayError, status=403, code="model_not_allowed"):
     """The API key may not ask for the model."""
 
-    status, type, code = 403, "permission_error", "model_not_allowed"
 
-
-class ModelNotFoundError(GatewayError):
+class ModelNotFoundError(GatewayError, status=404, code="model_not_found"):
     """No engine serves the model, not even one that is down."""
 
-    status, type, code = 404, "invalid_request_error", "model_not_found"
 
-
-class ResponseNotFoundError(GatewayError):
+class ResponseNotFoundError(GatewayError, status=404, code="response_not_found"):
     """No engine here made the response, or it no longer exists."""
 
-    status, type, code = 404, "invalid_request_error", "response_not_found"
 
-
-class RouteNotFoundError(GatewayError):
+class RouteNotFoundError(GatewayError, status=404, code="route_not_found"):
     """The path is not on the allow-list of relayed routes."""
 
-    status, type, code = 404, "invalid_request_error", "route_not_found"
 
-
-class MethodNotAllowedError(GatewayError):
+class MethodNotAllowedError(GatewayError, status=405, code="method_not_allowed"):
     """The route exists, with the method `allowed`."""
-
-    status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
     def __init__(self, message: str, allowed: str = "POST") -> None:
         super().__init__(message)
-        self.allowed = allowed
+        self.headers = {"allow": allowed}
 
 
-class RequestTimeoutError(GatewayError):
+class RequestTimeoutError(GatewayError, status=408, code="request_timeout"):
     """The client did not send its whole request in time."""
 
-    status, type, code = 408, "invalid_request_error", "request_timeout"
 
-
-class BodyTooLargeError(GatewayError):
+class BodyTooLargeError(GatewayError, status=413, code="body_too_large"):
     """The body is larger than `--max-body-bytes`."""
 
-    status, type, code = 413, "invalid_request_error", "body_too_large"
 
-
-class BodyTooComplexError(GatewayError):
+class BodyTooComplexError(GatewayError, status=413, code="body_too_complex"):
     """The body has more values, or more members in one object, than the gateway parses."""
 
-    status, type, code = 413, "invalid_request_error", "body_too_complex"
 
-
-class ConnectionsFullError(GatewayError):
+class ConnectionsFullError(GatewayError, status=503, code="connections_full", refusal="connections"):
     """`--max-connections` clients are connected."""
 
-    status, code, refusal = 503, "connections_full", "connections"
 
-
-class BodiesFullError(GatewayError):
+class BodiesFullError(GatewayError, status=503, code="bodies_full", refusal="bodies_full"):
     """The bodies of requests under way take `--max-bodies-bytes`."""
 
-    status, code, refusal = 503, "bodies_full", "bodies_full"
 
-
-class UnsupportedCodingError(GatewayError):
+class UnsupportedCodingError(GatewayError, status=415, code="unsupported_coding"):
     """The body is in a `Content-Encoding` that is not decoded here."""
-
-    status, type, code = 415, "invalid_request_error", "unsupported_coding"
 
     def __init__(self, coding: str, decoded: str = "gzip, deflate, zstd") -> None:
         """`decoded` lists the codings that are decoded here."""
         remedy = f"send the body as it is, or in one of {decoded}" if decoded else "send it as it is (--decode-bodies)"
         super().__init__(f"the body's Content-Encoding, {coding}, is not decoded here; {remedy}")
-        self.decoded = decoded or "identity"
+        self.headers = {"accept-encoding": decoded or "identity"}
 
 
-class InvalidCodingError(GatewayError):
+class InvalidCodingError(GatewayError, status=400, code="invalid_coding"):
     """The body does not match its `Content-Encoding`."""
-
-    status, type, code = 400, "invalid_request_error", "invalid_coding"
 
     def __init__(self, coding: str, problem: str) -> None:
         super().__init__(f"the body is not in its Content-Encoding, {coding}: {problem}; send it whole, or as it is")
 
 
-class RateLimitError(GatewayError):
+class RateLimitError(GatewayError, status=429, code="rate_limit_exceeded"):
     """The API key is over a limit. `kind`, e.g. requests or tokens, is the type, as in OpenAI's API."""
-
-    status, code = 429, "rate_limit_exceeded"
 
     def __init__(self, message: str, kind: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
-        self.type = self.refusal = kind
+        self.kind = self.refusal = kind
 
 
-class QueueFullError(GatewayError):
+class QueueFullError(GatewayError, status=429, code="queue_full", refusal="queue_full"):
     """Every engine is full, and the class's line is too."""
 
-    status, code, refusal = 429, "queue_full", "queue_full"
 
-
-class HeadTooLargeError(GatewayError):
+class HeadTooLargeError(GatewayError, status=431, code="head_too_large"):
     """The request's headers are larger than the gateway reads."""
 
-    status, type, code = 431, "invalid_request_error", "head_too_large"
 
-
-class InternalError(GatewayError):
+class InternalError(GatewayError, status=500, code="internal_error"):
     """A fault of the gateway itself."""
 
 
-class BadEngineResponseError(GatewayError):
+class BadEngineResponseError(GatewayError, status=502, code="bad_engine_response"):
     """An engine sent something other than HTTP, or closed before its answer."""
 
-    status, code = 502, "bad_engine_response"
 
-
-class EngineUnavailableError(GatewayError):
+class EngineUnavailableError(GatewayError, status=503, code="engine_unavailable"):
     """No engine of the model can be reached."""
 
-    status, code = 503, "engine_unavailable"
 
-
-class KeysUnknownError(GatewayError):
+class KeysUnknownError(GatewayError, status=503, code="api_keys_unknown"):
     """Redis, which holds API keys, was not read since the start, so the gateway cannot check the request."""
 
-    status, code = 503, "api_keys_unknown"
 
-
-class QueueTimeoutError(GatewayError):
+class QueueTimeoutError(GatewayError, status=503, code="queue_timeout", refusal="queue_timeout"):
     """Every engine was full for as long as the request could wait."""
 
-    status, code, refusal = 503, "queue_timeout", "queue_timeout"
 
-
-class DrainingError(GatewayError):
+class DrainingError(GatewayError, status=503, code="draining"):
     """This gateway is shutting down; another replica will answer."""
 
-    status, code = 503, "draining"
 
-
-class EngineTimeoutError(GatewayError):
+class EngineTimeoutError(GatewayError, status=504, code="engine_timeout"):
     """An engine took longer than one of the time-outs; the message names which."""
 
-    status, code = 504, "engine_timeout"
 
-
-class StreamBrokenError(GatewayError):
+class StreamBrokenError(GatewayError, status=502, code="stream_broken"):
     """An engine's stream ended early. Sent as an event, because the status is already sent."""
 
-    status, code = 502, "stream_broken"
 
+def error_body(  # noqa: PLR0913, PLR0917 - the members of an error
+    path: str, status: int, message: str, param: str | None, code: str | None, kind: str | None = None
+) -> bytes:
+    """Return the error body of the route `path`: OpenAI's, or Anthropic's with `param` and `code` added.
 
-def envelope(message: str, kind: str, param: str | None, code: str | None) -> bytes:
-    """Return OpenAI's error body."""
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    `kind` replaces OpenAI's type for `status`.
+    """
+    is_anthropic = path in ANTHROPIC
+    named = _ANTHROPIC_TYPES.get(status) if is_anthropic else kind or _OPENAI_TYPES.get(status)
+    fallback = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004 - HTTP's border
+    error = {"message": message, "type": named or fallback, "param": param, "code": code}
+    return orjson.dumps({"type": "error", "error": error} if is_anthropic else {"error": error})
 
 
 def body_of(error: GatewayError, path: str = "") -> bytes:
     """Return the body that reports `error` to a client of the route `path`."""
-    if path in ANTHROPIC:
-        return _anthropic(error.status, error.message, error.param, error.code)
-    return envelope(error.message, error.type, error.param, error.code)
-
-
-def _anthropic(status: int, message: str, param: str | None, code: str | None) -> bytes:
-    """Return Anthropic's error body, with OpenAI's `param` and `code` beside its own members."""
-    kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")  # noqa: PLR2004
-    error = {"type": kind, "message": message, "param": param, "code": code}
-    return orjson.dumps({"type": "error", "error": error})
+    return error_body(path, error.status, error.message, error.param, error.code, error.kind)
 
 
 def event_of(error: GatewayError, path: str) -> bytes:
-    """Return `error` as one server-sent event of the route `path`, at which its client raises an error.
-
-    Anthropic's client ignores events without a name; OpenAI's, and others, ignore events with an unknown one.
-    """
-    name = b"event: error\n" if path in ANTHROPIC else b""
-    return name + b"data: " + body_of(error, path) + b"\n\n"
+    """Return `error` as one server-sent event of the route `path`, at which its client raises an error."""
+    return _event(body_of(error, path), path)
 
 
 def event_of_answer(status: int, body: bytes, path: str) -> bytes:
     """Return an engine's whole answer, which is not a stream, as an error event for a client that reads a stream."""
     if status < 400:  # noqa: PLR2004 - HTTP's border
         return event_of(BadEngineResponseError("the engine did not answer with a stream of events; try again"), path)
-    text = enveloped(status, body, path) or orjson.dumps(orjson.loads(body))  # on one line
-    name = b"event: error\n" if path in ANTHROPIC else b""
-    return name + b"data: " + text + b"\n\n"
+    return _event(enveloped(status, body, path) or orjson.dumps(orjson.loads(body)), path)  # on one line
+
+
+def _event(body: bytes, path: str) -> bytes:
+    """Return an error's event: Anthropic's client ignores those without a name, others those with an unknown one."""
+    return b"%sdata: %s\n\n" % (b"event: error\n" if path in ANTHROPIC else b"", body)
 
 
 def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
@@ -267,24 +225,21 @@ def enveloped(status: int, body: bytes, path: str = "") -> bytes | None:
     document: Any = None
     with contextlib.suppress(orjson.JSONDecodeError):
         document = orjson.loads(body)
+    param: Any = None
+    code: Any = "engine_error"
+    reason: Any = body.decode(errors="replace").strip()
     if isinstance(document, dict):
         stated = document.get("error")
         if isinstance(stated, dict):
             if path not in ANTHROPIC or document.get("type") == "error":
                 return None
-            code = stated.get("code")
-            message, param = str(stated.get("message") or ""), stated.get("param")
-            return _anthropic(
-                status, message, param if isinstance(param, str) else None, code if isinstance(code, str) else None
-            )
-        reason = document.get("message") or document.get("detail") or document.get("error")
-    else:
-        reason = body.decode(errors="replace").strip()
+            reason, param, code = stated.get("message"), stated.get("param"), stated.get("code")
+        else:
+            reason = document.get("message") or document.get("detail") or stated
     if not reason:
         reason = f"the engine answered {status} without a reason"
     elif not isinstance(reason, str):
         reason = orjson.dumps(reason).decode()
-    if path in ANTHROPIC:
-        return _anthropic(status, reason[:4096], None, "engine_error")
-    kind = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004 - HTTP's border
-    return envelope(reason[:4096], kind, None, "engine_error")
+    return error_body(
+        path, status, reason[:4096], param if isinstance(param, str) else None, code if isinstance(code, str) else None
+    )

@@ -15,7 +15,7 @@ A chunked body (`ChunkedFramer`):
 | `AFTER`    | the line break that closes the chunk   | `SIZE`                             |
 | `TRAILERS` | trailers, up to an empty line          | done                               |
 
-`_line` holds the incomplete line of `SIZE`, `AFTER` and `TRAILERS` from earlier reads.
+`_line` holds the incomplete line of `SIZE`, `AFTER` and `TRAILERS` from earlier reads. It is read again with the next.
 """
 
 import re
@@ -91,26 +91,14 @@ class ResponseHead:
     `coding` is the value of `Content-Encoding`, empty if the body is not coded.
     """
 
-    __slots__ = ("coding", "content_type", "headers", "is_chunked", "is_kept_alive", "length", "status")
-
-    def __init__(  # noqa: PLR0913 - independent properties of a head
-        self,
-        status: int,
-        headers: tuple[tuple[bytes, bytes], ...],
-        *,
-        length: int | None,
-        is_chunked: bool,
-        is_kept_alive: bool,
-        content_type: bytes,
-        coding: str = "",
-    ) -> None:
-        self.coding = coding
+    def __init__(self, status: int, *, is_kept_alive: bool) -> None:
         self.status = status
-        self.headers = headers
-        self.length = length
-        self.is_chunked = is_chunked
         self.is_kept_alive = is_kept_alive
-        self.content_type = content_type
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.length: int | None = None
+        self.is_chunked = False
+        self.content_type = b""
+        self.coding = ""
 
     @property
     def is_open(self) -> bool:
@@ -136,11 +124,8 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one branch
     if lines.pop() or not lines:
         raise FramingError("the head is not HTTP/1.1")
     status, is_modern = _read_status(lines[0])
-    is_kept_alive = is_modern
+    head = ResponseHead(status, is_kept_alive=is_modern)
     stated: bytes | None = None
-    is_chunked = False
-    content_type = b""
-    coding = ""
     dropped: frozenset[bytes] = _PER_HOP
     headers: list[tuple[bytes, bytes]] = []
     for field in lines[1:]:
@@ -155,36 +140,29 @@ def parse_head(text: bytes) -> ResponseHead:  # noqa: C901, PLR0912 - one branch
                 raise FramingError("content-length is not one number")
             stated = value
         elif name == b"transfer-encoding":
-            if is_chunked or not is_modern or value.lower() != b"chunked":
+            if head.is_chunked or not is_modern or value.lower() != b"chunked":
                 raise FramingError("transfer-encoding is not chunked, once, in HTTP/1.1")
-            is_chunked = True
+            head.is_chunked = True
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")}
-            is_kept_alive = (is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            head.is_kept_alive = (head.is_kept_alive or b"keep-alive" in tokens) and b"close" not in tokens
             dropped |= tokens - {b"close"}
         else:
             if name == b"content-type":
-                content_type = value.lower()
+                head.content_type = value.lower()
             elif value.lower() != b"identity":
-                coding = f"{coding},{value.decode('latin-1')}" if coding else value.decode("latin-1")
+                coding = value.decode("latin-1")
+                head.coding = f"{head.coding},{coding}" if head.coding else coding
             headers.append(header)
-    length = None if stated is None else decimal(stated)
-    if length is not None and length < 0:
+    head.headers = tuple(header for header in headers if header[0] not in dropped)
+    head.length = None if stated is None else decimal(stated)
+    if head.length is not None and head.length < 0:
         raise FramingError("content-length is not one number")
-    if is_chunked and length is not None:
+    if head.is_chunked and head.length is not None:
         raise FramingError("both content-length and transfer-encoding")
     if status in _BODILESS:
-        is_chunked, length, content_type = False, 0, b""
-    end_to_end = tuple(header for header in headers if header[0] not in dropped)
-    return ResponseHead(
-        status,
-        end_to_end,
-        length=length,
-        is_chunked=is_chunked,
-        is_kept_alive=is_kept_alive,
-        content_type=content_type,
-        coding=coding,
-    )
+        head.is_chunked, head.length, head.content_type = False, 0, b""
+    return head
 
 
 def _read_field(field: bytes) -> tuple[bytes, bytes]:
@@ -259,76 +237,73 @@ class ChunkedFramer(Framer):
 
     def feed(self, data: bytes) -> int:
         """Read chunks, up to the end of the trailers. Raises `FramingError`."""
+        held = len(self._line)
+        if held:
+            data = self._line + data
+            self._line = b""
         payload: list[bytes] = []
         position, end = 0, len(data)
         while position < end and not self.is_done:
-            if self._state == self.SIZE:
-                position = self._size(data, position)
-            elif self._state == self.DATA:
+            if self._state == self.DATA:
                 size = min(self._remaining_bytes, end - position)
                 payload.append(data[position : position + size])
                 position += size
                 self._remaining_bytes -= size
                 if self._remaining_bytes == 0:
                     self._state = self.AFTER
+                continue
+            if self._state == self.SIZE:
+                size = self._size(data, position)
             elif self._state == self.AFTER:
-                position = self._after(data, position)
+                size = self._after(data, position)
             else:
-                position = self._trailers(data, position)
+                size = self._trailers(data, position)
+            if size == 0:  # the line is not whole yet
+                self._line = data[position:]
+                position = end
+            position += size
         self.payload = payload[0] if len(payload) == 1 else b"".join(payload)
-        return position
+        return position - held
 
     def _size(self, data: bytes, position: int) -> int:
-        at, size = position, 0  # the frequent case first: a short size line in one read
+        at, size = position, 0  # the frequent case first: a short size line
         while at < len(data) and at - position < _USUAL_SIZE_DIGITS and _DIGIT[data[at]] < 16:  # noqa: PLR2004 - hexadecimal
             size = 16 * size + _DIGIT[data[at]]
             at += 1
         # Not `startswith`: from a place in the bytes it takes ten times as long.
-        if at > position and not self._line and data[at : at + 2] == b"\r\n":
-            self._remaining_bytes = size
-            self._state = self.DATA if size else self.TRAILERS
-            return at + 2
-        held = len(self._line)
-        text = self._line + data[position : position + _LINE_BYTES]
-        match = _CHUNK_SIZE.match(text)
-        if match is None:
-            if b"\n" in text or len(text) >= _LINE_BYTES:
-                raise FramingError("a chunk's size is not a hexadecimal number")
-            self._line = text
-            return len(data)
-        self._line = b""
-        self._remaining_bytes = int(match[1], 16)
-        self._state = self.DATA if self._remaining_bytes else self.TRAILERS
-        return position + match.end() - held
+        if at == position or data[at : at + 2] != b"\r\n":
+            text = data[position : position + _LINE_BYTES]
+            match = _CHUNK_SIZE.match(text)
+            if match is None:
+                if b"\n" in text or len(text) == _LINE_BYTES:
+                    raise FramingError("a chunk's size is not a hexadecimal number")
+                return 0
+            size = int(match[1], 16)
+            at = position + match.end() - 2
+        self._remaining_bytes = size
+        self._state = self.DATA if size else self.TRAILERS
+        return at + 2 - position
 
     def _after(self, data: bytes, position: int) -> int:
-        line_break = b"\r\n"[len(self._line) :]
-        part = data[position : position + len(line_break)]
-        if not line_break.startswith(part):
-            raise FramingError("a chunk is longer than its size says")
-        if len(part) == len(line_break):
-            self._line = b""
+        line_break = data[position : position + 2]
+        if line_break == b"\r\n":
             self._state = self.SIZE
-        else:
-            self._line += part
-        return position + len(part)
+            return 2
+        if line_break != b"\r":
+            raise FramingError("a chunk is longer than its size says")
+        return 0
 
     def _trailers(self, data: bytes, position: int) -> int:
-        if not self._line and data.startswith(b"\r\n", position):
+        if data[position : position + 2] == b"\r\n":
             self.is_done = True
-            return position + 2
-        held = len(self._line)
-        text = self._line + data[position : position + _TRAILER_BYTES]
-        is_empty = text.startswith(b"\r\n")
-        begin = 0 if is_empty else text.find(b"\r\n\r\n")
-        end = begin + (2 if is_empty else 4)
-        if begin < 0:
-            if len(text) >= _TRAILER_BYTES:
+            return 2
+        text = data[position : position + _TRAILER_BYTES]
+        end = text.find(b"\r\n\r\n") + 4
+        if end < 4:  # noqa: PLR2004 - there is none
+            if len(text) == _TRAILER_BYTES:
                 raise FramingError("the trailers are too long")
-            self._line = text
-            return len(data)
+            return 0
         if _TRAILERS.fullmatch(text, 0, end) is None:
             raise FramingError("the trailers are not headers")
-        self._line = b""
         self.is_done = True
-        return position + end - held
+        return end

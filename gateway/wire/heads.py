@@ -14,15 +14,9 @@ from math import ceil
 from typing import Final
 from urllib.parse import quote
 
-from specpilot.gateway.wire.errors import (
-    BadHeadError,
-    GatewayError,
-    HeadTooLargeError,
-    MethodNotAllowedError,
-    UnsupportedCodingError,
-    body_of,
-)
+from specpilot.gateway.wire.errors import BadHeadError, GatewayError, HeadTooLargeError, body_of
 from specpilot.gateway.wire.framing import LENGTH_DIGITS, ResponseHead, decimal
+from specpilot.gateway.wire.origins import EXPOSED
 from specpilot.policy.names import is_class_name
 
 HEAD_BYTES: Final = 65_536
@@ -84,31 +78,16 @@ _READ: Final = frozenset(
         *SESSION_HEADERS,
     )
 )
+_CORS_NAMES: Final = (
+    b"allow-origin", b"allow-credentials", b"allow-headers", b"allow-methods", b"allow-private-network",
+    b"expose-headers", b"max-age",
+)  # fmt: skip
 _GATEWAY_HEADERS: Final = frozenset(
     (
-        b"x-request-id",
-        b"x-specpilot-class",
-        b"x-specpilot-engine",
-        K_MAX_HEADER,
-        b"x-specpilot-model",
-        b"x-specpilot-policy-version",
-        b"x-specpilot-overhead-ms",
-        b"x-specpilot-queue-ms",
         # An engine's limits are for the gateway's key, not for the client's.
-        b"x-ratelimit-limit-requests",
-        b"x-ratelimit-remaining-requests",
-        b"x-ratelimit-reset-requests",
-        b"x-ratelimit-limit-tokens",
-        b"x-ratelimit-remaining-tokens",
-        b"x-ratelimit-reset-tokens",
+        *(name.encode() for name in EXPOSED if name != "retry-after"),
         # Only the gateway decides which pages may read an answer.
-        b"access-control-allow-origin",
-        b"access-control-allow-credentials",
-        b"access-control-allow-headers",
-        b"access-control-allow-methods",
-        b"access-control-expose-headers",
-        b"access-control-max-age",
-        b"access-control-allow-private-network",
+        *(b"access-control-%s" % name for name in _CORS_NAMES),
     )
 )
 _GATEWAY_HEADERS_OF_STREAMS: Final = _GATEWAY_HEADERS | {b"cache-control", b"x-accel-buffering"}
@@ -132,11 +111,6 @@ class RequestHead:
     `is_modern`: the client speaks HTTP/1.1, so it understands chunks and keeps its connection. `request_id` is empty
     until the gateway chooses one, if the client sent none.
     """
-
-    __slots__ = (
-        "api_key", "coding", "forwarded", "is_chunked", "is_expecting", "is_modern", "k_max", "length", "method",
-        "origin", "path", "request_id", "session", "target", "traffic_class",
-    )  # fmt: skip
 
     def __init__(self, *, is_modern: bool) -> None:
         self.forwarded = b""
@@ -323,14 +297,7 @@ def error_reply(error: GatewayError, lines: bytes, *, keep_alive: bool, is_head:
     """Return a whole response with `error` for a client of the route `path`; without its body if `is_head`."""
     body = body_of(error, path)
     parts = [_STATUS[error.status], b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), lines]
-    if error.retry_after_s is not None:
-        parts.append(b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s)))
-    if isinstance(error, MethodNotAllowedError):
-        parts.append(b"allow: %s\r\n" % error.allowed.encode())
-    if isinstance(error, UnsupportedCodingError):
-        parts.append(b"accept-encoding: %s\r\n" % error.decoded.encode())
-    if error.status == HTTPStatus.UNAUTHORIZED:
-        parts.append(b"www-authenticate: Bearer\r\n")
+    parts += [f"{name}: {value}\r\n".encode() for name, value in error.headers.items()]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     if not is_head:
         parts.append(body)

@@ -66,7 +66,7 @@ class BodyOutline:
         if self._held:
             text = text[:-1]
         if self._in_string and b'"' not in text:  # the usual part of a long string; a search takes ten times a count
-            self._keep_string(text)
+            self._keep_ends(text, [text])
             _check(len(self._text), OUTLINE_BYTES, "bytes besides long strings")
             return
         # Without escaped quotes, the text between two quotes is alternately outside and inside a string.
@@ -83,7 +83,7 @@ class BodyOutline:
         _check(self._members, MEMBERS_MAX, "members of objects")
         _check(self._items, ITEMS_MAX, "items")
         if quotes < _STRINGS_LOOKED_AT:
-            self._keep_outline(text, between)
+            self._keep_ends(text, between)
         else:
             self._text += text
         self._in_string = self._in_string != bool(quotes % 2)
@@ -107,19 +107,8 @@ class BodyOutline:
         at = bisect_right(self._cuts, (position, 1 << 62))
         return position + (self._cuts[at - 1][1] if at else 0)
 
-    def _keep_string(self, text: bytes) -> None:
-        """Keep both ends of a part that is within a string."""
-        first = _border(text, KEPT_BYTES) if len(text) > _LONG_BYTES else 0
-        last = _border(text, len(text) - KEPT_BYTES) if first else 0
-        if not last:
-            self._text += text
-            return
-        self._text += text[:first]
-        skipped = self._cuts[-1][1] if self._cuts else 0
-        self._cuts.append((len(self._text), skipped + last - first))
-        self._text += text[last:]
-
-    def _keep_outline(self, text: bytes, between: list[bytes]) -> None:
+    def _keep_ends(self, text: bytes, between: list[bytes]) -> None:
+        """Keep `text` without the middle of each long string; `between` are its pieces between quotes."""
         start, is_string, position = 0, self._in_string, 0
         for part in between:
             end = start + len(part)

@@ -62,11 +62,6 @@ class RequestFacts:
     prompt. `max_tokens` is the largest number of output tokens that the request allows; `None` when it states none.
     """
 
-    __slots__ = (
-        "_prompt_chars", "body", "charged_tokens", "max_tokens", "model", "path", "prompt_tokens", "stream",
-        "work_tokens",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913 - a plain record, and no dataclass: mypyc would leave its initialiser interpreted
         self, path: str, model: str, body: dict[str, Any], prompt_tokens: int, max_tokens: int | None, *, stream: bool
     ) -> None:

@@ -2,49 +2,37 @@
 
 Does no I/O and reads no clock: `now` is monotonic seconds.
 
-| stage     | entered                                                      | bytes of the body                      |
-|-----------|--------------------------------------------------------------|----------------------------------------|
-| `HOLDING` | at an error (status 400 and up), or no stream after a commit | kept until whole, or too long          |
-| `OPENING` | at any other head                                            | a stream: kept until its first content |
-| `PASSING` | with the first content                                       | sent as they arrive                    |
+A body is read by an `EventStream` or a `JsonBody`, which return what may be sent of it. An error (status 400 and up) is
+held whole, and so is an answer without a stream to a client that was committed to one.
 
 - The head is held back until the first byte of body is sent (see `gateway.relay.relay`), of a stream until its first
   content, because an engine may answer 200, a comment and opening events, and then only an error.
 - The body is framed anew: a stream and a body of unknown length in chunks, any other body by its length. A client of
-  HTTP/1.0 gets no chunks; the end of the connection ends its body. Content passes unchanged, except for the usage event
-  that the gateway requested, which is removed (`gateway.wire.usage_filter`).
+  HTTP/1.0 gets no chunks; the end of the connection ends its body.
 - Held errors are decoded and sent in the envelope of the route, unless they are in one already. An error that is too
   long to hold, or cannot be decoded, is passed on. So is a compressed stream: its events cannot be read.
-- A keep-alive in `OPENING` (`gateway.wire.keep_alive`) is sent at once, ahead of opening events. It commits the client
-  to status 200 and an event stream (`is_committed`); another engine may still answer. An answer that is not an event
-  stream can then only be sent as an error event.
-- When an engine's stream breaks, `reset` returns the bytes that can still be added: an error event; only the end, if
-  the stream stated its end before. It returns `None` for other bodies: then the closed connection is the only sign.
+- A keep-alive before the first content is sent at once, and the head before it. This commits the client to status 200
+  and an event stream; another engine may still answer. An answer that is not an event stream can then only be sent as
+  an error event.
+- When an engine's stream breaks, `reset` returns the bytes that can still be added: an error event; only what was held
+  back, if the stream stated its end before. It returns `None` for other bodies: then the closed connection is the only
+  sign.
 """
 
 from typing import Final
 
+from specpilot.gateway.wire.body_reader import BodyReader, JsonBody
 from specpilot.gateway.wire.content_coding import plain_of
 from specpilot.gateway.wire.errors import enveloped, event_of_answer
 from specpilot.gateway.wire.framing import ResponseHead
 from specpilot.gateway.wire.heads import client_head
-from specpilot.gateway.wire.keep_alive import KeepAlives
 from specpilot.gateway.wire.routes import STORED
-from specpilot.gateway.wire.sse import JsonTap, SseTap
-from specpilot.gateway.wire.usage import Usage, is_engines_fault, is_error
-from specpilot.gateway.wire.usage_filter import UsageFilter
+from specpilot.gateway.wire.sse import EventStream
+from specpilot.gateway.wire.usage import Usage
 
 ERROR_BODY_BYTES: Final = 262_144
 """Bytes of an error answer that are held back. A longer one is passed on."""
 
-FIRST_FRAME_BYTES: Final = 65_536
-"""Bytes of a stream, opening events included, that are held back. A longer first frame is no error event."""
-
-HOLDING: Final = 0
-OPENING: Final = 1
-PASSING: Final = 2
-
-_USUAL_BODY: Final = b'{"id"'
 _ERROR_BORDER: Final = 400
 _WANT_RETRY_AFTER: Final[tuple[int, ...]] = (429, 503)
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -67,20 +55,15 @@ def closing(event: bytes, *, is_modern: bool) -> bytes:
 
 
 class Delivery:
-    """One response on its way to a client. Stages: see the module.
+    """One response on its way to a client. See the module.
 
     `header_lines` are the gateway's. `is_modern`: the client speaks HTTP/1.1. `keep_alive`: its connection may serve
     another request after this. `path` is the route. `strips_usage`: the client did not ask for the usage that the
-    stream states. `has_one_choice`: see `SseTap`. `passes_keep_alives`: keep-alives are sent before the first content.
-    `is_committed`: the client has status 200 and the beginning of an event stream, from this engine or an earlier one.
+    stream states. `has_one_choice`: see `EventStream`. `passes_keep_alives`: keep-alives are sent before the first
+    content. `is_committed`: the client has status 200 and the beginning of an event stream, from an earlier engine.
     `has_begun`: content was sent. `has_failed_first`: the body begins with an error that is the engine's fault. After
     each `feed`, `gaps` is the number of gaps between events that it ended, each of `gap_s` seconds.
     """
-
-    __slots__ = (
-        "_alive", "_at", "_filter", "_head", "_header_lines", "_held", "_is_chunked", "_keep_alive", "_length", "_path",
-        "_stage", "_tap", "first_at", "gap_s", "gaps", "has_failed_first", "is_committed", "usage",
-    )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - independent properties of a response
         self,
@@ -95,22 +78,27 @@ class Delivery:
         passes_keep_alives: bool = False,
         is_committed: bool = False,
     ) -> None:
-        is_stream = head.content_type.startswith(b"text/event-stream") and not head.coding
-        is_held = head.status >= _ERROR_BORDER or (is_committed and not is_stream)
+        self.is_stream = head.content_type.startswith(b"text/event-stream") and not head.coding
         self._head = head
         self._header_lines = header_lines
         self._path = path
         self._keep_alive = keep_alive
-        self._length = None if is_stream or is_committed else head.length
+        self._length = None if self.is_stream or is_committed else head.length
         self._is_chunked = is_modern and self._length is None
-        self._tap: SseTap | JsonTap = SseTap(has_one_choice=has_one_choice) if is_stream else JsonTap()
-        self._stage = HOLDING if is_held else OPENING
-        self._held: list[bytes] = []  # the bytes that are held back, until the first keep-alive
-        may_pass = is_stream and not is_held
-        self._filter = UsageFilter() if strips_usage and may_pass else None
-        self._alive = KeepAlives() if may_pass and (passes_keep_alives or is_committed) else None
+        self._has_head = is_committed
+        self._is_held = head.status >= _ERROR_BORDER or (is_committed and not self.is_stream)
+        self._held: list[bytes] = []
+        self._reader: BodyReader = (
+            EventStream(
+                has_one_choice=has_one_choice,
+                strips_usage=strips_usage and not self._is_held,
+                passes_keep_alives=passes_keep_alives or is_committed,
+            )
+            if self.is_stream
+            else JsonBody()
+        )
         self._at = 0.0
-        self.is_committed = is_committed
+        self.has_begun = False
         self.has_failed_first = False
         self.first_at: float | None = None
         self.gap_s = 0.0
@@ -118,151 +106,108 @@ class Delivery:
         self.usage = Usage()
 
     @property
-    def has_begun(self) -> bool:
-        """Whether content was sent."""
-        return self._stage == PASSING
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body is an event stream."""
-        return type(self._tap) is SseTap
-
-    @property
     def events(self) -> int:
         """The number of events with data so far."""
-        return self._tap.deltas if isinstance(self._tap, SseTap) else 0
+        return self._reader.deltas
 
     @property
     def tokens(self) -> int:
         """The approximate number of output tokens in the events so far."""
-        return self._tap.tokens if isinstance(self._tap, SseTap) else 0
+        return self._reader.tokens
 
     @property
     def has_error(self) -> bool:
         """Whether the stream contains an error event of the engine."""
-        return isinstance(self._tap, SseTap) and self._tap.has_error
+        return self._reader.has_error
 
     @property
     def has_failed(self) -> bool:
         """Whether an error event in the stream was the engine's fault."""
-        return isinstance(self._tap, SseTap) and self._tap.has_failed
+        return self._reader.has_failed
 
     @property
     def has_content(self) -> bool:
         """Whether the body has more than comments and opening events."""
-        return not isinstance(self._tap, SseTap) or self._tap.deltas > self._tap.openings
+        return not self.is_stream or self._reader.deltas > self._reader.openings
 
     @property
     def is_whole(self) -> bool:
         """Whether a body that has ended may count as complete: a stream has its end marker, or content and a frame."""
-        if self.has_ended or self._stage == HOLDING or not self.is_stream:
+        if self.has_ended or self._is_held or not self.is_stream:
             return True
         return not self._head.is_open and (self.has_content or self._path in STORED)  # a stored one may be read already
 
     @property
     def has_ended(self) -> bool:
         """Whether a stream, of which no more will be read, stated its end: by its marker, last event or an error."""
-        if not isinstance(self._tap, SseTap):
-            return False
-        self._tap.end()
-        return self._tap.is_done or self._tap.has_error
+        self._reader.end()
+        return self._reader.is_done or self._reader.has_error
 
     def feed(self, data: bytes, now: float) -> bytes:
         """Process a part of the body; return the bytes for the client."""
         self.gaps = 0
-        if self._stage == HOLDING:
+        if self._is_held:
             return self._hold(data, now)
-        count = self._tap.feed(data)
+        reader = self._reader
+        before = reader.deltas
+        out = reader.feed(data)
+        if not self.has_begun:
+            if not reader.has_begun:
+                return self._sent(out) if out else b""  # keep-alives only
+            self._begin(now)
+            self.has_failed_first = reader.has_failed_first
+        count = reader.deltas - before
         if count:
             if self._at:
                 self.gap_s, self.gaps = (now - self._at) / count, count
             self._at = now
-        if self._stage == PASSING:
-            return self._framed(self._filtered(data))
-        return self._open(data, now)
+        return self._sent(out)
 
     def complete(self, now: float) -> bytes:
         """The response is whole; return the bytes that are still held back, and its end."""
-        if self._stage == HOLDING:
+        if self._is_held:
             return self._end_held(now)
-        self._tap.finish(self.usage)
-        out = b"" if self._stage == PASSING else self._begin(self._take_held(), now)
-        if self._filter is not None:
-            out += self._framed(self._filter.rest())
+        self._reader.finish(self.usage)
+        if not self.has_begun:
+            self._begin(now)
+        out = self._sent(self._reader.rest())
         return out + _LAST_CHUNK if self._is_chunked else out
 
     def reset(self, event: bytes) -> bytes | None:
         """The response will not be completed; return the bytes that report this (`event`), `None` if none can."""
-        if self._stage != PASSING:
+        if not self.has_begun:
             return None
-        self._tap.finish(self.usage)
-        if not isinstance(self._tap, SseTap):
+        self._reader.finish(self.usage)
+        if not self.is_stream:
             return None
         if self.has_ended:  # an event behind the last one would be an error of a good answer, or a second error
-            event = b"" if self._filter is None else self._filter.rest()
-        elif not self._tap.is_between_events:
+            event = self._reader.rest()
+        elif self._reader.is_within_frame:
             event = b"\n\n" + event
-        return self._framed(event) + (_LAST_CHUNK if self._is_chunked else b"")
+        return self._sent(event) + (_LAST_CHUNK if self._is_chunked else b"")
+
+    def _begin(self, now: float) -> None:
+        self.has_begun = True
+        self.first_at = now
+
+    def _sent(self, data: bytes) -> bytes:
+        """Return `data` in the framing of the response, behind its head if that is still to be sent."""
+        framed = chunk_of(data) if self._is_chunked else data
+        if self._has_head:
+            return framed
+        self._has_head = True
+        return self._lines() + framed
 
     def _hold(self, data: bytes, now: float) -> bytes:
         self._held.append(data)
         if sum(map(len, self._held)) <= ERROR_BODY_BYTES:
             return b""
-        if self.is_committed:  # it will be sent as an event, which needs only its beginning
+        if self._has_head:  # it will be sent as an event, which needs only its beginning
             self._held = self._held[:1]
             return b""
-        body = self._take_held()
-        self._tap.feed(body)
-        return self._begin(body, now)
-
-    def _open(self, data: bytes, now: float) -> bytes:
-        """Examine the first parts of a body; return the bytes for the client."""
-        tap = self._tap
-        if not isinstance(tap, SseTap):
-            if not data.startswith(_USUAL_BODY) and is_error(data):
-                self.has_failed_first = is_engines_fault(data)
-            return self._begin(data, now)
-        held = sum(map(len, self._held)) if self._alive is None else self._alive.size
-        if tap.deltas != tap.openings or tap.is_done or held + len(data) > FIRST_FRAME_BYTES:
-            self.has_failed_first = tap.has_failed_first
-            return self._begin(self._take_held() + data, now)
-        self._at, self.gaps = 0.0, 0  # no token came, so this is no gap between tokens
-        alive = b"" if self._alive is None else self._alive.feed(data)
-        if self.is_committed:
-            return self._framed(alive)
-        if not alive:
-            self._held.append(data)
-            return b""
-        # Commit. Only while there is no content do keep-alives overtake.
-        self._held.clear()
-        lines = self._lines()
-        self.is_committed = True
-        return lines + self._framed(alive)
-
-    def _take_held(self) -> bytes:
-        """Return all bytes that are held back, in order, and hold none."""
-        if self.is_committed and self._alive is not None:
-            return self._alive.rest()
-        held = b"".join(self._held)
-        self._held.clear()
-        return held
-
-    def _begin(self, data: bytes, now: float) -> bytes:
-        """Send the head, unless it is sent, and `data`, the first content."""
-        self._stage = PASSING
-        self.first_at = now
-        body = self._framed(data if self._filter is None else self._filter.feed(data))
-        return body if self.is_committed else self._lines() + body
-
-    def _filtered(self, data: bytes) -> bytes:
-        """Return what may be sent of `data`, which the tap has just read."""
-        usage_filter, tap = self._filter, self._tap
-        if usage_filter is None or (usage_filter.is_idle and isinstance(tap, SseTap) and tap.is_plain):
-            return data
-        return usage_filter.feed(data)
-
-    def _framed(self, data: bytes) -> bytes:
-        return chunk_of(data) if self._is_chunked else data
+        self._is_held = False
+        self._begin(now)
+        return self._sent(self._reader.feed(b"".join(self._held)))
 
     def _lines(self) -> bytes:
         return client_head(
@@ -276,12 +221,11 @@ class Delivery:
 
     def _end_held(self, now: float) -> bytes:
         """Return the answer for a body that was held back whole."""
-        self._stage = PASSING
-        self.first_at = now
+        self._begin(now)
         head = self._head
         body = b"".join(self._held)
         plain = plain_of(body, head.coding, ERROR_BODY_BYTES)
-        if self.is_committed:
+        if self._has_head:
             event = event_of_answer(head.status, plain or b"", self._path)
             return closing(event, is_modern=self._is_chunked)
         header_lines = self._header_lines

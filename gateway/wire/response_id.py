@@ -9,7 +9,6 @@ the identifier, because its owner digits differ; and with changed owner digits i
 """
 
 import re
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -23,7 +22,6 @@ OWNER_DIGITS: Final = 8
 _RANDOM_DIGITS: Final = 32 - TAG_DIGITS - OWNER_DIGITS
 _OURS: Final = re.compile(rf"resp_([0-9a-f]{{{TAG_DIGITS}}})([0-9a-f]{{{_RANDOM_DIGITS}}})([0-9a-f]{{{OWNER_DIGITS}}})")
 RANDOM_BITS: Final = 4 * _RANDOM_DIGITS
-_LOOKED_AT: Final = 65_536
 
 
 def tag_of(engine_hash: int) -> str:
@@ -55,19 +53,3 @@ def tag_in(identifier: str) -> str | None:
 def _owner(random: str, key_id: str | None) -> str:
     text = random if key_id is None else f"{random}:{key_id}"
     return blake2b(text.encode(), digest_size=OWNER_DIGITS // 2).hexdigest()
-
-
-def identified(body: Sequence[bytes | memoryview], identifier: str) -> Sequence[bytes | memoryview]:
-    """Return `body`, a JSON object with members in one or more buffers, with `request_id` as its first member.
-
-    A body that begins with more than 64 KiB of white space stays unchanged.
-    """
-    first = body[0]
-    at = bytes(first[:_LOOKED_AT]).find(b"{") + 1
-    if not at:
-        return body
-    member = b'"request_id":"%s",' % identifier.encode()
-    if len(body) == 1 and isinstance(first, bytes) and len(first) <= _LOOKED_AT:
-        return (first[:at] + member + first[at:],)
-    view = memoryview(first)
-    return (view[:at], member, view[at:], *body[1:])

@@ -2,20 +2,19 @@
 
 The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output tokens, its
 `metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed from the
-client and is ignored. Only if the text was too long to keep, the last `usage` is searched. Each number is `None` when
-the engine did not state it.
+client and is ignored. Only if the text was too long to keep, the last object of that name is searched. Each number is
+`None` when the engine did not state it.
 """
 
+import json
 import re
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, Final
 
 import orjson
 
-_TOKENS: Final = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
-_SPECULATION: Final = re.compile(
-    rb'"speculative_decoding"\s*:\s*\{[^{}]*?"mean_acceptance_length"\s*:\s*([0-9.eE+-]{1,32})'
-)
+_DECODER: Final = json.JSONDecoder()
+_SPECULATION: Final = re.compile(rb'"speculative_decoding"\s*:\s*\{')
 USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
 """The begin of a `usage` object."""
 _ERROR: Final = re.compile(
@@ -100,22 +99,11 @@ class Usage:
         self._read(ending)
         return True
 
-    def read(self, text: bytes) -> None:
-        """Read a part of JSON that may have usage; later values replace earlier ones."""
-        has_input = False
-        for is_input, count in _TOKENS.findall(text):
-            if not is_input:
-                self.output_tokens = int(count)
-            elif not has_input:
-                self.input_tokens = int(count)
-                has_input = True
-        speculation = _SPECULATION.search(text)
-        if speculation is not None:
-            try:
-                length = float(speculation[1])
-            except ValueError:
-                length = inf
-            self.acceptance_length = length if isfinite(length) else None
+    def read_part(self, text: bytes) -> None:
+        """Read the last usage in a part of a JSON text, and the acceptance length behind it."""
+        at = max(0, last_usage(text))
+        usage, speculation = _object(USAGE, text, at), _object(_SPECULATION, text, at)
+        self._read({"usage": usage, "metrics": {"speculative_decoding": speculation}})
 
 
 def is_error(text: bytes) -> bool:
@@ -140,6 +128,17 @@ def _count(usage: dict[str, Any], name: str, other: str, default: int | None) ->
         return value
     value = usage.get(other)
     return value if type(value) is int and value >= 0 else default
+
+
+def _object(name: re.Pattern[bytes], text: bytes, at: int) -> Any:
+    """Return the first object of that `name` from `at` on in a part of a JSON text; `None` if there is none."""
+    begin = name.search(text, at)
+    if begin is None:
+        return None
+    try:
+        return _DECODER.raw_decode(text[begin.end() - 1 :].decode("latin-1"))[0]
+    except ValueError:
+        return None
 
 
 def last_usage(text: bytes) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.policy.canary import Canary, Lost, Outcome
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.latency_goal import Slo, Statistic
@@ -14,7 +14,7 @@ from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.names import K_LIMIT
 from tests.simulation.engine import MODEL, POOL
 from tests.support.canary_rig import DEEP, SHALLOW, TIMES, experiment, k_published, rig_with, start, told, until_it_ends
-from tests.support.loop_rig import Rig
+from tests.support.loop_rig import Rig, text
 
 
 async def test_a_better_policy_is_promoted_at_the_first_look_and_told() -> None:

@@ -113,8 +113,18 @@ async def test_a_stream_that_did_not_is_broken(engine: ScriptedEngine, gateway: 
     answer = await call(gateway.port, request(STREAM))
     [one] = gateway.context.fleet.engines.values()
     assert one.outlier_detection.stream_failures == 1
-    events = [part for part in answer.body.split(b"\n\n") if part]
-    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
+    lines = answer.body.rstrip().split(b"\n")
+    assert json.loads(lines[-1].removeprefix(b"data: "))["error"]["code"] == "stream_broken"
+
+
+async def test_a_stream_that_breaks_within_an_event_shows_no_half_of_it_unless_it_is_long(
+    engine: ScriptedEngine, gateway: GatewayThread
+) -> None:
+    long = b'data: {"x":"' + b"y" * 100_000
+    for half, shown in ((b'data: {"id":"x', b""), (long, long + b"\n\n")):
+        engine.script = [SSE_HEAD, chunk(event("a")), chunk(half), CLOSE]
+        answer = await call(gateway.port, request(ASKING))
+        assert answer.body.startswith(event("a") + shown + b'data: {"error":')
 
 
 @pytest.mark.parametrize(

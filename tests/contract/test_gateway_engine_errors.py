@@ -58,6 +58,7 @@ async def test_a_clients_error_passes_untouched_and_is_not_retried(
     [
         (b"Internal Server Error", "text/plain", "Internal Server Error"),
         (b'{"detail":"Not Found"}', "application/json", "Not Found"),
+        (b'{"detail":[{"msg":"no"}]}', "application/json", '[{"msg":"no"}]'),
         (b'{"object":"error","message":"too long","code":400}', "application/json", "too long"),
         (b'{"error":"plain"}', "application/json", "plain"),
         (b"", "text/plain", "the engine answered 500 without a reason"),

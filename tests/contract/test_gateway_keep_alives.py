@@ -87,21 +87,6 @@ async def test_what_keeps_alive_goes_out_at_once_and_overtakes_what_opens(
             assert gaps <= before + 1  # what keeps alive is no token
 
 
-async def test_a_ping_however_it_is_cut(
-    engine: ScriptedEngine, gateway: GatewayThread, subtests: pytest.Subtests
-) -> None:
-    for at in range(1, len(PING)):
-        with subtests.test(at=at):
-            gate = asyncio.Event()
-            engine.script = [SSE_HEAD, chunk(PING[:at]), 0.01, chunk(PING[at:]), gate, chunk(DELTA + DONE), LAST_CHUNK]
-            async with await Client.connect(gateway.port) as client:
-                client.send(request(STREAM, path="/v1/messages"))
-                await client.reader.readuntil(b"\r\n\r\n")
-                assert await body_until(client, PING) == PING
-                gate.set()
-                assert await body_until(client, DONE) == DELTA + DONE
-
-
 FAILS: dict[str, Script] = {
     "error event": [chunk(ENGINE_ERROR), LAST_CHUNK],
     "broken off": [CLOSE],

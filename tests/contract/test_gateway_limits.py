@@ -41,7 +41,7 @@ async def ask(gateway: GatewayThread, body: dict[str, Any] | None = None) -> Ans
 
 
 def held_tokens(gateway: GatewayThread) -> float:
-    held: float = gateway.context.rates._meters["limited"].tokens.held
+    held: float = gateway.context.rates._meters["limited"].buckets["tokens"].held
     return held
 
 

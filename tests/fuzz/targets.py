@@ -15,11 +15,12 @@ from typing import Any
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.wire.amendments import amend
+from specpilot.gateway.wire.body_reader import TAIL_BYTES, JsonBody
 from specpilot.gateway.wire.errors import InvalidFieldError, InvalidJsonError
 from specpilot.gateway.wire.framing import ChunkedFramer, FramingError
 from specpilot.gateway.wire.request_facts import read_facts
 from specpilot.gateway.wire.routes import MARKED, PROXIED
-from specpilot.gateway.wire.sse import FRAME_BYTES, TAIL_BYTES, JsonTap, SseTap
+from specpilot.gateway.wire.sse import FRAME_BYTES, EventStream
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.model_policy import MatchRule
 from tests.fuzz.memory_gateway import MemoryGateway
@@ -167,25 +168,27 @@ def framing(data: bytes) -> None:
 
 
 def taps(data: bytes) -> None:
-    """Whatever a stream holds: the tap counts what a plain reader counts, in bounded memory."""
-    tap, wanted = SseTap(), events_in(data)
+    """Whatever a stream holds: it is counted as a plain reader counts it, sent as it is, and kept in bounded memory."""
+    stream, wanted = EventStream(), events_in(data)
+    sent = b""
     for part in pieces(data):
-        tap.feed(part)
-        assert len(tap._rest) <= MEMORY_BYTES
+        sent += stream.feed(part)
+        assert len(stream._rest) <= MEMORY_BYTES
     if len(data) <= FRAME_BYTES:
-        assert (tap.deltas, tap.is_done) == (wanted.deltas, wanted.is_done)
-        assert wanted.has_error is None or tap.has_error == wanted.has_error
+        assert (stream.deltas, stream.is_done) == (wanted.deltas, wanted.is_done)
+        assert wanted.has_error is None or stream.has_error == wanted.has_error
     usage, whole = Usage(), Usage()
-    tap.finish(usage)
-    other = SseTap()
+    stream.finish(usage)
+    assert sent + stream.rest() == data
+    other = EventStream()
     other.feed(data)
     other.finish(whole)
     if len(data) <= FRAME_BYTES:
         assert usage.output_tokens == whole.output_tokens
         assert repr(usage.acceptance_length) == repr(whole.acceptance_length)
-    body = JsonTap()
+    body = JsonBody()
     for part in pieces(data):
-        body.feed(part)
+        assert body.feed(part) is part
         assert sum(map(len, body._parts)) <= 2 * TAIL_BYTES + len(part)
     body.finish(usage)
 
@@ -207,14 +210,15 @@ def _is_relayable(message: Message) -> bool:
         facts = read_facts(PATH, message.body)
         if _path_of(message.first[1]) in MARKED:  # type: ignore[index]
             ceiling_of(None, facts.body, None)
-        return facts.model == "tiny"
+        return facts.model in ("", "tiny")
     except (InvalidJsonError, InvalidFieldError):
         return False
 
 
 def _as_relayed(body: bytes) -> bytes:
     facts = read_facts(PATH, body)
-    return b"".join(amend((body,), facts, {"priority": b"0"})) if "priority" in facts.body else body
+    members = {} if facts.model else {"model": b'"tiny"'}
+    return b"".join(amend((body,), facts, members | ({"priority": b"0"} if "priority" in facts.body else {})))
 
 
 def _without_ids(sent: list[bytes]) -> list[list[bytes]]:

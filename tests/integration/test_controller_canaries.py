@@ -2,9 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.support.controller_program import Controller, newest
 from tests.support.stack import until
@@ -58,32 +55,6 @@ def test_the_leader_ends_a_canary_whose_present_policy_was_replaced(controller: 
     until(outcome)
     assert outcome() == "policy_changed"
     assert controller.call("/admin/policies/replaced")[1]["version"] == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({}, ["policy"]),
-        ({"policy": {"model": "another"}}, ["policy.model", "the path names"]),
-        ({"policy": {"k_min": 9, "k_max": 1}, "share_ratio": "half", "surprise": 1}, ["k_min 9", "share", "surprise"]),
-        (
-            {"policy": {}, "share_ratio": 0.9, "window_s": 1},
-            ["share_ratio: must be at most 0.5", "window_s: must be at least 5"],
-        ),
-        ({"policy": {"match": [{"traffic_class": "default", "path": "/x"}]}}, ["policy.match", "gateway"]),
-        (
-            {"policy": {"classes": {"default": {}, "new": {}}}},
-            ["policy.classes", "names new, but the present policy none"],
-        ),
-    ],
-    ids=["nothing", "model", "policy", "range", "match", "classes"],
-)
-def test_every_fault_of_a_canary_is_told_at_once(controller: Controller, body: Any, words: list[str]) -> None:
-    status, answer, _ = controller.call("/admin/canaries/faulty", "PUT", body)
-    assert status == 422
-    for word in words:
-        assert word in answer["error"]["message"]
-    assert controller.call("/admin/canaries/faulty")[0] == 404
 
 
 def test_a_canary_that_another_one_has_followed_is_not_ended_in_its_place(controller: Controller) -> None:

@@ -69,6 +69,9 @@ def test_k_out_of_the_engines_reach_is_told(controller: Controller, tmp_path: Pa
     for also in ("--dry-run",), ():
         put = controller.command("policy", "put", str(file), *also)
         assert (put.returncode, put.stderr.startswith(told), len(put.stderr.splitlines())) == (0, True, 2)
+    file.write_text('{"model": "reach", "classes": [], "pin": "deep"}')
+    refused = controller.command("policy", "put", str(file))
+    assert (refused.returncode, len(refused.stderr.splitlines()), "classes: must be" in refused.stderr) == (1, 1, True)
     assert controller.command("freeze", "reach").stderr == ""
     assert controller.command("freeze", "reach", "--lift").returncode == 0
 
@@ -147,6 +150,10 @@ def test_what_a_second_operator_wrote_is_refused_and_kept(
 
 
 def test_tokens_and_keys_are_made_used_and_revoked(controller: Controller) -> None:
+    tried = controller.command("token", "create", "night shift", "--role", "viewer", "--dry-run")
+    effect = "dry run, nothing was written. It would change night shift; changes:\n  name: none -> night shift\n"
+    assert (tried.returncode, tried.stdout.startswith(effect)) == (0, True), tried.stderr
+    assert "night shift" not in controller.command("token", "list").stdout
     made = controller.command("token", "create", "night shift", "--role", "viewer", "--expires-in", "2h")
     assert made.returncode == 0, made.stderr
     token, token_id = made.stdout.strip(), made.stderr.split(":")[0]
@@ -212,7 +219,7 @@ def test_what_a_key_may_from_the_command_line(controller: Controller) -> None:
     for flags in (("--k-max", "many"), ("--requests-per-minute", "1.5"), ("--tokens-per-minute", "-1")):
         refused = key("change", key_id, *flags)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert refused.stderr.startswith(f"specpilot key: {flags[0]}: ")
+        assert refused.stderr.startswith(f"specpilot key change: {flags[0]}: ")
     assert key("revoke", key_id).returncode == 0
 
 
@@ -233,7 +240,14 @@ def test_models_are_routed_from_the_command_line(controller: Controller) -> None
     for words, said in (("remove", "has no route"), ("set", "routes.chat: names no model")):
         refused = command(words, "chat")
         assert (refused.returncode, said in refused.stderr) == (1, True)
-    for words in (["set"], ["remove"], ["set", "chat", "big=many"], ["move"]):
+    for words in (
+        ["set"],
+        ["remove"],
+        ["set", "chat", "big=many"],
+        ["set", "chat", "big=0"],
+        ["set", "chat", "big=inf"],
+        ["move"],
+    ):
         assert command(*words).returncode == 2
     assert "specpilot models: set: 'big=many': 'many' is no weight" in command("set", "chat", "big=many").stderr
 

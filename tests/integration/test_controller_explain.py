@@ -52,11 +52,11 @@ def test_decisions_page_back_and_any_moment_is_explained(controller: Controller)
     older = controller.call(f"/admin/decisions?model=demo&pool=cpu&limit=9&before={newest[-1]['at']}")[1]["decisions"]
     assert len(older) == 3
     found = controller.call("/admin/explain?model=demo&pool=cpu")[1]
-    assert (found["reason"], found["k"], found["throughput"]) == ("adaptive", {"default": 3.0}, 1500.0)
+    assert (found["reason"], found["k"], found["evidence"]["throughput"]) == ("adaptive", {"default": 3.0}, 1500.0)
     for moment, reason in zip(older, ("adaptive", "control_group", "stale"), strict=True):
         then = controller.call(f"/admin/explain?model=demo&pool=cpu&at={moment['at'] + 0.005}")[1]
         assert (then["at"], then["reason"]) == (moment["at"], reason)
-    assert then["throughput"] == 1000.0
+    assert then["evidence"]["throughput"] == 1000.0
     assert controller.call("/admin/explain?model=demo&pool=cpu&at=5")[0] == 404
     told = controller.command("explain", "--model", "demo", "--pool", "cpu")
     assert told.returncode == 0, told.stderr

@@ -113,6 +113,11 @@ def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> No
         ("/admin/decisions?model=seen&before=nan", "GET", {}, 422),
         ("/admin/explain?model=seen&at=1e300", "GET", {}, 422),
         ("/admin/policies/seen", "POST", {}, 405),
+        ("/admin/engines", "POST", {}, 405),
+        ("/admin/nothing", "GET", {}, 404),
+        ("/admin/decisions", "GET", {}, 422),
+        ("/admin/decisions?model=seen&limit=0", "GET", {}, 422),
+        ("/admin/explain?model=m", "GET", {}, 404),
         ("/admin/policies/seen/versions/0", "GET", {}, 422),
         ("/admin/policies/seen/versions/9007199254740993", "GET", {}, 422),
         ("/admin/policies/%00%F0%9F%99%82/versions", "GET", {}, 200),
@@ -127,4 +132,6 @@ def test_every_reply_is_one_that_the_page_tells_of(controller: Controller) -> No
 def test_odd_values_are_refused_or_served(
     controller: Controller, path: str, method: str, headers: dict[str, str], status: int
 ) -> None:
-    assert controller.call(path, method, {} if method != "GET" else None, **headers)[0] == status
+    found, body, _ = controller.call(path, method, {} if method != "GET" else None, **headers)
+    assert found == status
+    assert status < 400 or set(body["error"]) >= {"message", "type", "param", "code"}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
+from specpilot.controller.recording.explanation import lines
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
@@ -41,6 +43,11 @@ def slow_step_s(n: float, m: float, slots: float, prefill: float, context: float
 def engine(engine_id: str, seed: int) -> Engine:
     """Return an engine of a rig."""
     return Engine(engine_id, np.random.default_rng(seed), step_s=slow_step_s)
+
+
+def text(explanation: dict[str, Any]) -> str:
+    """The explanation as `specpilot explain` prints it."""
+    return "".join(f"{line}\n" for line in lines(explanation))
 
 
 @dataclass

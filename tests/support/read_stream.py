@@ -1,8 +1,8 @@
-"""Parts of a stream, however it is split, and what a tap reads in them."""
+"""Parts of a stream, however it is split, and what is read in them."""
 
 from itertools import pairwise
 
-from specpilot.gateway.wire.sse import JsonTap, SseTap
+from specpilot.gateway.wire.body_reader import BodyReader
 from specpilot.gateway.wire.usage import Usage
 
 
@@ -11,9 +11,16 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(at)]
 
 
-def read(tap: SseTap | JsonTap, *parts: bytes) -> Usage:
+def read(reader: BodyReader, *parts: bytes) -> Usage:
     for part in parts:
-        tap.feed(part)
+        reader.feed(part)
     usage = Usage()
-    tap.finish(usage)
+    reader.finish(usage)
     return usage
+
+
+def passed(reader: BodyReader, data: bytes, cuts: list[int]) -> bytes:
+    """What may be sent of `data` when it is cut at `cuts`, and nothing follows."""
+    out = b"".join([reader.feed(part) for part in pieces(data, cuts)])
+    reader.end()
+    return out + reader.rest()

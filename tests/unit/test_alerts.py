@@ -58,8 +58,8 @@ def test_prometheus_takes_the_configuration() -> None:
 
 def controllers_page() -> str:
     metrics = ControllerMetrics()
-    metrics.show_tick(0.1, leads=True, store_up=True, ages_s=[("engine", 0.5)], memory=StoreMemory(900, 1000))
     metrics.show_version("m", "p", 3)
+    metrics.show_tick(0.1, leads=True, store_up=True, ages_s=[("engine", 0.5)], memory=StoreMemory(900, 1000))
     return metrics.render().decode()
 
 

@@ -23,15 +23,15 @@ function summary(why) {
   if (!why) return [h("p", { class: "why empty" }, "No decision was made yet.")];
   const parts = [
     ["K now, mean by class", kText(why.k)],
-    ["running decodes", number(why.running_decodes, 1)],
-    ["measured tokens/s", number(why.throughput)],
+    ["running decodes", number(why.evidence.decodes, 1)],
+    ["measured tokens/s", number(why.evidence.throughput)],
     ...controlGroup(why.control_group),
-    ["step in ms, measured", ms(why.step_s)],
+    ["step in ms, measured", ms(why.evidence.step_s)],
     ["schedule version", number(why.version)]];
-  for (const [name, measures] of Object.entries(why.slo ?? {}))
+  for (const [name, measures] of Object.entries(why.evidence.slo ?? {}))
     for (const [measure, goal] of Object.entries(measures)) parts.push([`${name}: ${measure.toUpperCase()} ${goal.statistic} ${number(goal.goal_ms)} ms`, goalText(goal)]);
   if (why.override) parts.unshift(["K is fixed", why.override.k === null ? "as when the freeze began" : number(why.override.k)]);
-  if (why.canary) parts.push(["canary's gain in throughput", interval(why.canary.throughput_gain_ratio)]);
+  if (why.evidence.canary) parts.push(["canary's gain in throughput", interval(why.evidence.canary.throughput_gain_ratio)]);
   return [h("p", { class: "why" }, h("b", {}, why.reason), " ", why.meaning), numbers(parts)];
 }
 
@@ -48,7 +48,7 @@ function overview(pools, engines, whys, chosen, choose) {
     const [model, pool] = key.split("\n"), members = engines.filter((item) => keyOf(item) === key), why = whys.get(key);
     const pick = h("button", { type: "button", "aria-pressed": String(key === chosen), onclick: () => choose(key) }, `${model} · ${pool}`);
     return [pick, number(members.length), why?.mode, why?.reason ?? "no decision yet", { cell: kText(why?.k), class: "wrap" },
-      number(why?.running_decodes, 1), number(why?.throughput), percent(why?.control_group?.gain_ratio?.mean)];
+      number(why?.evidence.decodes, 1), number(why?.evidence.throughput), percent(why?.control_group?.gain_ratio?.mean)];
   });
   if (!rows.length) return empty("No engine is registered and no schedule was published. Start an engine with this Redis.");
   return table("Pools", [["model · pool"], ["engines", true], ["mode"], ["why"], ["K now"], ["running decodes", true],
@@ -125,8 +125,8 @@ export function fleet(page) {
     show(places.now, ...summary(why));
     ask();
     show(places.said, said.key === chosen && said.explained ? asked(said.explained, "the law’s choice") : empty("no engine was asked yet"));
-    show(places.loads, heatMap(said.key === chosen ? said.loads?.k_by_load : null, why?.running_decodes, said.loads?.unknown));
-    show(places.survival, survival(why?.bands));
+    show(places.loads, heatMap(said.key === chosen ? said.loads?.k_by_load : null, why?.evidence.decodes, said.loads?.unknown));
+    show(places.survival, survival(why?.evidence.bands));
     show(places.throughput, throughput(decisions));
     show(places.engines, engineTable(engines.filter((item) => !chosen || keyOf(item) === chosen), now));
     show(places.days, days(why?.control_group_days));

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from specpilot.controller.admin.access import Access
-from specpilot.controller.admin.asking import Asker
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
 from specpilot.controller.law.reason import MEANING, Reason
@@ -50,8 +49,7 @@ def test_no_row_names_a_metric_that_is_not_there() -> None:
 
 def test_every_route_has_a_row() -> None:
     store, clock = MemoryStore(), SystemClock()
-    access, trail, asker = Access(store, clock), AuditTrail(store, clock), Asker(store, clock)
-    router = routes(store, access, clock, trail, on_change=lambda: None, asker=asker)
+    router = routes(store, Access(store, clock), clock, AuditTrail(store, clock), on_change=lambda: None)
     for route in router.routes:
         path = route.path.replace(":path", "")
         for method in route.methods:

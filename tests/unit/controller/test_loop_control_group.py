@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.policy.canary import Canary, Experiment, Outcome
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from tests.simulation.engine import MODEL, POOL, Engine
-from tests.support.loop_rig import ENGINES_CHOOSE, Rig, registered
+from tests.support.loop_rig import ENGINES_CHOOSE, Rig, registered, text
 
 
 @pytest.mark.parametrize("change", [{"static_k": 2}, {"k_max": 5}, {"classes": {"a": ClassPolicy(weight=2.0)}}])

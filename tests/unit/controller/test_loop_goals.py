@@ -6,13 +6,13 @@ from specpilot.controller.estimation.switchback import Plan
 from specpilot.controller.law.context import CanaryWindow, PoolContext
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.latency_margin import margins_of
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.schedule import Schedule
 from tests.simulation.engine import MODEL, POOL
 from tests.simulation.traffic import Source
-from tests.support.loop_rig import Rig
+from tests.support.loop_rig import Rig, text
 
 SLO = Slo(tpot_ms={Statistic.P90: 20.0}, ttft_ms={Statistic.P95: 500.0})
 POLICY = Policy(MODEL, control_group_ratio=0.0, classes={"chat": ClassPolicy(slo=SLO), "json": ClassPolicy()})

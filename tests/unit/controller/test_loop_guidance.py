@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, Objective, Override
 from tests.simulation.engine import MODEL, POOL
-from tests.support.loop_rig import ENGINES_CHOOSE, Rig
+from tests.support.loop_rig import ENGINES_CHOOSE, Rig, text
 
 
 async def test_where_engines_choose_they_get_the_policys_requirements_and_static_k(rig: Rig) -> None:

@@ -1,10 +1,10 @@
 """When the loop publishes and records, what a mode changes of it, and what it shows Prometheus."""
 
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.schedule import Cause, Override
 from tests.simulation.engine import MODEL, POOL
-from tests.support.loop_rig import Rig, registered
+from tests.support.loop_rig import Rig, registered, text
 
 
 async def test_the_first_schedule_is_newer_than_what_engines_report(rig: Rig) -> None:

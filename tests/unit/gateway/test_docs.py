@@ -6,8 +6,10 @@ from pathlib import Path
 from specpilot.gateway.settings import GatewaySettings
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition_of
 from specpilot.gateway.telemetry.otel import FIRST_TOKEN
+from specpilot.gateway.telemetry.recorder import COMMON
 from specpilot.gateway.wire.errors import GatewayError
 from specpilot.gateway.wire.heads import SESSION_HEADERS
+from specpilot.gateway.wire.origins import EXPOSED
 from specpilot.gateway.wire.routes import PROXIED, method_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,14 +69,13 @@ def test_headers() -> None:
         source_of(name) for name in ("wire/heads", "relay/engine_request", "relay/exchange", "relay/relay")
     )
     known = r"x-specpilot-[a-z-]+|x-request-id|x-traffic-class|x-vllm-priority|x-ratelimit-[a-z]+-(?:requests|tokens)"
-    named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS)}
-    assert named == names("Headers")
+    named = {*re.findall(known, source), *(name.decode() for name in SESSION_HEADERS), *EXPOSED}
+    assert named - {"retry-after"} == names("Headers")
 
 
 def test_access_log() -> None:
-    source = source_of("telemetry/recorder")
-    logged = set(re.findall(r'"([a-z_]+)":(?: |%s)', source))
-    assert logged == names("Access log")
+    logged = re.findall(r'"([a-z_]+)":%s', source_of("telemetry/recorder"))
+    assert {*logged, *COMMON} == names("Access log")
 
 
 def test_attributes_of_spans() -> None:

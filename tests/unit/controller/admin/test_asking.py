@@ -163,36 +163,33 @@ async def test_a_forecast_is_by_the_margins_in_force() -> None:
     assert question.guidance.classes["code"].tpot_bound_ms == 24.0
 
 
+MEASURED = {"code": {Statistic.MEAN: 8.0, Statistic.P95: 12.0}}
+
+
 @pytest.mark.parametrize(
-    ("bound_ms", "missed"),
+    ("classes", "of_default", "measured", "missed"),
     [
-        (10.0, {}),
-        (9.9, {}),  # a bound has a price, so a choice may exceed it a little
-        (9.0, {"code": MissedGoal(Statistic.MEAN, 10.0, 9.0)}),
+        ({"code": {Statistic.MEAN: 10.0}}, None, {}, None),
+        ({"code": {Statistic.MEAN: 9.9}}, None, {}, None),  # a bound has a price, so a choice may exceed it a little
+        ({"code": {Statistic.MEAN: 9.0}}, None, {}, MissedGoal(Statistic.MEAN, 10.0, 9.0)),
+        # A percentile is missed by itself though the mean is below it.
+        ({"code": {Statistic.P95: 15.0}}, None, MEASURED, None),
+        ({"code": {Statistic.P95: 14.0}}, None, MEASURED, MissedGoal(Statistic.P95, 15.0, 14.0)),
+        # A class without a goal has that of the default.
+        ({}, {Statistic.MEAN: 5.0}, {}, MissedGoal(Statistic.MEAN, 10.0, 5.0)),
+        ({}, None, {}, None),
     ],
 )
-async def test_a_forecast_says_which_goals_its_choice_misses(bound_ms: float, missed: dict[str, MissedGoal]) -> None:
-    policy = Policy(MODEL, classes={"code": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: bound_ms}))})
-    [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
-    assert found.missed_goals == missed
-
-
-@pytest.mark.parametrize(("goal_ms", "is_missed"), [(15.0, False), (14.0, True)])
-async def test_a_percentile_is_missed_by_itself_though_the_mean_is_below_it(goal_ms: float, *, is_missed: bool) -> None:
-    def says(question: Question, name: str) -> Answer:
-        return replace(explains(question, name), tpot_ms={"code": {Statistic.MEAN: 8.0, Statistic.P95: 12.0}})
-
-    policy = Policy(MODEL, classes={"code": ClassPolicy(slo=Slo(tpot_ms={Statistic.P95: goal_ms}))})
-    [found] = await Fleet(1, says).asker.forecast(MODEL, policy, Mode.ACT)
-    assert found.missed_goals == ({"code": MissedGoal(Statistic.P95, 15.0, goal_ms)} if is_missed else {})
-
-
-async def test_a_class_without_a_goal_of_its_own_has_that_of_the_default() -> None:
-    policy = Policy(MODEL, slo=Slo(tpot_ms={Statistic.MEAN: 5.0}))
-    [found] = await Fleet(1, explains).asker.forecast(MODEL, policy, Mode.ACT)
-    assert found.missed_goals == {"code": MissedGoal(Statistic.MEAN, 10.0, 5.0)}
-    [found] = await Fleet(1, explains).asker.forecast(MODEL, Policy(MODEL), Mode.ACT)
-    assert found.missed_goals == {}
+async def test_a_forecast_says_which_goals_its_choice_misses(
+    classes: dict[str, Any], of_default: Any, measured: dict[str, Any], missed: MissedGoal | None
+) -> None:
+    slo = Slo(tpot_ms=of_default) if of_default else None
+    policy = Policy(
+        MODEL, slo=slo, classes={name: ClassPolicy(slo=Slo(tpot_ms=goal)) for name, goal in classes.items()}
+    )
+    fleet = Fleet(1, lambda question, name: replace(explains(question, name), tpot_ms=measured))
+    [found] = await fleet.asker.forecast(MODEL, policy, Mode.ACT)
+    assert found.missed_goals == ({"code": missed} if missed else {})
 
 
 @pytest.mark.parametrize(

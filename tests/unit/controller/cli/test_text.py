@@ -2,16 +2,22 @@
 
 import pytest
 
-from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, moment, printable, unless_it_runs
+from specpilot.controller.cli.text import audit_line, dry_run, duration_s, forecast, note, say, unless_it_runs
 from specpilot.policy.history import shown
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129_600), ("soon", None), ("", None)],
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129_600)],
 )
-def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float | None) -> None:
+def test_a_duration_has_a_unit_or_is_seconds(given: str, seconds: float) -> None:
     assert duration_s(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "", "1w", "-1", "h"])
+def test_what_is_no_duration_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        duration_s(given)
 
 
 def test_a_value_is_json_without_what_says_nothing() -> None:
@@ -22,17 +28,13 @@ def test_a_value_is_json_without_what_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("running", "warning"),
     [
-        (["demo", "big"], ""),
-        (["small", "big"], "no engine of demo runs, those of big, small do: check the name\n"),
-        ([], "no engine of demo runs, nor of another model\n"),
+        (["demo", "big"], []),
+        (["small", "big"], ["no engine of demo runs, those of big, small do: check the name"]),
+        ([], ["no engine of demo runs, nor of another model"]),
     ],
 )
-def test_a_model_that_no_engine_serves_is_named(running: list[str], warning: str) -> None:
+def test_a_model_that_no_engine_serves_is_named(running: list[str], warning: list[str]) -> None:
     assert unless_it_runs("demo", [{"model": name} for name in running]) == warning
-
-
-def test_a_time_is_in_utc() -> None:
-    assert (moment(0.0), moment(None)) == ("1970-01-01 00:00:00Z", "never")
 
 
 def prediction(k: float, throughput: float, itl_ms: float) -> dict[str, object]:
@@ -51,17 +53,17 @@ def test_a_forecast_is_told_for_a_person() -> None:
         "chosen": prediction(4.5, 1200.4, 11.25), "static": prediction(1.0, 900.0, 14.0), "gain_ratio": 0.2,
     }  # fmt: skip
     answer = {"subject": "demo", "version": 4, "changes": [["k_max", 3, None]], "forecast": [pool]}
-    assert dry_run(answer) == (
-        "dry run, nothing was written. It would write version 4 of demo; changes:\n"
-        "  k_max: 3 -> none\n"
-        "pool h200:\n"
-        "  7 of 20 engines say:\n"
-        "  code: mean K 3.00 -> 4.50, inter-token latency 12.50 ms -> 11.25 ms\n"
-        "  weighted throughput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)\n"
-        "  (K in force -> then)\n"
-        "  static K: 900 tokens/s and engine, predicted\n"
-        "  silent: e3: no answer within 1 s\n"
-    )
+    assert dry_run(answer) == [
+        "dry run, nothing was written. It would write version 4 of demo; changes:",
+        "  k_max: 3 -> none",
+        "pool h200:",
+        "  7 of 20 engines say:",
+        "  code: mean K 3.00 -> 4.50, inter-token latency 12.50 ms -> 11.25 ms",
+        "  weighted throughput: 1000 -> 1200 tokens/s and engine (+20.0%, predicted)",
+        "  (K in force -> then)",
+        "  static K: 900 tokens/s and engine, predicted",
+        "  silent: e3: no answer within 1 s",
+    ]
 
 
 def test_a_goal_that_is_missed_is_said() -> None:
@@ -71,14 +73,14 @@ def test_a_goal_that_is_missed_is_said() -> None:
     }  # fmt: skip
     assert (
         "  code: its latency goal is missed at this load: p95 of TPOT 11.25 ms predicted, at most 9.00 ms allowed; "
-        "lower the load, allow other K or raise the goal\n"
+        "lower the load, allow other K or raise the goal"
     ) in forecast([pool])
 
 
 def test_times_are_dates() -> None:
     rows = [["until", None, 0.0], ["expires_at", 60.0, None], ["k_max", 3, 4]]
     answer = {"subject": "demo", "version": None, "changes": rows, "forecast": None}
-    assert dry_run(answer).splitlines()[1:] == [
+    assert dry_run(answer)[1:] == [
         "  until: none -> 1970-01-01 00:00:00Z",
         "  expires_at: 1970-01-01 00:01:00Z -> none",
         "  k_max: 3 -> 4",
@@ -94,19 +96,19 @@ def entry(text: str, changes: list[list[object]]) -> dict[str, object]:
 
 
 def test_what_is_unknown_is_said() -> None:
-    assert forecast([NOTHING | {"unknown": "nothing runs"}]) == "pool h200:\n  no prediction: nothing runs\n"
-    assert forecast(None) == ""
-    assert "no engine" in forecast([])
+    assert forecast([NOTHING | {"unknown": "nothing runs"}]) == ["pool h200:", "  no prediction: nothing runs"]
+    assert forecast(None) == []
+    assert "no engine" in forecast([])[0]
 
 
 HOSTILE = "a\n1970-01-01 00:00:00Z  done    put_policy\x1b[2K\u2028\u202eb\x7f\udc80"
 ESCAPED = r"a\n1970-01-01 00:00:00Z  done    put_policy\x1b[2K\u2028\u202eb\x7f\udc80"
 
 
-def test_what_anybody_sent_is_told_without_what_a_terminal_obeys() -> None:
-    assert printable(HOSTILE) == ESCAPED
-    assert printable({HOSTILE: [HOSTILE, 1, None]}) == {ESCAPED: [ESCAPED, 1, None]}
-    assert printable("naïve 模型 “x”") == "naïve 模型 “x”"
-    assert audit_line(entry(HOSTILE, [[HOSTILE, HOSTILE, None]])).isprintable()
-    answer = {"subject": HOSTILE, "version": 1, "changes": [[HOSTILE, None, HOSTILE]], "forecast": None}
-    assert len(dry_run(answer).splitlines()) == 2
+def test_what_anybody_sent_is_told_without_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE, "naïve 模型 “x”", audit_line(entry(HOSTILE, [[HOSTILE, HOSTILE, None]])))
+    note(HOSTILE)
+    told, noted = capsys.readouterr()
+    assert told.startswith(f"{ESCAPED}\nnaïve 模型 “x”\n")
+    assert (told.count("\n"), noted) == (3, f"{ESCAPED}\n")
+    assert told.replace("\n", "").isprintable()

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from specpilot.controller.law.reason import MEANING, Reason
-from specpilot.controller.recording.explanation import explain, slo_line, text
+from specpilot.controller.recording.explanation import explain, slo_line
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision
 from specpilot.policy.schedule import Cause, Guidance, Override, Schedule
+from tests.support.loop_rig import text
 
 BOUNDS = {"low": -0.01, "mean": 0.04, "high": 0.09}
 TOLD = "control group: adaptive K gains +4.0% over the static K, between -1.0% and +9.0% (95 %, 30 windows)\n"

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from specpilot.controller.estimation.t_interval import interval
-from specpilot.controller.recording.explanation import explain, text
+from specpilot.controller.recording.explanation import explain
 from specpilot.controller.recording.gain_figures import described, gain_ratio_of
 from specpilot.policy.gain import DailyGain, GainSums, day_of
 from specpilot.policy.model_policy import Policy
 from tests.simulation.engine import MODEL, POOL
-from tests.support.loop_rig import Rig
+from tests.support.loop_rig import Rig, text
 
 GAINS = [0.10, 0.14, 0.07, 0.12, 0.11, 0.09]
 DAY = "2001-09-09"

@@ -61,7 +61,7 @@ def filled(times: int = 1) -> GatewayMetrics:
         cell.count(503, 2.0)
         cell.in_flight += 1
         usage = Usage()
-        usage.read(b'{"usage":{"completion_tokens":7},"speculative_decoding":{"mean_acceptance_length":2.5}}')
+        usage.read_part(b'{"usage":{"completion_tokens":7},"speculative_decoding":{"mean_acceptance_length":2.5}}')
         cell.learn(usage, 3)
         cell.learn(Usage(), 4)
         cell.itl.observe(0.01, times=5)
@@ -70,9 +70,9 @@ def filled(times: int = 1) -> GatewayMetrics:
         metrics.retries += 1
         metrics.count_upstream_error("connect")
         metrics.count_disconnect("wait")
-    metrics.policy_versions = {"m": 4}
-    metrics.ejected = {"e": True, "f": False}
-    metrics.snapshot_age_s = 1.5
+    metrics.policy_version = {"m": 4}
+    metrics.engine_ejected = {"e": True, "f": False}
+    metrics.snapshot_age_seconds = 1.5
     return metrics
 
 

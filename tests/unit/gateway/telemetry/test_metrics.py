@@ -15,6 +15,7 @@ from specpilot.gateway.telemetry.outcome import Outcome
 from specpilot.gateway.wire.usage import Usage
 from specpilot.policy.latency_goal import Slo, Statistic
 from tests.support.patience import PATIENCE_S
+from tests.unit.gateway.telemetry.test_families import filled
 
 
 def text(*workers: GatewayMetrics) -> str:
@@ -39,31 +40,22 @@ def test_a_histogram_counts_each_value_once_in_the_right_bucket(values: list[flo
 
 
 def test_everything_shows() -> None:
-    metrics = GatewayMetrics()
-    cell = metrics.cell("m", "code")
-    cell.count(200, 0.5)
-    usage = Usage()
-    usage.read(b'{"usage":{"completion_tokens":7}}')
-    cell.learn(usage, 3)
-    cell.learn(Usage(), 4)
-    cell.itl.observe(0.01, times=5)
-    metrics.count_upstream_error("connect")
-    metrics.count_disconnect("wait")
-    metrics.policy_versions = {"m": 4}
-    metrics.ejected = {"e": True}
-    found = exposed(metrics)
-    pair = "('model', 'm')"
-    assert found[f"{PREFIX}requests_total[{pair}, ('status', '200'), ('traffic_class', 'code')]"] == 1
-    assert found[f"{PREFIX}output_tokens_total[{pair}, ('source', 'usage'), ('traffic_class', 'code')]"] == 7
-    assert found[f"{PREFIX}output_tokens_total[{pair}, ('source', 'events'), ('traffic_class', 'code')]"] == 4
-    assert found[f"{PREFIX}itl_seconds_count[{pair}, ('traffic_class', 'code')]"] == 5
-    assert found[f"{PREFIX}upstream_errors_total[('reason', 'connect')]"] == 1
-    assert found[f"{PREFIX}disconnects_total[('phase', 'wait')]"] == 1
-    assert found[f"{PREFIX}policy_version[{pair}]"] == 4
-    assert found[f"{PREFIX}engine_ejected[('engine', 'e')]"] == 1
-    assert f"{PREFIX}snapshot_age_seconds[]" not in found  # unknown is not zero
-    metrics.snapshot_age_s = 2.0
-    assert exposed(metrics)[f"{PREFIX}snapshot_age_seconds[]"] == 2.0
+    metrics = filled()
+    found, pair = exposed(metrics), "('model', 'm')"
+    for name, value in {
+        f"requests_total[{pair}, ('status', '200'), ('traffic_class', 'code')]": 1,
+        f"output_tokens_total[{pair}, ('source', 'usage'), ('traffic_class', 'code')]": 7,
+        f"output_tokens_total[{pair}, ('source', 'events'), ('traffic_class', 'code')]": 4,
+        f"itl_seconds_count[{pair}, ('traffic_class', 'code')]": 5,
+        "upstream_errors_total[('reason', 'connect')]": 3,
+        "disconnects_total[('phase', 'wait')]": 3,
+        f"policy_version[{pair}]": 4,
+        "engine_ejected[('engine', 'e')]": 1,
+        "snapshot_age_seconds[]": 1.5,
+    }.items():
+        assert found[PREFIX + name] == value
+    metrics.snapshot_age_seconds = None
+    assert f"{PREFIX}snapshot_age_seconds[]" not in exposed(metrics)  # unknown is not zero
 
 
 def test_requests_are_counted_by_the_goals_of_their_class() -> None:
@@ -78,7 +70,7 @@ def test_requests_are_counted_by_the_goals_of_their_class() -> None:
 
 def test_only_a_whole_stream_has_a_time_per_token() -> None:
     usage = Usage()
-    usage.read(b'{"usage":{"completion_tokens":11}}')
+    usage.read_part(b'{"usage":{"completion_tokens":11}}')
 
     def tpot_s(*, is_event_stream: bool = True, error: str | None = None, events: int = 6) -> float | None:
         outcome = Outcome(
@@ -155,15 +147,6 @@ def test_what_keys_used_adds_up_over_workers_and_without_usage_events_stand_in()
         assert f"specpilot_gateway_{line}\n" in shown
 
 
-def test_the_log_is_lines_of_json() -> None:
-    stream = io.BytesIO()
-    log = AccessLog(stream)
-    log.add(b'{"a":1}')
-    log.add(b'{"b":2}')
-    log.close()
-    assert [orjson.loads(line) for line in stream.getvalue().splitlines()] == [{"a": 1}, {"b": 2}]
-
-
 def test_a_slow_reader_costs_lines_not_time() -> None:
     slow = Stuck()
     log = AccessLog(slow)
@@ -174,6 +157,15 @@ def test_a_slow_reader_costs_lines_not_time() -> None:
     slow.may_go_on.set()
     log.close(PATIENCE_S)
     assert len(slow.getvalue().splitlines()) + log.dropped == BACKLOG * 3
+
+
+def test_the_log_is_lines_of_json() -> None:
+    stream = io.BytesIO()
+    log = AccessLog(stream)
+    log.add(b'{"a":1}')
+    log.add(b'{"b":2}')
+    log.close()
+    assert [orjson.loads(line) for line in stream.getvalue().splitlines()] == [{"a": 1}, {"b": 2}]
 
 
 def test_a_log_that_is_off_does_nothing() -> None:

@@ -20,42 +20,34 @@ BOUNDS = Bounds(
 
 
 @pytest.mark.parametrize(
-    ("phase", "last_at", "received_at", "sent_at", "name"),
+    ("phase", "is_stream", "last_at", "received_at", "sent_at", "name"),
     [
-        ("request", 991, 991, 0, None),
-        ("request", 989, 989, 0, "request"),
-        ("queue", 0, 998, 0, None),
-        ("queue", 0, 996, 0, "queue"),
-        ("connect", 0, 950, 0, None),
-        ("connect", 0, 899, 0, "total"),
-        ("wait", 0, 970, 981, None),
-        ("wait", 0, 970, 979, "first_byte"),
-        ("wait", 999, 899, 999, "total"),
-        ("response", 996, 950, 0, None),
-        ("response", 994, 950, 0, "idle"),
-        ("response", 999, 899, 999, "total"),
+        ("request", False, 991, 991, 0, None),
+        ("request", False, 989, 989, 0, "request"),
+        ("request", False, 999, 899, 0, "body"),
+        ("queue", False, 0, 998, 0, None),
+        ("queue", False, 0, 996, 0, "queue"),
+        ("connect", False, 0, 950, 0, None),
+        ("connect", False, 0, 899, 0, "total"),
+        ("wait", False, 0, 970, 981, None),
+        ("wait", False, 0, 970, 979, "first_byte"),
+        ("wait", False, 999, 899, 999, "total"),
+        ("wait", True, 986, 986, 986, None),
+        ("wait", True, 984, 984, 984, "stream_first_byte"),
+        ("wait", True, 990, 950, 961, None),  # any byte ends a silence
+        ("wait", True, 984, 950, 961, "stream_first_byte"),
+        ("wait", True, 999, 950, 959, "stream_content"),
+        ("response", False, 996, 950, 0, None),
+        ("response", False, 994, 950, 0, "idle"),
+        ("response", False, 999, 899, 999, "total"),
     ],
 )
 def test_each_phase_has_its_time_outs(
-    phase: str, last_at: float, received_at: float, sent_at: float, name: str | None
+    phase: str, is_stream: bool, last_at: float, received_at: float, sent_at: float, name: str | None
 ) -> None:
-    found = overdue(BOUNDS, phase, 1000, last_at=last_at, received_at=received_at, sent_at=sent_at, is_stream=False)
-    assert (found.name if found else None) == name
+    found = overdue(BOUNDS, phase, 1000, last_at=last_at, received_at=received_at, sent_at=sent_at, is_stream=is_stream)
+    assert found == (None if name is None else Overdue(name, getattr(BOUNDS, f"{name}_timeout_s")))
 
 
 def test_a_time_out_names_its_setting() -> None:
     assert str(Overdue("first_byte", 20)) == "the first byte time-out of 20 s is over (--first-byte-timeout-s)"
-
-
-def test_a_stream_has_a_bound_of_its_own_on_its_first_byte() -> None:
-    times = {"last_at": 984.0, "received_at": 984.0, "sent_at": 984.0}
-    assert overdue(BOUNDS, "wait", 1000, **times, is_stream=False) is None
-    assert overdue(BOUNDS, "wait", 1000, **times, is_stream=True) == Overdue("stream_first_byte", 15)
-    assert overdue(BOUNDS, "wait", 998, **times, is_stream=True) is None
-
-
-def test_any_byte_ends_a_streams_silence_and_its_first_content_has_a_bound_beside() -> None:
-    times = {"received_at": 950.0, "is_stream": True}
-    assert overdue(BOUNDS, "wait", 1000, last_at=990, sent_at=961, **times) is None
-    assert overdue(BOUNDS, "wait", 1000, last_at=984, sent_at=961, **times) == Overdue("stream_first_byte", 15)
-    assert overdue(BOUNDS, "wait", 1000, last_at=999, sent_at=959, **times) == Overdue("stream_content", 40)

@@ -118,9 +118,13 @@ def test_no_part_of_a_large_body_takes_long(body: bytes) -> None:
     assert longest_s < LONGEST_S
 
 
-def test_many_members_beside_one_to_replace_are_refused() -> None:
-    body = b'{"model":"m","priority":1,' + b",".join(b'"k%d":1' % at for at in range(600)) + b"}"
-    with pytest.raises(BodyTooComplexError):
+@pytest.mark.parametrize(
+    ("rest", "fault"),
+    [(b",".join(b'"k%d":1' % at for at in range(600)), "512 members"), (b'"x":' + b"[" * 1000 + b"]" * 1000, "nested")],
+)
+def test_many_members_or_much_nesting_beside_one_to_replace_are_refused(rest: bytes, fault: str) -> None:
+    body = b'{"model":"m","priority":1,' + rest + b"}"
+    with pytest.raises(BodyTooComplexError, match=fault):
         amend((body,), read_facts("/v1/completions", body), {"priority": b"0"})
 
 

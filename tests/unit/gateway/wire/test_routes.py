@@ -1,14 +1,11 @@
 """Routes to stored responses, and identifiers that name their engine."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specpilot.gateway.wire.response_id import (
     RANDOM_BITS,
-    identified,
     is_of_another,
     new_response_id,
     tag_in,
@@ -66,15 +63,3 @@ def test_other_identifiers_name_none() -> None:
     for other in ("", "resp_1", "chatcmpl-" + "0" * 32, "resp_" + "g" * 32, "resp_" + "0" * 33):
         assert tag_in(other) is None
         assert not is_of_another(other, "a")
-
-
-@pytest.mark.parametrize("body", [b'{"a":1}', b' \n{"a":{}}', b'{"a":"' + b"x" * 100_000 + b'"}'])
-def test_a_body_gets_an_identifier_however_it_is_cut(body: bytes) -> None:
-    wanted = json.loads(body) | {"request_id": "resp_x"}
-    for parts in ((body,), (memoryview(body),), (memoryview(body)[:5], body[5:])):
-        assert json.loads(b"".join(identified(parts, "resp_x"))) == wanted
-
-
-def test_a_body_behind_much_white_space_stays_as_it_is() -> None:
-    body = (b" " * 70_000 + b'{"a":1}',)
-    assert identified(body, "resp_x") is body
