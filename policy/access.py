@@ -67,9 +67,9 @@ def roles_in(text: str) -> dict[str, Role]:
     return roles
 
 
-def sha256_of(text: str) -> str:
-    """Return the hash under which a token or a client key is stored."""
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+def sha256_of(text: str | bytes) -> str:
+    """Return the hash under which a token or a client key is stored, the only form of it that is kept."""
+    return hashlib.sha256(text if isinstance(text, bytes) else text.encode(errors="surrogateescape")).hexdigest()
 
 
 def id_of(token: str) -> str | None:

@@ -1,9 +1,12 @@
 """A client's API key, its limits, and the demand under it that gateways report."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
-from specpilot.policy.names import K_LIMIT, model_name_faults, raise_faults
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specpilot.policy.names import STRICT, ClassName, K, ModelName
 
 RATE_LIMIT_MAX = 1_000_000_000
 """A bound on an API key's limits; it only catches typing errors."""
@@ -12,7 +15,11 @@ ALLOWED_MODELS_LIMIT = 256
 """Models that an API key may name at most; each of its requests searches them."""
 
 
-@dataclass(frozen=True, slots=True)
+RateLimit = Annotated[int, Field(ge=1, le=RATE_LIMIT_MAX)]
+AllowedModels = Annotated[tuple[ModelName, ...], Field(max_length=ALLOWED_MODELS_LIMIT)]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ApiKey:
     """A client's key as it is stored: only its SHA-256, never the key.
 
@@ -24,26 +31,18 @@ class ApiKey:
     does not expire. After a rotation the former secret, `previous_sha256`, is valid until `previous_expires_at`.
     """
 
-    key_id: str
+    key_id: Annotated[str, Field(min_length=1)]
     sha256: str
-    traffic_class: str | None = None
-    allowed_classes: tuple[str, ...] | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    traffic_class: ClassName | None = None
+    allowed_classes: tuple[ClassName, ...] | None = None
+    requests_per_minute: RateLimit | None = None
+    tokens_per_minute: RateLimit | None = None
     expires_at: float | None = None
     previous_sha256: str | None = None
     previous_expires_at: float | None = None
-    allowed_models: tuple[str, ...] | None = None
-    max_concurrent_requests: int | None = None
-    k_max: int | None = None
-
-    def __post_init__(self) -> None:
-        limits = rate_faults(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            max_concurrent_requests=self.max_concurrent_requests,
-        )
-        raise_faults([*limits, *model_faults(self.allowed_models), *ceiling_faults(self.k_max)])
+    allowed_models: AllowedModels | None = None
+    max_concurrent_requests: RateLimit | None = None
+    k_max: K | None = None
 
     def admits(self, sha256: str, now: float) -> bool:
         """Whether the key with this hash is accepted at `now`."""
@@ -77,28 +76,3 @@ class GatewayUsage:
 
     gateway_id: str
     demand: Mapping[str, float]
-
-
-def rate_faults(**limits: int | None) -> list[str]:
-    """Return the faults of `limits`, each a number of requests or tokens or `None`, for an API key."""
-    return [
-        f"{label} is {limit}; it must be between 1 and {RATE_LIMIT_MAX}, or left out for no limit"
-        for label, limit in limits.items()
-        if limit is not None and not 1 <= limit <= RATE_LIMIT_MAX
-    ]
-
-
-def ceiling_faults(k_max: int | None) -> list[str]:
-    """Return the faults of `k_max` as an API key's ceiling on K."""
-    if k_max is None or 0 <= k_max <= K_LIMIT:
-        return []
-    return [f"k_max is {k_max}; it must be between 0 (no speculation) and {K_LIMIT}, or left out for no ceiling"]
-
-
-def model_faults(allowed_models: tuple[str, ...] | None) -> list[str]:
-    """Return the faults of `allowed_models` for an API key."""
-    names = allowed_models or ()
-    faults = [f"allowed_models: {fault}" for name in names for fault in model_name_faults("model", name)]
-    if len(names) > ALLOWED_MODELS_LIMIT:
-        faults.append(f"allowed_models names {len(names)} models; at most {ALLOWED_MODELS_LIMIT}")
-    return faults

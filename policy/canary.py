@@ -8,12 +8,15 @@ All are frozen and checked at creation.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, NonNegativeFloat
+from pydantic.dataclasses import dataclass
 
 from specpilot.policy.model_policy import Policy
-from specpilot.policy.names import STRICT, raise_faults, range_faults
+from specpilot.policy.names import STRICT, raise_faults
 
 BLOCKS_LIMIT = 500
 """Blocks of one experiment at most; it bounds the stored document."""
@@ -53,7 +56,7 @@ class Lost(StrEnum):
     INTERRUPTED = "interrupted"  # the policies did not alternate as planned, or no controller ran
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Canary:
     """The policy to try, and the rules of the decision.
 
@@ -64,36 +67,27 @@ class Canary:
     the probability that a policy which is not better is promoted.
     """
 
-    __pydantic_config__: ClassVar = STRICT
     policy: Policy
-    share_ratio: float = 0.5
-    window_s: float = 20.0
-    min_duration_s: float = 600.0
-    max_duration_s: float = 3600.0
-    minimum_gain_ratio: float = 0.0
-    tolerance_ratio: float = 0.02
-    error_ratio: float = 0.05
+    share_ratio: Annotated[float, Field(ge=0.1, le=0.5)] = 0.5
+    window_s: Annotated[float, Field(ge=5, le=3600)] = 20.0
+    min_duration_s: NonNegativeFloat = 600.0
+    max_duration_s: Annotated[float, Field(ge=30, le=604_800)] = 3600.0
+    minimum_gain_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    tolerance_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    error_ratio: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
 
     def __post_init__(self) -> None:
-        faults = [
-            *range_faults(0.1, 0.5, share_ratio=self.share_ratio),
-            *range_faults(5.0, 3600.0, window_s=self.window_s),
-            *range_faults(30.0, 604_800.0, max_duration_s=self.max_duration_s),
-            *range_faults(0.0, 1.0, minimum_gain_ratio=self.minimum_gain_ratio),
-            *range_faults(0.0, 0.5, tolerance_ratio=self.tolerance_ratio),
-            *range_faults(0.001, 0.2, error_ratio=self.error_ratio),
-        ]
-        if not faults:
-            if self.max_blocks < FEWEST_BLOCKS:
-                least = FEWEST_BLOCKS * self.block_s
-                faults.append(f"max_duration_s is {self.max_duration_s}; {FEWEST_BLOCKS} blocks take {least:g} s")
-            if self.max_blocks > BLOCKS_LIMIT:
-                faults.append(
-                    f"window_s is {self.window_s}; max_duration_s would hold {self.max_blocks} blocks, at most "
-                    f"{BLOCKS_LIMIT}: make the windows longer"
-                )
-        if not 0 <= self.min_duration_s <= self.max_duration_s:
-            faults.append(f"min_duration_s is {self.min_duration_s}; it must be between 0 and max_duration_s")
+        faults = []
+        if self.max_blocks < FEWEST_BLOCKS:
+            least = FEWEST_BLOCKS * self.block_s
+            faults.append(f"max_duration_s is {self.max_duration_s}; {FEWEST_BLOCKS} blocks take {least:g} s")
+        if self.max_blocks > BLOCKS_LIMIT:
+            faults.append(
+                f"window_s is {self.window_s}; max_duration_s would hold {self.max_blocks} blocks, at most "
+                f"{BLOCKS_LIMIT}: make the windows longer"
+            )
+        if self.min_duration_s > self.max_duration_s:
+            faults.append(f"min_duration_s is {self.min_duration_s}; it must be at most max_duration_s")
         raise_faults(faults)
 
     @property
@@ -124,7 +118,7 @@ class Gain(NamedTuple):
     itl: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Block:
     """One block that counts: its number, from 0, and the gain in each pool."""
 
@@ -132,7 +126,7 @@ class Block:
     pools: Mapping[str, Gain]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Experiment:
     """A canary as it is stored.
 
@@ -141,7 +135,6 @@ class Experiment:
     runs; `evidence` has the numbers of the decision.
     """
 
-    __pydantic_config__: ClassVar = STRICT
     version: int
     experiment_id: str
     canary: Canary

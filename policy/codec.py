@@ -28,6 +28,14 @@ _NOUNS = {
     r"(a valid (dictionary|mapping)|an object|(a dictionary or )?an instance of \w+)": "an object",
 }
 """What pydantic calls the kinds of values, and what JSON calls them."""
+_WORDS = {
+    "less than or equal to": "at most",
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    " after validation": "",
+    ", not more": "",
+    "Invalid JSON: ": "not JSON: ",
+}
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:  # mypy takes a `type` for unhashable, so not `cache` itself
@@ -53,9 +61,9 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 
 def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | InvalidDocumentError]:
-    """Return each of `texts` as a document, or its faults, in order of their names."""
+    """Return each of `texts` as a document, or its faults."""
     documents: dict[str, T | InvalidDocumentError] = {}
-    for name, text in sorted(texts.items()):
+    for name, text in texts.items():
         try:
             documents[name.decode(errors="replace")] = decode(kind, text)
         except InvalidDocumentError as error:
@@ -92,7 +100,9 @@ def plain_words(message: str) -> str:
     text = _SHOULD.sub("must ", message.removeprefix("Value error, "), count=1)
     for pattern, noun in _NOUNS.items():
         text = re.sub(rf"^must be {pattern}$", f"must be {noun}", text)
-    return text.replace(" after validation", "").replace("Invalid JSON: ", "not JSON: ")
+    for words, plain in _WORDS.items():
+        text = text.replace(words, plain)
+    return text
 
 
 def faults_of(error: ValidationError) -> tuple[Fault, ...]:

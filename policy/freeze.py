@@ -1,9 +1,9 @@
 """A freeze: K of a model, or of all models, stays unchanged until the freeze is lifted or expires."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from specpilot.policy.names import STRICT
 
@@ -18,11 +18,10 @@ class Hold(StrEnum):
     STATIC = "static"  # the static K
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Freeze:
     """One freeze. `since` and `until` are Unix seconds; `until` is `None` if it never expires."""
 
-    __pydantic_config__: ClassVar = STRICT
     model: str
     hold: Hold
     since: float

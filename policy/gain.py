@@ -37,6 +37,10 @@ class GainSums:
     log_sum: float = 0.0
     log_square_sum: float = 0.0
 
+    def plus(self, log_gain: float) -> "GainSums":
+        """Return the sums with one more window."""
+        return GainSums(self.windows + 1, self.log_sum + log_gain, self.log_square_sum + log_gain**2)
+
 
 @dataclass(frozen=True, slots=True)
 class DailyGain:
@@ -45,6 +49,10 @@ class DailyGain:
     day: str
     throughput: GainSums = GainSums()
     itl: GainSums = GainSums()
+
+    def plus(self, gain: LogGain) -> "DailyGain":
+        """Return the day with one more window."""
+        return DailyGain(self.day, self.throughput.plus(gain.throughput), self.itl.plus(gain.itl))
 
 
 def day_of(at: float) -> str:

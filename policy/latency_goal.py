@@ -6,11 +6,13 @@ from its arrival to its first token. Each measure has one statistic over request
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Annotated, Final
 
-from specpilot.policy.names import STRICT, raise_faults
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specpilot.policy.names import STRICT
 
 TPOT: Final = "tpot"
 TTFT: Final = "ttft"
@@ -62,23 +64,18 @@ class Goal:
         return f"{self.statistic.value} {self.ms:g} ms"
 
 
-@dataclass(frozen=True, slots=True)
+OneGoal = Annotated[
+    Mapping[Statistic, Annotated[float, Field(ge=LEAST_MS, le=MOST_MS)]], Field(min_length=1, max_length=1)
+]
+"""One statistic, and its largest value in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Slo:
     """The goals of a class, each with one statistic; `None`: no goal for this measure."""
 
-    __pydantic_config__: ClassVar = STRICT
-    tpot_ms: Mapping[Statistic, float] | None = None
-    ttft_ms: Mapping[Statistic, float] | None = None
-
-    def __post_init__(self) -> None:
-        faults = []
-        for label, values in (("tpot_ms", self.tpot_ms), ("ttft_ms", self.ttft_ms)):
-            if values is not None and len(values) != 1:
-                faults.append(f"{label} names {len(values)} statistics; name one of {', '.join(Statistic)}")
-            for name, ms in (values or {}).items():
-                if not LEAST_MS <= ms <= MOST_MS:
-                    faults.append(f"{label}.{name} is {ms}; it must be between {LEAST_MS:g} and {MOST_MS:g}")
-        raise_faults(faults)
+    tpot_ms: OneGoal | None = None
+    ttft_ms: OneGoal | None = None
 
     def __hash__(self) -> int:
         """Hash the goals, so that guidance with the same goals is one requirement."""

@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from specpilot.policy import audit, redis_keys, redis_scripts
 from specpilot.policy.access import AdminToken
@@ -16,7 +15,7 @@ from specpilot.policy.canary import Experiment
 from specpilot.policy.codec import decode, decode_each, encode
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze, Hold
-from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, GainSums, LogGain, day_of
+from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, LogGain, day_of
 from specpilot.policy.history import DELETED, VERSIONS_KEPT, WRITTEN, Change, PolicyVersion, VersionCause
 from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.model_routes import ModelRoutes, VersionedModelRoutes
@@ -25,18 +24,11 @@ from specpilot.policy.redis_connection import guarded, translated
 from specpilot.policy.redis_documents import Documents, Place, version_of
 
 _DAY_S = 86_400
-_THROUGHPUT, _ITL = ":", ":itl_"
-"""Separators between a day and the name of a sum, by measure."""
-_SUMS = ("windows", "log_sum", "log_square_sum")
 
 
 @guarded
 class OperatorDocuments(Documents):
     """The shared state of operators."""
-
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
-        self._append_audit = connection.register_script(redis_scripts.APPEND_AUDIT)
 
     def policy(self, model: str) -> VersionedPolicy | None:
         """Return the policy of `model`; `None` when there is none."""
@@ -44,11 +36,11 @@ class OperatorDocuments(Documents):
 
     def policies(self) -> Sequence[VersionedPolicy]:
         """Return every policy that can be read, in order of model."""
-        return self._documents(VersionedPolicy, "the policy of", redis_keys.POLICIES)
+        return self._documents(VersionedPolicy, "the policies", redis_keys.POLICIES)
 
     def policies_by_model(self) -> Mapping[str, VersionedPolicy | InvalidDocumentError]:
         """Return by model every policy, or the faults of its document."""
-        return decode_each(VersionedPolicy, self._redis.hgetall(redis_keys.POLICIES))
+        return decode_each(VersionedPolicy, self._fields(redis_keys.POLICIES))
 
     def put_policy(
         self, policy: Policy, expected_version: int | None, now: float, change: Change = WRITTEN
@@ -101,9 +93,7 @@ class OperatorDocuments(Documents):
         page = [number for number in numbers if before is None or number < before][:limit]
         texts = self._redis.hmget(key, page) if page else []
         stored = {str(name).encode(): text for name, text in zip(page, texts, strict=True) if text is not None}
-        return [
-            version for _, version in self._in_order(PolicyVersion, f"the versions of the policy of {model!r}", stored)
-        ]
+        return [*self._readable(PolicyVersion, f"the versions of the policy of {model!r}", stored).values()]
 
     def policy_version(self, model: str, version: int) -> PolicyVersion | None:
         """Return one version; `None` when it never existed or is no longer kept."""
@@ -115,7 +105,7 @@ class OperatorDocuments(Documents):
 
     def canaries(self) -> Sequence[Experiment]:
         """Return the running or latest experiment of every model, of those that can be read."""
-        return self._documents(Experiment, "the canary of", redis_keys.CANARIES)
+        return self._documents(Experiment, "the canaries", redis_keys.CANARIES)
 
     def put_canary(self, experiment: Experiment, lease: Lease | None, now: float, change: Change | None = None) -> None:
         """Write `experiment` if the stored version is the one before its own (1: nothing is stored).
@@ -167,11 +157,11 @@ class OperatorDocuments(Documents):
 
     def api_keys(self) -> Sequence[ApiKey]:
         """Return every client key that can be read (hashes only)."""
-        return self._documents(ApiKey, "the API key", redis_keys.API_KEYS)
+        return self._documents(ApiKey, "the API keys", redis_keys.API_KEYS)
 
     def api_keys_by_id(self) -> Mapping[str, ApiKey | InvalidDocumentError]:
         """Return by id every client key, or the faults of its document."""
-        return decode_each(ApiKey, self._redis.hgetall(redis_keys.API_KEYS))
+        return decode_each(ApiKey, self._fields(redis_keys.API_KEYS))
 
     def put_api_key(self, key: ApiKey) -> None:
         """Add or replace a client key."""
@@ -193,13 +183,13 @@ class OperatorDocuments(Documents):
 
     def admin_tokens(self) -> Sequence[AdminToken]:
         """Return every named token that can be read, in order of id."""
-        return self._documents(AdminToken, "the admin token", redis_keys.ADMIN_TOKENS)
+        return self._documents(AdminToken, "the admin tokens", redis_keys.ADMIN_TOKENS)
 
     def admin_token(self, token_id: str) -> AdminToken | None:
         """Return one named token; `None` when it does not exist or cannot be read."""
         text = self._redis.hget(redis_keys.ADMIN_TOKENS, token_id)
         texts = {} if text is None else {token_id.encode(): text}
-        return next(iter(self._readable(AdminToken, "the admin token", texts)), None)
+        return self._readable(AdminToken, "the admin tokens", texts).get(token_id)
 
     def put_admin_token(self, token: AdminToken, before: AdminToken | None) -> bool:
         """Replace `before` (`None`: no token) by `token`; `False`, and nothing is written, if another is stored."""
@@ -215,12 +205,9 @@ class OperatorDocuments(Documents):
         A freeze that cannot be read counts as a freeze of the current K until it is lifted or replaced: otherwise K
         would change although an operator froze it.
         """
-        texts = self._redis.hgetall(redis_keys.FREEZES)
-        freezes = self._each(Freeze, "the freeze of", texts, "holds the current K; lift or replace it")
-        return {
-            model: _unreadable_freeze(model) if isinstance(item, InvalidDocumentError) else item
-            for model, item in freezes.items()
-        }
+        texts = self._fields(redis_keys.FREEZES)
+        freezes = self._readable(Freeze, "the freezes", texts, "hold the current K; lift or replace them")
+        return {name: freezes.get(name) or _unreadable_freeze(name) for name in map(bytes.decode, texts)}
 
     def put_freeze(self, freeze: Freeze) -> None:
         """Begin a freeze, or replace the one of the same model."""
@@ -235,7 +222,7 @@ class OperatorDocuments(Documents):
         key, limit = redis_keys.AUDIT, audit.DONE_KEPT
         if entry.result is Result.REFUSED:
             key, limit = redis_keys.AUDIT_REFUSED, audit.REFUSED_KEPT
-        return int(self._append_audit(keys=[key, redis_keys.AUDIT_NUMBER], args=[limit, encode(entry)]))
+        return int(self._run(redis_scripts.APPEND_AUDIT, [key, redis_keys.AUDIT_NUMBER], limit, encode(entry)))
 
     def audit(self, limit: int, before: int | None = None, after: int | None = None) -> Sequence[AuditEntry]:
         """Return `limit` entries with numbers below `before` and above `after`.
@@ -251,8 +238,8 @@ class OperatorDocuments(Documents):
             else:
                 rows = self._redis.xrange(key, min=oldest, max=newest, count=limit)
             stored = {at: fields[b"entry"] for at, fields in rows}
-            entries = self._in_order(AuditEntry, "the audit entries", stored)
-            merged += [replace(entry, number=int(at.partition(b"-")[0])) for at, entry in entries]
+            entries = self._readable(AuditEntry, "the audit entries", stored)
+            merged += [replace(entry, number=int(at.partition("-")[0])) for at, entry in entries.items()]
         return sorted(merged, key=lambda entry: entry.number, reverse=after is None)[:limit]
 
     def add_gain(self, model: str, pool: str, at: float, log_gain: LogGain, lease: Lease) -> DailyGain:
@@ -262,31 +249,24 @@ class OperatorDocuments(Documents):
         `lease`.
         """
         key, day, last_dropped = redis_keys.gains(model, pool), day_of(at), day_of(at - GAIN_DAYS_KEPT * _DAY_S)
-        places = [Place(key, day + measure + name) for measure in (_THROUGHPUT, _ITL) for name in _SUMS]
-        added = [value for gain in log_gain for value in (1, gain, gain * gain)]
-        sums: list[float] = []
+        place, total = Place(key, day), DailyGain(day)
 
-        def decide(*stored: bytes | None) -> Mapping[Place, bytes]:
-            sums[:] = [float(text or 0) + value for text, value in zip(stored, added, strict=True)]
-            return {place: repr(value).removesuffix(".0").encode() for place, value in zip(places, sums, strict=True)}
+        def decide(stored: bytes | None) -> Mapping[Place, bytes]:
+            nonlocal total
+            total = (DailyGain(day) if stored is None else decode(DailyGain, stored)).plus(log_gain)
+            return {place: encode(total)}
 
-        self._change(places, decide, lease)
+        self._change([place], decide, lease)
         with suppress(StoreUnavailableError), translated():  # the user of Redis may lack the rights
             self._redis.expire(key, redis_keys.GAINS_EXPIRE_S)
-            dropped = [name for name in self._redis.hkeys(key) if name.partition(b":")[0].decode() <= last_dropped]
+            dropped = [name for name in self._redis.hkeys(key) if name.decode() <= last_dropped]
             if dropped:
                 self._redis.hdel(key, *dropped)
-        return DailyGain(day, _sums(sums[:3]), _sums(sums[3:]))
+        return total
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
         """Return the days with compared windows, newest first."""
-        stored = {name.decode(): text for name, text in self._redis.hgetall(redis_keys.gains(model, pool)).items()}
-
-        def sums(prefix: str) -> GainSums:
-            return _sums([stored.get(prefix + name, b"0") for name in _SUMS])
-
-        days = sorted({name.partition(":")[0] for name in stored}, reverse=True)
-        return [DailyGain(day, sums(day + _THROUGHPUT), sums(day + _ITL)) for day in days]
+        return self._documents(DailyGain, "the daily gains", redis_keys.gains(model, pool))[::-1]
 
 
 def _policy_places(model: str) -> tuple[Place, Place]:
@@ -313,7 +293,3 @@ def _policy_writes(
 def _unreadable_freeze(model: str) -> Freeze:
     """Return the freeze used for one that cannot be read: without it K would change although an operator froze it."""
     return Freeze(model, Hold.CURRENT, since=0.0, author="unknown", comment="its document cannot be read")
-
-
-def _sums(values: Sequence[Any]) -> GainSums:
-    return GainSums(int(values[0]), float(values[1]), float(values[2]))

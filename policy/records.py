@@ -1,11 +1,13 @@
 """Records in Redis: the facts of an engine, the decisions of a controller, its leadership."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from specpilot.policy.model_policy import Mode
-from specpilot.policy.names import model_name_faults, name_faults, raise_faults
+from specpilot.policy.names import STRICT, ModelName, Name
 from specpilot.policy.schedule import Schedule
 
 
@@ -14,7 +16,7 @@ def rank_id(server_id: str, rank: int) -> str:
     return f"{server_id}-dp{rank}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class EngineRecord:
     """The facts that an engine reports with every heartbeat.
 
@@ -26,10 +28,10 @@ class EngineRecord:
     Unix seconds.
     """
 
-    engine_id: str
+    engine_id: Name
     url: str
-    model: str
-    pool: str
+    model: ModelName
+    pool: Name
     k_max: int
     static_k: int
     max_num_seqs: int
@@ -49,12 +51,8 @@ class EngineRecord:
         """The name of the server at its `url`, which its ranks share."""
         return self.engine_id if self.rank is None else self.engine_id.removesuffix(rank_id("", self.rank))
 
-    def __post_init__(self) -> None:
-        faults = name_faults(engine_id=self.engine_id, pool=self.pool)
-        raise_faults([*faults, *model_name_faults("model", self.model)])
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Decision:
     """One controller tick for one (model, pool): its evidence, its choice and the reason.
 
@@ -75,7 +73,7 @@ class Decision:
     k: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Lease:
     """Leadership of one controller: `fence` grows with every change of leader and is part of each write."""
 

@@ -5,7 +5,6 @@ behind Sentinel and as a cluster.
 """
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -74,53 +73,26 @@ def _translating(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _LazyCluster:
-    """A cluster's client, created at first use, because its creation needs an answer of a node."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._made: Any = None
-        self._making = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client(), name)
-
-    def register_script(self, text: str) -> Callable[..., Any]:
-        """Return a function that runs the script; the client registers it at the first run."""
-
-        def run(**arguments: Any) -> Any:
-            return self._client().register_script(text)(**arguments)
-
-        return run
-
-    def close(self) -> None:
-        """Close every connection, if there is one."""
-        if self._made is not None:
-            self._made.close()
-
-    def _client(self) -> Any:
-        with self._making:
-            if self._made is None:
-                self._made = self._make()
-            return self._made
+def _is_cluster(client: Any) -> bool:
+    return isinstance(client, RedisCluster)
 
 
 def memory_of_each(client: Any) -> list[Mapping[str, Any]]:
     """Return INFO's section `memory` of each server that accepts writes: the only one, or a cluster's primaries."""
-    if isinstance(client, _LazyCluster):
+    if _is_cluster(client):
         return [client.info("memory", target_nodes=node) for node in client.get_primaries()]
     return [client.info("memory")]
 
 
 def run_id_of(client: Any, key: str) -> str | None:
     """Return the id of the server's process that holds `key`; `None` when the server does not report it."""
-    nodes = {"target_nodes": client.get_node_from_key(key)} if isinstance(client, _LazyCluster) else {}
+    nodes = {"target_nodes": client.get_node_from_key(key)} if _is_cluster(client) else {}
     run_id: str | None = client.info("server", **nodes).get("run_id")
     return run_id
 
 
 def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -> Any:
-    """Return a client that connects at first use; `timeout_s` bounds connecting and every answer.
+    """Return a client that connects at first use, that of a cluster at once; `timeout_s` bounds every answer.
 
     Its connections belong to `dials`, except those to a cluster: its nodes report a key that has moved.
     """
@@ -136,8 +108,7 @@ def connect(address: RedisAddress, timeout_s: float, dials: redis_dials.Dials) -
     login = {"username": address.username, "password": address.password}
     options: dict[str, Any] = {**login, **shared, "retry": Retry(NoBackoff(), retries=1)}
     if address.topology is Topology.CLUSTER:
-        nodes: list[Any] = [_NODE(host, port) for host, port in address.hosts]
-        return _LazyCluster(lambda: RedisCluster(startup_nodes=nodes, **options))
+        return RedisCluster(startup_nodes=[_NODE(host, port) for host, port in address.hosts], **options)
     if address.topology is Topology.SENTINEL:
         named = {name: address.options.get(f"sentinel_{name}") for name in login}
         sentinels = _SENTINEL(address.hosts, sentinel_kwargs={**named, **shared})

@@ -7,8 +7,10 @@ checked without the server knowing what a document is.
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from specpilot.policy import redis_keys, redis_scripts
@@ -37,11 +39,19 @@ WRITE_TRIES = 100
 class Documents:
     """Reads and writes documents over a connection to Redis."""
 
-    def __init__(self, connection: Any) -> None:
-        self._redis = connection
-        self._unreadable: set[bytes] = set()
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        """`connect` returns a client of Redis; it is called at the first use, until it returns one."""
+        self._connect = connect
+        self._logged_faults: deque[str] = deque(maxlen=100)
         self._unannounced: str | None = None
-        self._compare_and_write = connection.register_script(redis_scripts.COMPARE_AND_WRITE)
+
+    @cached_property
+    def _redis(self) -> Any:
+        return self._connect()
+
+    def _run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
+        """Run one of `redis_scripts`; the server knows it by its hash from the first run on."""
+        return self._redis.register_script(script)(keys=keys, args=args)
 
     def unannounced(self) -> str | None:
         """Return why the latest write could not be announced; `None` when it was.
@@ -80,8 +90,8 @@ class Documents:
             compared = [*fence, *((place, text or b"") for place, text in zip(places, texts, strict=True))]
             items = [*compared, *writes.items()]
             arguments = [item for place, text in items for item in (place.field, text)]
-            differing = self._compare_and_write(
-                keys=[place.key for place, _ in items], args=[len(compared), *arguments]
+            differing = self._run(
+                redis_scripts.COMPARE_AND_WRITE, [place.key for place, _ in items], len(compared), *arguments
             )
             if not differing:
                 return True
@@ -90,8 +100,6 @@ class Documents:
         raise StoreUnavailableError(f"{places[0].key} was changed by others {WRITE_TRIES} times meanwhile; try again")
 
     def _texts(self, places: Sequence[Place]) -> Sequence[bytes | None]:
-        if len(places) == 1:
-            return [self._redis.execute_command(*_reading(places[0]))]
         pipe = self._redis.pipeline(transaction=False)
         for place in places:
             pipe.execute_command(*_reading(place))
@@ -117,45 +125,28 @@ class Documents:
             raise InvalidDocumentError(where, error.faults) from error
 
     def _documents(self, kind: type[T], label: str, key: str) -> list[T]:
-        """Return the documents of the hash `key` that can be read, in order of their fields; log each other one."""
-        return self._readable(kind, label, self._redis.hgetall(key))
+        """Return the documents of the hash `key` that can be read, in order of their fields."""
+        return [*self._readable(kind, label, self._fields(key)).values()]
 
-    def _readable(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[T]:
-        """Return the documents that can be read, in order of their names; log each other one once."""
-        documents = self._each(kind, label, texts, "is left out; repair or delete it")
-        return [document for document in documents.values() if not isinstance(document, InvalidDocumentError)]
+    def _fields(self, key: str) -> dict[bytes, bytes]:
+        """Return the texts of the hash `key`, in order of their fields."""
+        return dict(sorted(self._redis.hgetall(key).items()))
 
-    def _each(
-        self, kind: type[T], label: str, texts: Mapping[bytes, bytes], then: str
-    ) -> Mapping[str, T | InvalidDocumentError]:
-        """Return each document by its name; log each one that cannot be read once, and the consequence `then`."""
-        documents = decode_each(kind, texts)
-        for (name, document), (_, text) in zip(documents.items(), sorted(texts.items()), strict=True):
-            if isinstance(document, InvalidDocumentError) and text not in self._unreadable:
-                self._unreadable = {*list(self._unreadable)[-100:], text}
-                _log.error("%s %s cannot be read and %s: %s", label, name, then, document)
-        return documents
+    def _readable(
+        self, kind: type[T], label: str, texts: Mapping[bytes, bytes], then: str = "are left out"
+    ) -> dict[str, T]:
+        """Return by name, in the order of `texts`, the documents that can be read.
 
-    def _in_order(self, kind: type[T], label: str, texts: Mapping[bytes, bytes]) -> list[tuple[bytes, T]]:
-        """Return the documents that can be read with their names, in the order of `texts`.
-
-        One line is logged for all others: their number, and the fault of the first. They may be a whole history from
-        another version that is read repeatedly.
+        One line is logged for all others, with the consequence `then`: their number, and the fault of the first. They
+        may be a whole history from another version that is read repeatedly.
         """
         documents = decode_each(kind, texts)
-        read: list[tuple[bytes, T]] = []
-        faults: list[tuple[bytes, InvalidDocumentError]] = []
-        for name in texts:
-            document = documents[name.decode(errors="replace")]
-            if isinstance(document, InvalidDocumentError):
-                faults.append((name, document))
-            else:
-                read.append((name, document))
-        if faults and texts[faults[0][0]] not in self._unreadable:
-            name, fault = faults[0]
-            self._unreadable = {*list(self._unreadable)[-100:], texts[name]}
-            _log.error("%d of %s cannot be read and are left out; %s: %s", len(faults), label, name.decode(), fault)
-        return read
+        readable = {name: item for name, item in documents.items() if not isinstance(item, InvalidDocumentError)}
+        faults = [f"{name}: {item}" for name, item in documents.items() if name not in readable]
+        if faults and faults[0] not in self._logged_faults:
+            self._logged_faults.append(faults[0])
+            _log.error("%d of %s cannot be read and %s; %s", len(faults), label, then, faults[0])
+        return readable
 
     def _present(self, kind: type[T], members: str, key_of: Callable[[str], str]) -> list[T]:
         """Return the documents of the members of the set `members` that have not expired.
@@ -169,7 +160,7 @@ class Documents:
             with suppress(StoreUnavailableError), translated():
                 self._redis.srem(members, *silent)
         texts = {item.encode(): text for item, text in zip(ids, stored, strict=True) if text is not None}
-        return self._readable(kind, "the record of", texts)
+        return [*self._readable(kind, f"the records of {members}", texts).values()]
 
     def _renew(self, members: str, member: str, key: str, document: object, ttl_s: float) -> bool:
         """Write the document of a `member` for `ttl_s`; return whether it is a new one.

@@ -11,9 +11,9 @@
 | `{specpilot}:engine:<id>`              | string | EngineRecord; expires when silent | engine adapter     |
 | `{specpilot}:questions:<model> <pool>` | hash   | question id -> Question; expires  | controllers        |
 | `{specpilot}:answer:<question> <id>`   | string | Answer of an engine; expires      | engine adapter     |
-| `specpilot:decisions:{<model> <pool>}` | stream | Decision, newest last             | leading controller |
+| `specpilot:decisions:{<model> <pool>}` | stream | Decision, except lasting ones     | leading controller |
 | `specpilot:history:{<model> <pool>}`   | stream | Decision, the lasting ones        | leading controller |
-| `{specpilot}:gains:<model> <pool>`     | hash   | day and sum -> of `DailyGain`     | leading controller |
+| `{specpilot}:day_gains:<model> <pool>` | hash   | day -> DailyGain                  | leading controller |
 | `{specpilot}:api_keys`                 | hash   | key id -> ApiKey                  | admin API          |
 | `{specpilot}:model_routes`             | string | VersionedModelRoutes              | admin API          |
 | `{specpilot}:admin_tokens`             | hash   | token id -> AdminToken            | admin API          |
@@ -81,7 +81,7 @@ def pool_changes(model: str, pool: str) -> str:
 
 def gains(model: str, pool: str) -> str:
     """The gains of adaptive K in one pool of one model, by day."""
-    return f"{PREFIX}gains:{schedule_field(model, pool)}"
+    return f"{PREFIX}day_gains:{schedule_field(model, pool)}"
 
 
 def decisions(model: str, pool: str) -> str:

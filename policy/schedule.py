@@ -1,7 +1,6 @@
 """The document that a controller publishes for the engines of one pool: guidance for the law by which they choose K.
 
-All values are frozen and checked at creation. `__post_init__` collects every fault of an object before it raises, so
-that an operator sees all of them at once.
+All values are frozen and checked at creation.
 
 K is the number of draft tokens verified per request per step; K = 0 means no speculation. A pool is the set of engines
 of one model on one kind of hardware in one configuration.
@@ -9,26 +8,21 @@ of one model on one kind of hardware in one configuration.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic.dataclasses import dataclass
 
 from specpilot.policy.bands import BANDS
 from specpilot.policy.latency_goal import Slo
-from specpilot.policy.names import (
-    CLASS_LIMIT,
-    DEFAULT_CLASS,
-    K_LIMIT,
-    STRICT,
-    class_name_faults,
-    model_name_faults,
-    name_faults,
-    raise_faults,
-    range_faults,
-)
+from specpilot.policy.names import CLASS_LIMIT, DEFAULT_CLASS, K_LIMIT, STRICT, ClassName, K, ModelName, Name
 
 WEIGHT_LIMIT = 1000
 """A bound on a class's weight; it only catches typing errors."""
+
+Weight = Annotated[float, Field(gt=0, le=WEIGHT_LIMIT)]
 
 
 class Objective(StrEnum):
@@ -49,7 +43,7 @@ class KRange(NamedTuple):
     k: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class ClassGuidance:
     """The requirements of a policy for one class, for an engine's law.
 
@@ -58,22 +52,15 @@ class ClassGuidance:
     `slo` are the goals that it counts requests by; their bound on the prediction is `tpot_bound_ms`.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-    weight: float = 1.0
-    k_min: int = 0
-    k_max: int = K_LIMIT
-    tpot_bound_ms: float | None = None
+    weight: Weight = 1.0
+    k_min: K = 0
+    k_max: K = K_LIMIT
+    tpot_bound_ms: PositiveFloat | None = None
     slo: Slo | None = None
 
     def __post_init__(self) -> None:
-        faults = []
-        if not 0 < self.weight <= WEIGHT_LIMIT:
-            faults.append(f"weight is {self.weight}; it must be above 0 and at most {WEIGHT_LIMIT}")
-        if not 0 <= self.k_min <= self.k_max <= K_LIMIT:
-            faults.append(f"k_min {self.k_min} and k_max {self.k_max} must be in order, between 0 and {K_LIMIT}")
-        if self.tpot_bound_ms is not None and not 0 < self.tpot_bound_ms < math.inf:
-            faults.append(f"tpot_bound_ms is {self.tpot_bound_ms}; it must be above 0 and finite")
-        raise_faults(faults)
+        if self.k_min > self.k_max:
+            raise ValueError(f"k_min {self.k_min} is above k_max {self.k_max}")
 
 
 class Cause(StrEnum):
@@ -87,7 +74,7 @@ class Cause(StrEnum):
     OPERATOR = "operator"  # `PUT /speculation`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Override:
     """K in place of the law's choice: `k` for all requests.
 
@@ -97,13 +84,9 @@ class Override:
     the next schedule ends it.
     """
 
-    __pydantic_config__: ClassVar = STRICT
-    k: int | None = None
+    k: K | None = None
     cause: Cause = Cause.OPERATOR
     until: float | None = None
-
-    def __post_init__(self) -> None:
-        raise_faults(range_faults(0, K_LIMIT, k=self.k))
 
     @property
     def is_bounded(self) -> bool:
@@ -111,7 +94,7 @@ class Override:
         return self.cause in (Cause.CONTROL_GROUP, Cause.FALLEN_BACK)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Guidance:
     """The inputs of an engine's law besides its own measurements: the policy's objective, and requirements by class.
 
@@ -121,22 +104,18 @@ class Guidance:
     `limit_running` engines limit the requests that run, where no K keeps a latency goal.
     """
 
-    __pydantic_config__: ClassVar = STRICT
     objective: Objective = Objective.THROUGHPUT
-    classes: Mapping[str, ClassGuidance] = field(default_factory=lambda: {DEFAULT_CLASS: ClassGuidance()})
-    probe_ratio: float = 0.0
-    static_k: int | None = None
+    classes: Annotated[Mapping[ClassName, ClassGuidance], Field(max_length=CLASS_LIMIT)] = field(
+        default_factory=lambda: {DEFAULT_CLASS: ClassGuidance()}
+    )
+    probe_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    static_k: K | None = None
     override: Override | None = None
     limit_running: bool = False
 
     def __post_init__(self) -> None:
-        faults = [] if DEFAULT_CLASS in self.classes else ["classes has no 'default'"]
-        faults += range_faults(0, 1, probe_ratio=self.probe_ratio)
-        faults += range_faults(0, K_LIMIT, static_k=self.static_k)
-        if len(self.classes) > CLASS_LIMIT:
-            faults.append(f"classes names {len(self.classes)} classes; at most {CLASS_LIMIT}")
-        faults.extend(fault for name in self.classes for fault in class_name_faults(f"classes.{name}", name))
-        raise_faults(faults)
+        if DEFAULT_CLASS not in self.classes:
+            raise ValueError("classes has no 'default'")
 
     @property
     def is_pinned(self) -> bool:
@@ -149,7 +128,7 @@ class Guidance:
         return bounded if is_bounded else dict.fromkeys(self.classes, min(k, k_max))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class FleetAcceptance:
     """The trials and accepts of each draft position, over all engines of a model: [bands][positions].
 
@@ -157,7 +136,6 @@ class FleetAcceptance:
     length.
     """
 
-    __pydantic_config__: ClassVar = STRICT
     trials: tuple[tuple[float, ...], ...]
     accepts: tuple[tuple[float, ...], ...]
 
@@ -172,7 +150,7 @@ class FleetAcceptance:
             raise ValueError("fleet must have finite trials, and accepts between 0 and the trials")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Schedule:
     """The guidance for the engines of one (model, pool).
 
@@ -190,22 +168,15 @@ class Schedule:
     | canary                              | the present policy's   | the canary's                 |
     """
 
-    __pydantic_config__: ClassVar = STRICT
-    model: str
-    pool: str
-    version: int
+    model: ModelName
+    pool: Name
+    version: NonNegativeInt
     issued_at: float
     guidance: Guidance
     fleet: FleetAcceptance | None = None
     drawn: tuple[str, ...] = ()
     drawn_until: float | None = None
     drawn_guidance: Guidance | None = None
-
-    def __post_init__(self) -> None:
-        faults = [*model_name_faults("model", self.model), *name_faults(pool=self.pool)]
-        if self.version < 0:
-            faults.append(f"version is {self.version}; it must not be negative")
-        raise_faults(faults)
 
     def guidance_of(self, engine_id: str) -> Guidance:
         """Return the guidance of the engine `engine_id` while its window lasts."""

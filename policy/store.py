@@ -39,8 +39,6 @@ from specpilot.policy.redis_url import parse
 from specpilot.policy.schedule import Schedule
 
 _log = logging.getLogger(__name__)
-_FILED_WITHIN_MS = 1000
-_FILED_WITHIN = 20
 _EPOCH_CHECK_S = 0.5
 """Longest time, in seconds, after which a subscription ends when another connection has found a changed server."""
 
@@ -71,13 +69,12 @@ class Store(OperatorDocuments):
         self._dials = Dials()
         self._timeout_s = timeout_s
         self._unsubscribed: str | None = None
-        super().__init__(connect(address, timeout_s, self._dials))
-        self._acquire = self._redis.register_script(redis_scripts.ACQUIRE)
-        self._release = self._redis.register_script(redis_scripts.RELEASE)
+        super().__init__(lambda: connect(address, timeout_s, self._dials))
 
     def close(self) -> None:
         """Close every connection."""
-        self._redis.close()
+        if "_redis" in vars(self):
+            self._redis.close()
 
     def ping(self) -> None:
         """Raise if the store does not answer."""
@@ -109,7 +106,7 @@ class Store(OperatorDocuments):
 
     def schedules(self) -> Sequence[Schedule]:
         """Return the schedule of every pool, of those that can be read."""
-        return self._documents(Schedule, "the schedule of", redis_keys.SCHEDULES)
+        return self._documents(Schedule, "the schedules", redis_keys.SCHEDULES)
 
     def remove_schedule(self, model: str, pool: str, lease: Lease) -> None:
         """Remove the schedule of a pool that is gone; `FencedError` as `publish_schedule`."""
@@ -168,7 +165,7 @@ class Store(OperatorDocuments):
 
     def questions(self, model: str, pool: str) -> Sequence[Question]:
         """Return the questions to engines of a pool that can be read."""
-        return self._documents(Question, "the question", redis_keys.questions(model, pool))
+        return self._documents(Question, "the questions", redis_keys.questions(model, pool))
 
     def put_answer(self, answer: Answer) -> None:
         """Answer a question; the answer expires within seconds."""
@@ -187,15 +184,16 @@ class Store(OperatorDocuments):
     def append_decision(self, decision: Decision, *, is_lasting: bool) -> None:
         """Add `decision` to its pool's record. The latest decisions are kept; lasting ones are kept longer."""
         text = zlib.compress(encode(decision))
-        fields: Any = {"decision": text}
         pool = decision.model, decision.pool
         recent, history = redis_keys.decisions(*pool), redis_keys.history(*pool)
+        key, most, most_bytes = (
+            (history, redis_keys.HISTORY_KEPT, redis_keys.HISTORY_BYTES)
+            if is_lasting
+            else (recent, redis_keys.DECISIONS_KEPT, redis_keys.DECISIONS_BYTES)
+        )
         pipe = self._redis.pipeline(transaction=False)
-        maxlen = min(redis_keys.DECISIONS_KEPT, redis_keys.DECISIONS_BYTES // len(text))
-        pipe.xadd(recent, fields, maxlen=maxlen, approximate=True)
+        pipe.xadd(key, {"decision": text}, maxlen=min(most, most_bytes // len(text)), approximate=True)
         if is_lasting:
-            maxlen = min(redis_keys.HISTORY_KEPT, redis_keys.HISTORY_BYTES // len(text))
-            pipe.xadd(history, fields, maxlen=maxlen, approximate=True)
             pipe.expire(recent, redis_keys.DECISIONS_EXPIRE_S)
             pipe.expire(history, redis_keys.DECISIONS_EXPIRE_S)
         pipe.execute()
@@ -206,21 +204,12 @@ class Store(OperatorDocuments):
         Beyond the latest ones, lasting decisions follow.
         """
         newest = "+" if before is None else str(max(0, int(before * 1000) - 1))
-        rows = self._redis.xrevrange(redis_keys.decisions(model, pool), max=newest, min="-", count=limit)
-        decisions = self._decisions(rows)
-        if len(decisions) < limit:
-            # A decision in both streams was added to them at almost the same time, under ids of their own.
-            newest = str(int(rows[-1][0].split(b"-")[0]) + _FILED_WITHIN_MS) if rows else newest
-            rows = self._redis.xrevrange(
-                redis_keys.history(model, pool), max=newest, min="-", count=limit + _FILED_WITHIN
-            )
-            lasting = [item for item in self._decisions(rows) if not decisions or item.at < decisions[-1].at]
-            decisions += lasting[: limit - len(decisions)]
-        return decisions
-
-    def _decisions(self, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Decision]:
-        texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
-        return [decision for _, decision in self._in_order(Decision, "the decisions", texts)]
+        merged: list[Decision] = []
+        for key in (redis_keys.decisions(model, pool), redis_keys.history(model, pool)):
+            rows = self._redis.xrevrange(key, max=newest, min="-", count=limit)
+            texts = {at: _decompressed(fields[b"decision"]) for at, fields in rows}
+            merged += self._readable(Decision, "the decisions", texts).values()
+        return sorted(merged, key=lambda decision: decision.at, reverse=True)[:limit]
 
     def exchange_usage(self, usage: GatewayUsage, ttl_s: float) -> Sequence[GatewayUsage]:
         """Publish `usage` for `ttl_s` seconds, and return the usage of every gateway, in order of id."""
@@ -229,12 +218,13 @@ class Store(OperatorDocuments):
 
     def acquire_lease(self, holder: str, ttl_s: float) -> Lease | None:
         """Become or stay leader for `ttl_s` seconds; `None` while another controller holds the lease."""
-        fence = self._acquire(keys=[redis_keys.LEASE, redis_keys.FENCE], args=[holder, int(ttl_s * 1000)])
+        keys = [redis_keys.LEASE, redis_keys.FENCE]
+        fence = self._run(redis_scripts.ACQUIRE, keys, holder, int(ttl_s * 1000))
         return Lease(holder=holder, fence=int(fence)) if fence else None
 
     def release_lease(self, lease: Lease) -> None:
         """Give up leadership at once, if `lease` still holds it."""
-        self._release(keys=[redis_keys.LEASE], args=[f"{lease.fence}:{lease.holder}"])
+        self._run(redis_scripts.RELEASE, [redis_keys.LEASE], f"{lease.fence}:{lease.holder}")
 
     def changes(self, poll_s: float, of_pool: tuple[str, str] | None = None) -> Iterator[str | None]:
         """Yield the key of each announced change, and `None` after every `poll_s` seconds without one.

@@ -17,7 +17,7 @@ from specpilot.policy.clock import Clock, utc
 from specpilot.policy.errors import Fault
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
 from specpilot.policy.history import differences
-from specpilot.policy.names import model_name_faults
+from specpilot.policy.names import MODEL_NAME_RULE, is_model_name
 from specpilot.policy.store import Store
 
 
@@ -29,9 +29,8 @@ def freeze_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noq
         return freeze if freeze is not None and freeze.holds(now) else None
 
     def begin_freeze(model: str, write: Write, plain: dict[str, Any]) -> Freeze:
-        faults = [] if model == EVERYTHING else model_name_faults("it", model)
-        if faults:
-            raise invalid([Fault("model", fault) for fault in faults], "freeze")
+        if not is_model_name(model):
+            raise invalid([Fault("model", f"it {model!r} {MODEL_NAME_RULE}")], "freeze")
         now = clock.now()
         document = document_from(FreezeRequest, plain, "freeze", now)
         until = moment_of(document.until, document.for_s, now)

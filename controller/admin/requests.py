@@ -10,16 +10,11 @@ from pydantic import AfterValidator, Field
 
 from specpilot.controller.admin.expiry import Expiry, Seconds, Time
 from specpilot.policy.access import TOKEN_NAME_LIMIT, is_token_name
-from specpilot.policy.api_key import ALLOWED_MODELS_LIMIT, RATE_LIMIT_MAX, model_faults
-from specpilot.policy.names import K_LIMIT, STRICT, is_class_name, raise_faults
+from specpilot.policy.api_key import AllowedModels, RateLimit
+from specpilot.policy.names import STRICT, ClassName, K
 
 NEWEST_VERSION = 2**53
 _LONGEST_GRACE_S = 30 * 86_400.0
-
-
-def _models(names: tuple[str, ...]) -> tuple[str, ...]:
-    raise_faults(model_faults(names))
-    return names
 
 
 def _token_name(name: str) -> str:
@@ -28,16 +23,7 @@ def _token_name(name: str) -> str:
     return name
 
 
-def _class_name(name: str) -> str:
-    raise_faults(
-        [] if is_class_name(name) else ["must be a lower-case class name of at most 32 characters, such as code"]
-    )
-    return name
-
-
-_Class = Annotated[str, AfterValidator(_class_name), Field(json_schema_extra={"pattern": "^[a-z][a-z0-9_-]{0,31}$"})]
-_Models = Annotated[tuple[str, ...], Field(max_length=ALLOWED_MODELS_LIMIT), AfterValidator(_models)]
-_Limit = Annotated[int, Field(strict=True, ge=1, le=RATE_LIMIT_MAX)] | None
+_Limit = Annotated[RateLimit, Field(strict=True)] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +37,13 @@ class KeyRotation(Expiry):
 class KeyRequest(Expiry):
     """The limits of a client key."""
 
-    traffic_class: _Class | None = None
-    allowed_classes: tuple[_Class, ...] | None = None
-    allowed_models: _Models | None = None
+    traffic_class: ClassName | None = None
+    allowed_classes: tuple[ClassName, ...] | None = None
+    allowed_models: AllowedModels | None = None
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     max_concurrent_requests: _Limit = None
-    k_max: Annotated[int, Field(strict=True, ge=0, le=K_LIMIT)] | None = None
+    k_max: Annotated[K, Field(strict=True)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

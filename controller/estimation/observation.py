@@ -7,6 +7,7 @@ counted again when it is back. The first scrape of an engine gives no evidence.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from specpilot.policy import engine_metrics as names
@@ -23,26 +24,30 @@ class Series(NamedTuple):
 _CLASS = (names.LABEL_CLASS,)
 _POSITION = (names.LABEL_BAND, names.LABEL_POSITION)
 _KIND = (names.LABEL_KIND,)
-_GAUGE_METRICS: Mapping[str, tuple[str, ...]] = {
-    names.RUNNING_DECODES: _CLASS,
-    names.STATIC_BREAKS_SLO: (),
-    names.SLO_PREDICTED_SECONDS: _CLASS,
-    names.SLO_MEAN_PREDICTED_SECONDS: _CLASS,
+_MEASURED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    names.TRIALS: ("trials", _POSITION),
+    names.ACCEPTS: ("accepts", _POSITION),
+    names.DRAFTS: ("drafts", (*_CLASS, names.LABEL_BAND, names.LABEL_K)),
+    names.DECODE_TOKENS: ("decode_tokens", (*_CLASS, names.LABEL_BAND)),
+    names.STEPS: ("steps_by", _KIND),
+    names.STEP_SECONDS: ("seconds_by", _KIND),
+    names.DECODE_SECONDS: ("decode_s", ()),
+    names.SLO_REQUESTS: ("slo_requests", (*_CLASS, names.LABEL_MEASURE, names.LABEL_RESULT)),
+    names.SLO_SECONDS: ("slo_seconds", (*_CLASS, names.LABEL_MEASURE)),
+    names.RUNNING_DECODES: ("running", _CLASS),
+    names.STATIC_BREAKS_SLO: ("static_breaks_slo", ()),
+    names.SLO_PREDICTED_SECONDS: ("slo_predicted", _CLASS),
+    names.SLO_MEAN_PREDICTED_SECONDS: ("slo_mean_predicted", _CLASS),
 }
-LABELS: Mapping[str, tuple[str, ...]] = {
-    names.TRIALS: _POSITION,
-    names.ACCEPTS: _POSITION,
-    names.DRAFTS: (names.LABEL_CLASS, names.LABEL_BAND, names.LABEL_K),
-    names.DECODE_TOKENS: (names.LABEL_CLASS, names.LABEL_BAND),
-    names.STEPS: _KIND,
-    names.STEP_SECONDS: _KIND,
-    names.STEP_DECODES: _KIND,
-    names.DECODE_SECONDS: (),
-    names.SLO_REQUESTS: (*_CLASS, names.LABEL_MEASURE, names.LABEL_RESULT),
-    names.SLO_SECONDS: (*_CLASS, names.LABEL_MEASURE),
-    **_GAUGE_METRICS,
-}
-"""The metrics that the controller reads, and the labels of their series."""
+"""The metrics that the controller reads: the field of `Evidence`, and the labels that are the key in it."""
+LABELS = {name: labels for name, (_, labels) in _MEASURED.items()}
+_NUMBERS = (names.LABEL_BAND, names.LABEL_POSITION, names.LABEL_K)
+_GAUGES = (
+    names.RUNNING_DECODES,
+    names.STATIC_BREAKS_SLO,
+    names.SLO_PREDICTED_SECONDS,
+    names.SLO_MEAN_PREDICTED_SECONDS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,10 @@ class Evidence:
     """The counts between two scrapes of one engine, or the sums over several engines.
 
     `trials` and `accepts` are by (band, position), positions from 1; `drafts` by (class, band, K); `decode_tokens` by
-    (class, band). `running` are the requests that decode now, by class. `steps_by`, `seconds_by` and `decodes_by` are
-    the number of the steps, their duration and their decodes, by kind (`engine_metrics`). `decode_s` is the duration of
-    steps with decodes except those of kind `catch_up`, without the time of prefilling by the engine's prices.
+    (class, band). `running` are the requests that decode now, by class. `steps_by` and `seconds_by` are the number of
+    the steps and their duration, by kind (`engine_metrics`). `decode_s` is the duration of steps with decodes except
+    those of kind `catch_up`, without the time of prefilling by the engine's prices. `static_breaks_slo`: the number of
+    engines that predict that the static K would break an SLO which their choice keeps.
     `slo_requests` are requests by (class, measure, result), `slo_seconds` their latencies by (class, measure),
     `slo_predicted` the predicted mean inter-token latency of the slowest group by class, of one engine, and
     `slo_mean_predicted` that of the whole class.
@@ -77,8 +83,8 @@ class Evidence:
     running: Mapping[str, float] = field(default_factory=dict)
     steps_by: Mapping[str, float] = field(default_factory=dict)
     seconds_by: Mapping[str, float] = field(default_factory=dict)
-    decodes_by: Mapping[str, float] = field(default_factory=dict)
     decode_s: float = 0.0
+    static_breaks_slo: float = 0.0
     slo_requests: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     slo_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     slo_predicted: Mapping[str, float] = field(default_factory=dict)
@@ -98,14 +104,6 @@ class Evidence:
     def step_seconds(self) -> float:
         """Seconds of all steps."""
         return sum(self.seconds_by.values())
-
-    @property
-    def drafts_of(self) -> dict[tuple[str, int], float]:
-        """Decodes summed over steps, by (class, band)."""
-        totals: dict[tuple[str, int], float] = {}
-        for (name, band, _), count in self.drafts.items():
-            totals[name, band] = totals.get((name, band), 0.0) + count
-        return totals
 
     @property
     def busy_s(self) -> float:
@@ -159,7 +157,7 @@ def compare(before: Observation | None, after: Observation) -> Compared:
     gained: dict[Series, float] = {}
     for series, value in after.values.items():
         old = earlier.get(series, 0.0)
-        if series.metric in _GAUGE_METRICS:
+        if series.metric in _GAUGES:
             gained[series] = value
         elif value > old:
             gained[series] = value - old
@@ -167,35 +165,33 @@ def compare(before: Observation | None, after: Observation) -> Compared:
             return compare(replace(before, values={}), after)
     if earlier.keys() <= after.values.keys():
         return Compared(gained, after)
-    vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGE_METRICS}
+    vanished = {series: value for series, value in earlier.items() if series.metric not in _GAUGES}
     return Compared(gained, replace(after, values={**vanished, **after.values}))
 
 
 def evidence_of(parts: Iterable[Mapping[Series, float]]) -> Evidence:
     """Return the sum of several engines' changes; malformed label values are skipped."""
-    totals: dict[Series, float] = {}
+    tables: dict[str, Any] = {field: {} for field, _ in _MEASURED.values()}
     for part in parts:
         for series, value in part.items():
-            totals[series] = totals.get(series, 0.0) + value
-    evidence = Evidence(decode_s=totals.get(Series(names.DECODE_SECONDS, ()), 0.0))
-    placed: dict[str, tuple[Any, int]] = {  # the target of a metric's series, and its number of text labels
-        names.TRIALS: (evidence.trials, 0),
-        names.ACCEPTS: (evidence.accepts, 0),
-        names.DRAFTS: (evidence.drafts, 1),
-        names.DECODE_TOKENS: (evidence.decode_tokens, 1),
-        names.RUNNING_DECODES: (evidence.running, 1),
-        names.STEPS: (evidence.steps_by, 1),
-        names.STEP_SECONDS: (evidence.seconds_by, 1),
-        names.STEP_DECODES: (evidence.decodes_by, 1),
-        names.SLO_REQUESTS: (evidence.slo_requests, 3),
-        names.SLO_SECONDS: (evidence.slo_seconds, 2),
-        names.SLO_PREDICTED_SECONDS: (evidence.slo_predicted, 1),
-        names.SLO_MEAN_PREDICTED_SECONDS: (evidence.slo_mean_predicted, 1),
-    }
-    for (metric, labels), value in totals.items():
-        if metric in placed:
-            table, text = placed[metric]
-            if all(label.isdecimal() for label in labels[text:]):
-                key = (*labels[:text], *map(int, labels[text:]))
-                table[key if len(key) > 1 else key[0]] = value
-    return evidence
+            field, key = _place(series)
+            if key is not None:
+                tables[field][key] = tables[field].get(key, 0.0) + value
+    for field in ("decode_s", "static_breaks_slo"):  # they have no labels
+        tables[field] = tables[field].get((), 0.0)
+    return Evidence(**tables)
+
+
+@lru_cache(maxsize=1 << 18)
+def _place(series: Series) -> tuple[str, Any]:
+    """Return the field of `Evidence` for a series, and the key in it; `None` for a malformed label value."""
+    field, labels = _MEASURED[series.metric]
+    key: list[str | int] = []
+    for label, text in zip(labels, series.labels, strict=True):
+        if label not in _NUMBERS:
+            key.append(text)
+        elif text.isdecimal():
+            key.append(int(text))
+        else:
+            return field, None
+    return field, key[0] if len(key) == 1 else tuple(key)

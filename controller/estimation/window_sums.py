@@ -40,8 +40,8 @@ class WindowSums:
         evidence = snapshot.evidence
         self.steps += evidence.steps
         self.busy_s += evidence.step_seconds
-        for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts_of)):
-            for (name, _), count in counts.items():
+        for sums, counts in ((self.tokens, evidence.decode_tokens), (self.decodes, evidence.drafts)):
+            for (name, *_), count in counts.items():
                 sums[name] = sums.get(name, 0.0) + count
 
     def log_scores(self, fewest_steps: float, weights: Mapping[str, float] | None = None) -> LogGain | None:

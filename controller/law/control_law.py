@@ -8,19 +8,11 @@ same calls give the same results. Acceptance is estimated per model, over all it
 from collections.abc import Iterable
 
 from specpilot.controller.estimation.acceptance import ModelAcceptance
-from specpilot.controller.estimation.observation import (
-    Observation,
-    Series,
-    compare,
-    evidence_of,
-)
+from specpilot.controller.estimation.observation import Observation, Series, Snapshot, compare, evidence_of
 from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.pool_memory import PoolMemory
 from specpilot.controller.law.tick import Tick
-from specpilot.policy import engine_metrics as names
 from specpilot.policy.names import PoolKey
-
-_BREAKS_SLO = Series(names.STATIC_BREAKS_SLO, ())
 
 
 class ControlLaw:
@@ -34,31 +26,25 @@ class ControlLaw:
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn from one scrape of every engine that answered and can speculate; ignore repeated and older scrapes."""
-        gained: dict[PoolKey, dict[str, dict[Series, float]]] = {}
-        elapsed_s: dict[PoolKey, float] = {}
-        latest: dict[PoolKey, float] = {}
-        times: dict[str, tuple[float, float]] = {}  # by engine: seconds since the last scrape; time
+        parts: dict[PoolKey, list[tuple[Snapshot, dict[Series, float]]]] = {}
         for observation in observations:
-            key = (observation.model, observation.pool)
-            before = self._last.get(observation.engine_id)
+            key, engine_id = (observation.model, observation.pool), observation.engine_id
+            before = self._last.get(engine_id)
             if before is not None and (before.model, before.pool) != key:
                 before = None
             if before is not None and observation.at <= before.at:
                 continue
-            increases, self._last[observation.engine_id] = compare(before, observation)
-            latest[key] = max(latest.get(key, observation.at), observation.at)
+            increases, self._last[engine_id] = compare(before, observation)
+            elapsed_s = 0.0 if before is None else observation.at - before.at
+            snapshot = Snapshot(observation.at, elapsed_s, evidence_of([increases]))
+            parts.setdefault(key, []).append((snapshot, increases))
             if before is not None:
-                gained.setdefault(key, {})[observation.engine_id] = increases
-                times[observation.engine_id] = observation.at - before.at, observation.at
-                elapsed_s[key] = max(elapsed_s.get(key, 0.0), observation.at - before.at)
-        for key, at in latest.items():
-            parts_of = gained.get(key, {})
-            evidence = evidence_of(parts_of.values())
-            pool = self._pool(key)
-            for engine_id, part in parts_of.items():
-                breaks_slo = bool(part.get(_BREAKS_SLO))
-                pool.add_engine_snapshot(engine_id, evidence_of([part]), *times[engine_id], breaks_slo=breaks_slo)
-            pool.add_snapshot(evidence, elapsed_s.get(key, 0.0), at)
+                self._pool(key).engines[engine_id] = snapshot
+        for key, changes in parts.items():
+            evidence = evidence_of(increases for _, increases in changes)
+            at = max(snapshot.at for snapshot, _ in changes)
+            elapsed_s = max(snapshot.elapsed_s for snapshot, _ in changes)
+            self._pool(key).add_snapshot(Snapshot(at, elapsed_s, evidence))
             self._model(key[0]).learn(evidence.trials, evidence.accepts)
 
     def forget_all_but(self, engines: Iterable[str], pools: Iterable[PoolKey]) -> None:

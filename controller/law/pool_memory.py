@@ -4,7 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
-from specpilot.controller.estimation.observation import Evidence, Snapshot
+from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.switchback import Switchback
 from specpilot.controller.law.control_group import ControlGroup
 from specpilot.controller.law.latency_goals import LatencyGoals
@@ -24,8 +24,7 @@ class PoolMemory:
 
     `newest`: the latest snapshot of the pool. `busy_at`: the time of the latest snapshot with decodes. `stalled_since`:
     the time of the first of consecutive snapshots in which requests ran and no decode was counted; `None` if the newest
-    is no such snapshot. `engines`: the newest snapshot of each engine. `slo_breakers`: the engines that predict that
-    the static K would break an SLO. `goals`: the requests by latency goal.
+    is no such snapshot. `engines`: the newest snapshot of each engine. `goals`: the requests by latency goal.
     """
 
     scrape_s: float = 0.5
@@ -33,7 +32,6 @@ class PoolMemory:
     canary: Switchback = field(default_factory=Switchback)
     newest: Snapshot | None = None
     engines: dict[str, Snapshot] = field(default_factory=dict)
-    slo_breakers: set[str] = field(default_factory=set)
     goals: LatencyGoals = field(default_factory=LatencyGoals)
     busy_at: float | None = None
     stalled_since: float | None = None
@@ -41,25 +39,17 @@ class PoolMemory:
     def __post_init__(self) -> None:
         self.control_group = ControlGroup(self.scrape_s)
 
-    def add_engine_snapshot(
-        self, engine_id: str, evidence: Evidence, elapsed_s: float, at: float, *, breaks_slo: bool
-    ) -> None:
-        """Add one snapshot of an engine; `breaks_slo`: it predicts that the static K would break an SLO."""
-        self.engines[engine_id] = Snapshot(at, elapsed_s, evidence)
-        (self.slo_breakers.add if breaks_slo else self.slo_breakers.discard)(engine_id)
-
     def breaks_slo(self, now: float) -> bool:
         """Return whether an engine with fresh evidence predicts that the static K would break an SLO."""
-        return any(name in self.engines and now - self.engines[name].at <= STALE_S for name in self.slo_breakers)
+        return any(item.evidence.static_breaks_slo and now - item.at <= STALE_S for item in self.engines.values())
 
     def keep_engines(self, engines: Container[str]) -> None:
         """Drop the snapshots of engines that are gone."""
         self.engines = {name: snapshot for name, snapshot in self.engines.items() if name in engines}
-        self.slo_breakers &= self.engines.keys()
 
-    def add_snapshot(self, evidence: Evidence, elapsed_s: float, at: float) -> None:
+    def add_snapshot(self, snapshot: Snapshot) -> None:
         """Add one snapshot of the whole pool."""
-        self.newest = Snapshot(at, elapsed_s, evidence)
+        self.newest, (at, _, evidence) = snapshot, snapshot
         if evidence.drafts:
             self.busy_at = at
         is_stalled = any(evidence.running.values()) and not evidence.drafts

@@ -88,7 +88,6 @@ class Watcher:
         self._run_id: str | None = None
         self._is_lost = False
         self._faults: dict[str, str] = {}  # logged last, by kind of document
-        self._key_faults: dict[str, str] = {}
         self._read_at = self._exchanged_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
 
@@ -104,15 +103,20 @@ class Watcher:
         """Read everything once and return the snapshot that follows the last. Raises `StoreUnavailableError`."""
         last = self._last
         policies: Sequence[VersionedPolicy] = tuple(last.policies.values())
-        api_keys = self._api_keys(tuple(last.keys.values()))
+        by_id = self._store.api_keys_by_id()
+        faulty = {key_id for key_id, item in by_id.items() if isinstance(item, InvalidDocumentError)}
+        for key_id, item in by_id.items():
+            self._note(f"version of API key {key_id!r}", str(item) if key_id in faulty else "")
+        last_good = [key for key in last.keys.values() if key.key_id in faulty]
+        good = [item for item in by_id.values() if isinstance(item, ApiKey)]
         snapshot = Snapshot(
             engines=tuple(self._readable("engines", self._store.engines, last.engines)),
             policies={item.policy.model: item for item in self._readable("policies", self._store.policies, policies)},
-            keys=by_hash([*api_keys, *self._own_keys]),
+            keys=by_hash([*last_good, *good, *self._own_keys]),
             model_routes=self._readable(
                 "model routes", self._store.model_routes, VersionedModelRoutes(routes=last.model_routes)
             ).routes,
-            needs_key=bool(self._key_faults),
+            needs_key=bool(faulty),
             taken_at=self._clock.monotonic(),
         )
         self._settle(last, snapshot, self._store.run_id())
@@ -133,7 +137,10 @@ class Watcher:
         """Log a new `fault`, for which the last documents of a kind stay in force; an empty one is the end of it."""
         if fault and self._faults.get(kind) != fault:
             _log.error("keeping the last %s: %s", kind, fault)
-        self._faults[kind] = fault
+        if fault:
+            self._faults[kind] = fault
+        else:
+            self._faults.pop(kind, None)
 
     def _with_returned(self, last: Snapshot, current: Snapshot) -> Snapshot:
         """Return `current` with the keys that were gone before. Log those that `last` did not name."""
@@ -160,17 +167,6 @@ class Watcher:
             self._settled_at = now + SETTLE_S
         self._run_id = run_id or self._run_id
         self._unseen = without(self._unseen, current) if now < self._settled_at else Snapshot()
-
-    def _api_keys(self, last: Sequence[ApiKey]) -> list[ApiKey]:
-        """Return the keys in Redis. A key that cannot be read is replaced by its version in `last`."""
-        by_id = self._store.api_keys_by_id()
-        faults = {key_id: str(item) for key_id, item in by_id.items() if isinstance(item, InvalidDocumentError)}
-        for key_id, fault in faults.items():
-            if self._key_faults.get(key_id) != fault:
-                _log.error("API key %r cannot be read, keeping the last good one if there is one: %s", key_id, fault)
-        self._key_faults = faults
-        last_good = [key for key in last if key.key_id in faults]
-        return [*last_good, *(item for item in by_id.values() if isinstance(item, ApiKey))]
 
     def exchange(self) -> Shares | None:
         """Publish the demand on this gateway and return its shares; `None`, and one line is logged, if that fails."""

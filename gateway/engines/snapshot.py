@@ -11,18 +11,17 @@ A snapshot is immutable, so a request sees one state even when a new snapshot re
   a key.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clean_text import secret
-from specpilot.policy.codec import from_plain, to_plain
+from specpilot.policy.codec import from_plain
 from specpilot.policy.errors import Fault, InvalidDocumentError
 from specpilot.policy.model_policy import MatchRule, VersionedPolicy
 from specpilot.policy.model_routes import ModelRoute
-from specpilot.policy.names import DEFAULT_CLASS, is_class_name
+from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
 
 
@@ -50,8 +49,7 @@ class Snapshot:
         document = self.policies.get(model)
         if document is not None:
             return frozenset(document.policy.class_names)
-        named = {key.traffic_class for key in self.keys.values() if key.traffic_class is not None}
-        return frozenset({DEFAULT_CLASS} | {name for name in named if is_class_name(name)})
+        return frozenset({DEFAULT_CLASS, *(key.traffic_class for key in self.keys.values() if key.traffic_class)})
 
     def rules(self, model: str) -> tuple[MatchRule, ...]:
         """Return the match rules of `model`'s policy."""
@@ -95,28 +93,6 @@ def by_hash(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
     return previous | {key.sha256.lower(): key for key in keys}
 
 
-def hash_of(key: str | bytes) -> str:
-    """Return the SHA-256 of an API key, the only form of it that is kept."""
-    return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
-    """One entry of the API keys file. The key itself stays in `keys_of`."""
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
-    key_id: str
-    key: str = field(repr=False)
-    traffic_class: str | None = None
-    allowed_classes: tuple[str, ...] | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    expires_at: float | None = None
-    allowed_models: tuple[str, ...] | None = None
-    max_concurrent_requests: int | None = None
-    k_max: int | None = None
-
-
 def keys_of(plain: object, say: Callable[[str], None] = lambda _: None) -> tuple[ApiKey, ...]:
     """Return the API keys in the parsed JSON of an API keys file. Raises `InvalidDocumentError` with every fault.
 
@@ -128,25 +104,18 @@ def keys_of(plain: object, say: Callable[[str], None] = lambda _: None) -> tuple
     keys: list[ApiKey] = []
     for index, item in enumerate(plain):
         try:
-            entry = from_plain(KeyEntry, item)
+            keys.append(_key_of(item, f"[{index}]", say))
         except InvalidDocumentError as error:
             faults.extend(Fault(f"[{index}].{fault.field}", fault.problem) for fault in error.faults)
-            continue
-        named = [name for name in (entry.traffic_class, *(entry.allowed_classes or ())) if name is not None]
-        faults.extend(
-            Fault(f"[{index}]", f"{name!r} is not a class name (lower case, at most 32 characters)")
-            for name in named
-            if not is_class_name(name)
-        )
-        if not entry.key or not entry.key_id:
-            faults.append(Fault(f"[{index}]", "key and key_id must not be empty"))
-        stated = to_plain(entry)
-        try:
-            key = secret(f"[{index}].key", stated.pop("key"), say) if entry.key else ""
-            keys.append(from_plain(ApiKey, {"sha256": hash_of(key), **stated}))
-        except InvalidDocumentError as error:
-            place = f"[{index}].key" if error.kind == "secret" else f"[{index}]"
-            faults.extend(Fault(place, fault.problem) for fault in error.faults)
     if faults:
         raise InvalidDocumentError("API keys file", tuple(faults))
     return tuple(keys)
+
+
+def _key_of(item: object, place: str, say: Callable[[str], None]) -> ApiKey:
+    stated = dict(item) if isinstance(item, dict) else {}
+    key = stated.pop("key", None)
+    if not isinstance(key, str) or not key:
+        raise InvalidDocumentError("secret", (Fault("key", "must be text, and not empty"),))
+    clean = secret("key", key, lambda line: say(f"{place}.{line}"))
+    return from_plain(ApiKey, {**stated, "sha256": sha256_of(clean)})

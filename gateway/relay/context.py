@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from specpilot.gateway.engines.fleet import Engine, Fleet, model_card
-from specpilot.gateway.engines.snapshot import Snapshot, hash_of
+from specpilot.gateway.engines.snapshot import Snapshot
 from specpilot.gateway.limits.admission import Admission
 from specpilot.gateway.limits.rate_limit import Rates, Shares
 from specpilot.gateway.relay.owner import Connection, Request
@@ -32,6 +32,7 @@ from specpilot.gateway.wire.errors import (
     KeysUnknownError,
 )
 from specpilot.gateway.wire.origins import Origins
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.clock import Clock
 from specpilot.policy.latency_goal import Slo
@@ -185,7 +186,7 @@ class GatewayContext:
         """
         snapshot = self.snapshot
         if secret is not None and snapshot.keys:
-            sha256 = hash_of(secret)
+            sha256 = sha256_of(secret)
             key = snapshot.keys.get(sha256)
             if key is not None:
                 if not key.admits(sha256, self._now()):

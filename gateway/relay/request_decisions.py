@@ -18,7 +18,7 @@ from specpilot.gateway.relay.stored_response import check_owner, reference
 from specpilot.gateway.routing.ceiling import ceiling_of
 from specpilot.gateway.routing.classify import classify
 from specpilot.gateway.routing.default_model import meant
-from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for, models_of
+from specpilot.gateway.routing.model_route import RouteRule, first_serving, models_for
 from specpilot.gateway.routing.session import session_of
 from specpilot.gateway.wire.amendments import amend
 from specpilot.gateway.wire.body_fields import MODEL, PRIORITY, STREAM_OPTIONS
@@ -78,7 +78,7 @@ def prepare(
     previous = facts.previous_response
     maker = None if previous is None else fleet.maker(previous, fleet.engines.values())
     if maker is not None:  # the conversation stays with the model that began it
-        models = tuple(sorted(models_of(requested_model, route) & maker.models)) or models
+        models = tuple(sorted(route.models(requested_model) & maker.models)) or models
     index = first_serving(models, fleet.has_engine) or first_serving(models, fleet.by_model.__contains__)
     if models[index] not in fleet.by_model:
         named = " or ".join(f"`{model}`" for model in models)

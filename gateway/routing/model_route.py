@@ -46,12 +46,6 @@ def models_for(name: str, route: ModelRoute, session: str | None, draw: Callable
     return (chosen, *(model for model in route.fallback if model != chosen))
 
 
-def models_of(name: str, route: ModelRoute) -> frozenset[str]:
-    """Return every model that may serve a request for `name`."""
-    targets = [target.model for target in route.split] or [name]
-    return frozenset((*targets, *route.fallback))
-
-
 def first_serving(models: tuple[str, ...], has_engine: Callable[[str], bool]) -> int:
     """Return the index of the first of `models` that has an engine; 0 when none has."""
     for index, model in enumerate(models):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.engines import snapshot
 from specpilot.policy import redis_keys
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.store import Store
 from tests.contract.conftest import StartGateway
@@ -60,14 +60,14 @@ async def test_a_key_ends_with_its_time_and_a_rotated_one_with_its_grace(
     engine: ScriptedEngine, start_gateway: StartGateway, redis: RedisServer
 ) -> None:
     store, now = Store(redis.url, PATIENCE_S), time.time()
-    store.put_api_key(ApiKey("late", snapshot.hash_of("sk-late"), expires_at=now - 1))
-    grace = {"previous_sha256": snapshot.hash_of("sk-old"), "previous_expires_at": now + 60}
-    store.put_api_key(ApiKey("rotated", snapshot.hash_of("sk-new"), traffic_class="code", **grace))
-    over = {"previous_sha256": snapshot.hash_of("sk-over"), "previous_expires_at": now - 1}
-    store.put_api_key(ApiKey("over", snapshot.hash_of("sk-now"), **over))
+    store.put_api_key(ApiKey("late", sha256_of("sk-late"), expires_at=now - 1))
+    grace = {"previous_sha256": sha256_of("sk-old"), "previous_expires_at": now + 60}
+    store.put_api_key(ApiKey("rotated", sha256_of("sk-new"), traffic_class="code", **grace))
+    over = {"previous_sha256": sha256_of("sk-over"), "previous_expires_at": now - 1}
+    store.put_api_key(ApiKey("over", sha256_of("sk-now"), **over))
     store.close()
     gateway = await start_gateway(engine, redis_url=redis.url)
-    await eventually(lambda: snapshot.hash_of("sk-now") in gateway.context.snapshot.keys)
+    await eventually(lambda: sha256_of("sk-now") in gateway.context.snapshot.keys)
     for secret in ("sk-late", "sk-over"):
         answer = await call(gateway.port, request(headers=key_headers(secret)))
         assert (answer.status, answer.code) == (401, "invalid_api_key")
@@ -102,10 +102,10 @@ async def test_until_redis_was_read_only_keys_of_the_file_pass(
     assert (await call(without.port)).status == 200  # Redis says that there are none
     assert (await call(without.port, config)).json["requires_api_key"] is False
     store = Store(redis.url, PATIENCE_S)
-    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
+    store.put_api_key(ApiKey("k", sha256_of("sk-k")))
     store.close()
     for one in (without, gateway):
-        await eventually(lambda one=one: snapshot.hash_of("sk-k") in one.context.snapshot.keys)
+        await eventually(lambda one=one: sha256_of("sk-k") in one.context.snapshot.keys)
         assert (await call(one.port)).status == 401
         assert await class_of(one, key_headers("sk-k")) == "default"
 
@@ -118,12 +118,12 @@ async def test_an_api_key_that_cannot_be_read_hides_no_other_and_opens_nothing(
     gateway = await start_gateway(engine, redis_url=redis.url)
     assert (await call(gateway.port)).status == 401
     for name in ("first", "second"):
-        store.put_api_key(ApiKey(name, snapshot.hash_of(name)))
-        await eventually(lambda name=name: snapshot.hash_of(name) in gateway.context.snapshot.keys)
+        store.put_api_key(ApiKey(name, sha256_of(name)))
+        await eventually(lambda name=name: sha256_of(name) in gateway.context.snapshot.keys)
         store._redis.hset(redis_keys.API_KEYS, name, b"{}")
     assert await class_of(gateway, key_headers("first")) == "default"  # its last good version holds
     store._redis.delete(redis_keys.API_KEYS)
-    store.put_api_key(ApiKey("third", snapshot.hash_of("third")))
-    await eventually(lambda: [*gateway.context.snapshot.keys] == [snapshot.hash_of("third")])
+    store.put_api_key(ApiKey("third", sha256_of("third")))
+    await eventually(lambda: [*gateway.context.snapshot.keys] == [sha256_of("third")])
     assert (await call(gateway.port)).status == 401
     store.close()

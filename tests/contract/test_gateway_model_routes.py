@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from specpilot.gateway.engines import snapshot
 from specpilot.gateway.engines.snapshot import Snapshot
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target
@@ -173,7 +173,7 @@ async def test_a_route_to_nobody_says_so_and_a_key_is_held_to_the_name_that_it_a
     refused = await ask(gateway, "gone")
     assert (refused.status, refused.code) == (503, "engine_unavailable")
     assert "no engine serves `absent` or `also-absent`, to which `gone` is routed" in refused.json["error"]["message"]
-    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k"), allowed_models=("chat",)))
+    store.put_api_key(ApiKey("k", sha256_of("sk-k"), allowed_models=("chat",)))
     await eventually(lambda: gateway.context.snapshot.needs_key)
     headers = "authorization: Bearer sk-k\r\n"
     assert (await ask(gateway, "chat", headers)).json["model"] == "big"

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from specpilot.gateway.engines import snapshot
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from specpilot.policy.records import EngineRecord
@@ -110,7 +110,7 @@ async def test_without_redis_everything_goes_on(
     store = Store(redis.url, PATIENCE_S)
     store.heartbeat(record_of(engine), 60.0)
     store.put_policy(POLICY, None, 1.0)
-    store.put_api_key(ApiKey("k", snapshot.hash_of("sk-k")))
+    store.put_api_key(ApiKey("k", sha256_of("sk-k")))
     store.close()
     gateway = await start_gateway(redis_url=redis.url, redis_poll_s=0.2)
     headers = key_headers("sk-k", "code")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specpilot.gateway.engines.snapshot import hash_of
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.store import Store
 from tests.contract.conftest import StartProgram
@@ -28,7 +28,7 @@ def redis(redis: RedisServer) -> RedisServer:
 
 def put_key(redis: RedisServer) -> None:
     store = Store(redis.url, PATIENCE_S)
-    store.put_api_key(ApiKey("k", hash_of("sk-k")))
+    store.put_api_key(ApiKey("k", sha256_of("sk-k")))
     store.close()
 
 

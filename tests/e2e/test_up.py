@@ -230,7 +230,7 @@ def test_a_frozen_redis_fails_no_request(stack: Stack) -> None:
     ("body", "word"),
     [
         (b"{", "JSON"),
-        ({"guidance": {"override": {"k": 99}}}, "between 0 and 64"),
+        ({"guidance": {"override": {"k": 99}}}, "at most 64"),
         ({"guidance": {"classes": {"code": {}}}}, "default"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_limits_of_a_client_key_are_set_changed_and_checked(
     assert stored.sha256 == sha256_of(key["key"])
     assert {name: to_plain(stored)[name] for name in made} == made | changes
     status, refused, _ = controller.call(path, "PATCH", wrong)
-    assert (status, {fault["field"] for fault in refused["error"]["faults"]}) == (422, set(wrong))
+    assert (status, {fault["field"].partition(".")[0] for fault in refused["error"]["faults"]}) == (422, set(wrong))
     assert controller.call("/admin/keys/none", "PATCH", changes)[0] == 404
     assert controller.call(path, "DELETE")[0] == 204
 

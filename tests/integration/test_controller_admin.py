@@ -61,7 +61,8 @@ def test_a_policy_lives_by_its_etag(controller: Controller) -> None:
     [
         ("policies", b"{", ["not JSON"]),
         ("policies", b"[1]", ["an object"]),
-        ("policies", {"k_min": 9, "k_max": 1, "probe_ratio": 2}, ["k_min 9 is above k_max 1", "probe_ratio"]),
+        ("policies", {"k_min": 9, "k_max": 1}, ["k_min 9 is above k_max 1"]),
+        ("policies", {"k_min": 65, "k_max": -1, "probe_ratio": 2}, ["k_min", "k_max", "probe_ratio"]),
         ("policies", {"k_min": "many", "mode": "fast", "surprise": 1}, ["k_min", "mode", "surprise"]),
         ("policies", {"classes": {"code": {"weight": 0, "pin": -1}}}, ["classes.code", "weight", "pin"]),
         ("policies", {"model": "another"}, ["model: is 'another'", "the path names"]),
@@ -77,7 +78,7 @@ def test_a_policy_lives_by_its_etag(controller: Controller) -> None:
         (
             "canaries",
             {"policy": {}, "share_ratio": 0.9, "window_s": 1},
-            ["share_ratio is 0.9", "window_s is 1"],
+            ["share_ratio: must be at most 0.5", "window_s: must be at least 5"],
         ),
         ("canaries", {"policy": {"match": [{"traffic_class": "default", "path": "/x"}]}}, ["policy.match", "gateway"]),
         (

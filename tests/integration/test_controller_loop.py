@@ -148,11 +148,11 @@ def test_a_pools_decisions_take_less_than_20_mb(store: Store) -> None:
     rig = simulate([Phase(12, [Source(kind, 3) for kind in ACCEPTANCE])])
     result = rig.seconds[-1].result
     schedule = Schedule(MODEL, POOL, 1, 0.0, result.guidance)
-    for index in range(200):
+    for index in range(400):
         evidence = {**result.evidence, "scrape_age_s": index / 7}
         store.append_decision(
             Decision(1.0 + index, MODEL, POOL, Mode.ACT, "adaptive", True, index, schedule, evidence, {"default": 3.0}),
-            is_lasting=True,
+            is_lasting=index % 2 == 0,
         )
     used = sum(
         store._redis.memory_usage(key(MODEL, POOL), samples=0) for key in (redis_keys.decisions, redis_keys.history)

@@ -20,8 +20,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.policy import redis_keys
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.canary import Block, Canary, Experiment, Gain
 from specpilot.policy.codec import from_plain
@@ -102,7 +102,7 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, *, leaves: b
 @asynccontextmanager
 async def served(store: Store, redis_url: str) -> AsyncIterator[list[str]]:
     """An engine with traffic, and a gateway with more than it has room for; the addresses of both."""
-    store.put_api_key(ApiKey("dashboard", hash_of("sk-dashboard")))
+    store.put_api_key(ApiKey("dashboard", sha256_of("sk-dashboard")))
     routes = from_plain(ModelRoutes, {"routes": {"alias": {"split": [{"model": MODEL}]}}})
     store.put_model_routes(routes, 0, time.time())
     page = await asyncio.to_thread(held_out)

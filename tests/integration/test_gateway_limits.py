@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from specpilot.gateway.engines.redis_watch import EXCHANGE_S
-from specpilot.gateway.engines.snapshot import hash_of
 from specpilot.gateway.limits.rate_limit import PRIOR
 from specpilot.policy import redis_keys
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey, GatewayUsage
 from specpilot.policy.store import Store
 from tests.support.gateway_client import call, request
@@ -55,7 +55,7 @@ class Fleet:
 
     def set_limit(self, limit: int) -> None:
         store = Store(self.server.url, PATIENCE_S)
-        store.put_api_key(ApiKey("shared", hash_of("sk-shared"), requests_per_minute=limit))
+        store.put_api_key(ApiKey("shared", sha256_of("sk-shared"), requests_per_minute=limit))
         store.close()
 
     def shares(self, key_id: str = "shared") -> list[float]:
@@ -145,7 +145,7 @@ async def test_a_changed_limit_is_in_force_within_a_second(fleet: Fleet) -> None
     assert await fleet.ask(0) == 200
     fleet.set_limit(1)
     await eventually(
-        lambda: fleet.gateways[0].context.snapshot.keys[hash_of("sk-shared")].requests_per_minute == 1, 1.0
+        lambda: fleet.gateways[0].context.snapshot.keys[sha256_of("sk-shared")].requests_per_minute == 1, 1.0
     )
     found = [await fleet.ask(0) for _ in range(3)]
     assert found == [200, 429, 429]

@@ -1,6 +1,8 @@
 """What operators' tools keep in Redis: versions, tokens, freezes and the audit, on a real server."""
 
+import re
 import zlib
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import Any
@@ -51,31 +53,16 @@ def test_model_routes_are_written_over_the_version_that_was_read_and_announced(s
     assert store.model_routes().routes == {}
 
 
-def test_documents_that_scripts_put_together_are_read(store: Store, raw: Any) -> None:
-    """Their numbers are within the documents, which the server put together."""
-    text = '{"version":%d,"updated_at":1.5,"policy":{"model":"m"}'
-    raw.hset(redis_keys.POLICIES, "m", text % 7 + "}")
-    raw.hset(redis_keys.policy_versions("m"), "7", text % 7 + ',"author":"ada","cause":"put","comment":""}')
-    raw.hset(redis_keys.DELETED_POLICIES, "gone", "4")
-    raw.set(redis_keys.MODEL_ROUTES, '{"version":2,"updated_at":1.0,"routes":{}}')
-    assert [item.author for item in store.policy_versions("m", 10)] == ["ada"]
-    with pytest.raises(VersionConflictError, match="is at version 7, not 6"):
-        store.put_policy(Policy("m"), 6, 2.0)
-    assert store.put_policy(Policy("m", k_min=1), 7, 2.0).version == 8
-    assert store.put_policy(Policy("gone"), 0, 2.0).version == 5
-    assert store.put_model_routes(ModelRoutes(), 2, 2.0).version == 3
-
-
 def test_a_write_that_another_came_before_is_decided_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, other = store._compare_and_write, Policy("m", static_k=1)
+    run, other = store._run, Policy("m", static_k=1)
 
-    def after_another(**arguments: object) -> object:
-        monkeypatch.setattr(store, "_compare_and_write", write)
+    def after_another(*arguments: Any) -> Any:
+        monkeypatch.setattr(store, "_run", run)
         store.put_policy(other, None, 1.0)
-        return write(**arguments)
+        return run(*arguments)
 
     for expected in (None, 1):
-        monkeypatch.setattr(store, "_compare_and_write", after_another)
+        monkeypatch.setattr(store, "_run", after_another)
         if expected is None:
             assert store.put_policy(Policy("m", static_k=2), None, 2.0).version == 2
         else:
@@ -172,47 +159,56 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert found["good"] == good
     assert (found["bad"].model, found["bad"].hold, found["bad"].until) == ("bad", Hold.CURRENT, None)
     [said] = [record.message for record in caplog.records]
-    assert said.startswith("the freeze of bad cannot be read and holds the current K; lift or replace it: ")
+    assert said.startswith("1 of the freezes cannot be read and hold the current K; lift or replace them; bad: ")
     assert "hold" in said
     assert store.delete_freeze("bad")
     assert store.freezes() == {"good": good}
 
 
-def test_a_version_that_cannot_be_read_hides_no_other(store: Store, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for number in range(3):
-        store.put_policy(Policy("m"), number, 1.0, Change("ada", VersionCause.PUT))
-    raw.hset(redis_keys.policy_versions("m"), 2, '{"version":2}')
-    assert [[item.version for item in store.policy_versions("m", 10)] for _ in range(2)] == [[3, 1], [3, 1]]
-    [said] = [record.message for record in caplog.records]
-    assert said.startswith("1 of the versions of the policy of 'm' cannot be read and are left out; 2: ")
+DECISION = Decision(1.0, "m", "p", Mode.ACT, "held", False, 1, None, {})
+UNREADABLE = [zlib.compress(b'{"at":3}'), b"neither JSON nor compressed", *(f'{{"at":{at}}}' for at in range(200))]
 
 
-def test_a_history_of_another_version_of_the_controller_is_told_of_in_one_line(
-    store: Store, raw: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("write", "spoil", "read", "label"),
+    [
+        (
+            lambda store, _: store.put_policy(Policy("m"), None, 1.0),
+            lambda raw: raw.hset(redis_keys.policy_versions("m"), 7, '{"version":7}'),
+            lambda store: [item.updated_at for item in store.policy_versions("m", 500)],
+            "the versions of the policy of 'm'",
+        ),
+        (
+            lambda store, number: store.append_audit(entry(str(number))),
+            lambda raw: raw.xadd(redis_keys.AUDIT, {"entry": '{"at":"yesterday"}'}, id="1-1"),
+            lambda store: [item.at for item in store.audit(500)],
+            "the audit entries",
+        ),
+        (
+            lambda store, _: store.append_decision(DECISION, is_lasting=True),
+            lambda raw: [raw.xadd(redis_keys.decisions("m", "p"), {"decision": text}) for text in UNREADABLE],
+            lambda store: [item.at for item in store.decisions("m", "p", 500)],
+            "the decisions",
+        ),
+    ],
+    ids=["versions", "audit", "decisions"],
+)
+def test_what_cannot_be_read_hides_nothing_else_and_is_told_of_in_one_line(
+    store: Store,
+    raw: Any,
+    caplog: pytest.LogCaptureFixture,
+    write: Callable[[Store, int], object],
+    spoil: Callable[[Any], object],
+    read: Callable[[Store], list[float]],
+    label: str,
 ) -> None:
-    """A console reads it every few seconds."""
-    for index in range(200):
-        raw.xadd(redis_keys.decisions("m", "p"), {"decision": f'{{"at":{index}}}'})
-    assert [list(store.decisions("m", "p", 500)) for _ in range(3)] == [[], [], []]
+    """Another version of the controller may have written it; a console reads it every few seconds."""
+    write(store, 1)
+    spoil(raw)
+    write(store, 2)
+    assert [read(store) for _ in range(3)] == [[1.0, 1.0]] * 3
     [said] = [record.message for record in caplog.records]
-    assert said.startswith("200 of the decisions cannot be read and are left out; ")
-
-
-def test_an_audit_entry_that_cannot_be_read_hides_no_other(store: Store, raw: Any) -> None:
-    store.append_audit(entry("first"))
-    number = store.append_audit(entry("second"))
-    raw.xadd(redis_keys.AUDIT, {"entry": '{"at":"yesterday"}'}, id=f"{number + 1}-0")
-    assert [item.action for item in store.audit(10)] == ["second", "first"]
-
-
-def test_a_decision_that_cannot_be_read_hides_no_other(store: Store, raw: Any) -> None:
-    """Another version of the controller may have filed it, or somebody by hand."""
-    first, last = (Decision(at, "m", "p", Mode.ACT, "held", False, 1, None, {}) for at in (1.0, 2.0))
-    store.append_decision(first, is_lasting=True)
-    raw.xadd(redis_keys.decisions("m", "p"), {"decision": zlib.compress(b'{"at":3}')})
-    raw.xadd(redis_keys.decisions("m", "p"), {"decision": b"neither JSON nor compressed"})
-    store.append_decision(last, is_lasting=True)
-    assert list(store.decisions("m", "p", 10)) == [last, first]
+    assert re.match(rf"\d+ of {label} cannot be read and are left out; \S+: invalid ", said)
 
 
 def entry(what: str, result: Result = Result.DONE) -> AuditEntry:

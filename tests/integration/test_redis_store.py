@@ -157,7 +157,7 @@ def test_of_large_decisions_fewer_are_kept(store: Store, monkeypatch: pytest.Mon
     for version in range(200):
         evidence = {"noise": secrets.token_hex(3000)}  # compresses to half
         item = Decision(float(version), "m", "p", Mode.ACT, "adaptive", True, version, None, evidence)
-        store.append_decision(item, is_lasting=True)
+        store.append_decision(item, is_lasting=version % 2 == 0)
     used = sum(
         store._redis.memory_usage(key("m", "p"), samples=0) for key in (redis_keys.decisions, redis_keys.history)
     )

@@ -14,7 +14,7 @@ from specpilot.policy.errors import (
     VersionConflictError,
 )
 from specpilot.policy.freeze import Freeze
-from specpilot.policy.gain import DailyGain, GainSums, LogGain, day_of
+from specpilot.policy.gain import DailyGain, LogGain, day_of
 from specpilot.policy.history import WRITTEN, Change
 from specpilot.policy.model_policy import Policy, VersionedPolicy
 from specpilot.policy.questions import Answer, Question
@@ -179,12 +179,7 @@ class MemoryStore:
         if lease.fence != self.fence:
             raise FencedError("another controller has led since")
         day = day_of(at)
-        before = self.gains.get((model, pool, day), DailyGain(day))
-        added = (
-            GainSums(sums.windows + 1, sums.log_sum + gain, sums.log_square_sum + gain**2)
-            for sums, gain in zip((before.throughput, before.itl), log_gain, strict=True)
-        )
-        self.gains[model, pool, day] = found = DailyGain(day, *added)
+        self.gains[model, pool, day] = found = self.gains.get((model, pool, day), DailyGain(day)).plus(log_gain)
         return found
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:

@@ -41,7 +41,7 @@ def test_a_policy_is_made_watched_tried_rolled_back_and_found_in_the_audit(
     found = controller.call(f"/admin/policies/{MODEL}")[1]["policy"]
     assert (found["static_k"], found["control_group_ratio"], found["classes"]["code"]["k_max"]) == (1, 0.05, 4)
     browser.fill("k max", "900")
-    browser.sees("must be between 0 and 64")
+    browser.sees("must be at most 64")
     assert browser.run(
         "return [...document.querySelectorAll('button')].find((b) => b.textContent === 'Write it').disabled"
     )

@@ -42,6 +42,9 @@ async def test_a_policy_takes_effect_in_the_next_tick(rig: Rig) -> None:
     await rig.tick()
     assert rig.override == Override(6, Cause.OFF)
     assert rig.store.log[-1].reason == "off"
+    rig.store.put_policy(Policy(model=MODEL, mode=Mode.OFF, static_k=6, probe_ratio=0.0), None, 0.0)
+    await rig.tick()
+    assert rig.store.published[MODEL, POOL].guidance.probe_ratio == 0.0
 
 
 async def test_a_schedule_that_redis_lost_is_published_again_with_a_newer_version(rig: Rig) -> None:
@@ -51,14 +54,6 @@ async def test_a_schedule_that_redis_lost_is_published_again_with_a_newer_versio
     rig.store.published.clear()
     await rig.tick()
     assert rig.store.published[MODEL, POOL].version == held + 1
-
-
-async def test_another_probe_ratio_is_published_at_once(rig: Rig) -> None:
-    await rig.tick(30)
-    rig.store.put_policy(Policy(model=MODEL, probe_ratio=0.0), None, 0.0)
-    await rig.tick(1)
-    guidance = rig.store.published[MODEL, POOL].guidance
-    assert guidance.probe_ratio == 0.0
 
 
 async def test_unknown_is_never_shown_as_a_number(rig: Rig) -> None:

@@ -10,8 +10,9 @@ from specpilot.controller.cli.client import AdminSettings
 from specpilot.controller.settings import ControllerSettings
 from specpilot.engine_adapter.__main__ import _with_clean_keys
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.gateway.engines.snapshot import hash_of, keys_of
+from specpilot.gateway.engines.snapshot import keys_of
 from specpilot.gateway.settings import GatewaySettings
+from specpilot.policy.access import sha256_of
 from specpilot.policy.clean_text import fault_of, has_login, is_address, secret, stripped
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.settings import ProgramSettings, load
@@ -138,7 +139,7 @@ def test_the_adapter_and_vllm_get_clean_keys(
 def test_the_keys_of_a_file_are_clean() -> None:
     said: list[str] = []
     [key, _] = keys_of([{"key_id": "a", "key": "sk-word\n"}, {"key_id": "b", "key": "sk-other"}], said.append)
-    assert key.sha256 == hash_of("sk-word")
+    assert key.sha256 == sha256_of("sk-word")
     assert said == ["[0].key: white space around the value was removed"]
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of([{"key_id": "a", "key": "sk-word\nx"}, {"key_id": "b", "key": "\n"}])

@@ -28,9 +28,9 @@ def test_each_measure_has_one_statistic() -> None:
     [
         ({"tpot_ms": {"p96": 30}}, "classes.chat.slo.tpot_ms.p96", "'p50', 'p90', 'p95', 'p99' or 'mean'"),
         ({"tpot": {"p95": 30}}, "classes.chat.slo.tpot", "is not a known field"),
-        ({"tpot_ms": {}}, "classes.chat.slo", "tpot_ms names 0 statistics; name one of p50, p90, p95, p99, mean"),
-        ({"ttft_ms": {"p95": 1, "mean": 1}}, "classes.chat.slo", "ttft_ms names 2 statistics"),
-        ({"tpot_ms": {"p95": 0}}, "classes.chat.slo", "tpot_ms.p95 is 0.0; it must be between 0.01 and 1e+07"),
+        ({"tpot_ms": {}}, "classes.chat.slo.tpot_ms", "must have at least 1 item, not 0"),
+        ({"ttft_ms": {"p95": 1, "mean": 1}}, "classes.chat.slo.ttft_ms", "must have at most 1 item"),
+        ({"tpot_ms": {"p95": 0}}, "classes.chat.slo.tpot_ms.p95", "must be at least 0.01"),
         ({"tpot_ms": {"p95": "fast"}}, "classes.chat.slo.tpot_ms.p95", "a number"),
     ],
 )

@@ -23,13 +23,13 @@ def test_a_document_survives_its_own_json() -> None:
     ("route", "said"),
     [
         ({}, "names no model"),
-        ({"split": [{"model": "a "}]}, "split.0: model 'a ' must be"),
-        ({"split": [{"model": "a", "weight": 0}]}, "weight is 0.0; it must be above 0"),
-        ({"split": [{"model": "a", "weight": "nan"}]}, "weight is nan"),
+        ({"split": [{"model": "a "}]}, "split.0.model: 'a ' must be"),
+        ({"split": [{"model": "a", "weight": 0}]}, "split.0.weight: must be above 0"),
+        ({"split": [{"model": "a", "weight": "nan"}]}, "split.0.weight: must be a number"),
         ({"split": [{"model": "a"}, {"model": "a"}]}, "split names 'a' twice"),
         ({"fallback": ["a", "a"]}, "fallback names 'a' twice"),
-        ({"fallback": [""]}, "fallback '' must be"),
-        ({"fallback": [str(number) for number in range(17)]}, "fallback names 17 models; at most 16"),
+        ({"fallback": [""]}, "fallback.0: '' must be"),
+        ({"fallback": [str(number) for number in range(17)]}, "fallback: must have at most 16 items, not 17"),
         ({"targets": []}, "targets: is not a known field"),
     ],
 )
@@ -38,6 +38,6 @@ def test_every_fault_names_its_field(route: object, said: str) -> None:
 
 
 def test_names_and_their_number_are_bounded() -> None:
-    assert "routes.a " in faults(**{"a ": {"fallback": ["c"]}})
+    assert "routes.a : 'a ' must be" in faults(**{"a ": {"fallback": ["c"]}})
     many = {str(number): {"fallback": ["c"]} for number in range(257)}
-    assert "routes has 257 names; at most 256" in faults(**many)
+    assert "routes: must have at most 256 items" in faults(**many)

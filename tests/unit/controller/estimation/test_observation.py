@@ -112,14 +112,14 @@ def test_engines_are_added_up_and_steps_are_kept_by_kind() -> None:
         Series(names.STEPS, (names.CATCH_UP,)): 1.0,
         Series(names.STEP_SECONDS, ("decode",)): 0.02,
         Series(names.STEP_SECONDS, (names.CATCH_UP,)): 0.03,
-        Series(names.STEP_DECODES, ("decode",)): 17.0,
-        Series(names.STEP_DECODES, (names.CATCH_UP,)): 8.0,
         Series(names.DECODE_SECONDS, ()): 0.015,
+        Series(names.STATIC_BREAKS_SLO, ()): 1.0,
     }
     found = evidence_of([{TRIAL: 3.0, RUNNING: 1.0, **steps}, {TRIAL: 4.0, RUNNING: 2.0, **steps}])
     assert found.trials == {(4, 1): 7.0}
     assert sum(found.running.values()) == 3.0
     assert (found.steps, found.step_seconds, found.decode_s) == (6.0, pytest.approx(0.1), 0.03)
+    assert found.static_breaks_slo == 2.0
     assert Snapshot(0.0, 1.0, found).step_s == pytest.approx((0.03 + 0.06) / 6)
 
 

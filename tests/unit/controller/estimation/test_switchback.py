@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +35,6 @@ def evidence(rate: float = 1.0, decodes: int = 8) -> Evidence:
         decode_tokens={("code", 4): 2 * drafts * rate},
         steps_by={"decode": 100.0},
         seconds_by={"decode": 1.0},
-        decodes_by={"decode": drafts},
         running={"code": float(decodes)},
     )
 
@@ -76,18 +74,6 @@ def test_each_block_has_one_drawn_window(seed: int, block: int, windows: int) ->
     assert [plan.window(at) for at in slots] == list(range(block * windows, (block + 1) * windows))
     assert sum(plan.is_drawn("p", at) for at in slots) == 1
     assert all(plan.window_end(one) == pytest.approx(other - 10.0) for one, other in pairwise(slots))
-
-
-def test_the_window_is_drawn_anew_for_each_block_and_unit() -> None:
-    plan = Plan("id", 4, 20.0)
-    counts = Counter(
-        slot
-        for block in range(400)
-        for unit in ("a", "b")
-        for slot in range(4)
-        if plan.is_drawn(unit, (block * 4 + slot) * 20.0 + 1.0)
-    )
-    assert all(150 < counts[slot] < 250 for slot in range(4))
 
 
 def test_a_block_yields_the_ratio_of_throughput_and_latency() -> None:

@@ -20,13 +20,11 @@ NOISE, MUCH_NOISE = 0.1, 0.15
 def snapshot(at: float, elapsed_s: float, throughput: dict[str, float], decodes: float = 8.0) -> Snapshot:
     """A snapshot of a busy engine: tokens per second by class, of `decodes` requests each, in steps of 10 ms."""
     steps = 100 * elapsed_s
-    running = decodes * len(throughput)
     evidence = Evidence(
         drafts={(name, 4, 0): steps * decodes for name in throughput},
         decode_tokens={(name, 4): rate * elapsed_s for name, rate in throughput.items()},
         steps_by={"decode": steps},
         seconds_by={"decode": elapsed_s},
-        decodes_by={"decode": steps * running},
     )
     return Snapshot(at, elapsed_s, evidence)
 

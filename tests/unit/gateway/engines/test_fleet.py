@@ -28,20 +28,6 @@ def serve(*engines: Engine) -> None:
         engine.cards = ({"id": "tiny"},)
 
 
-def test_an_engines_record_says_whether_its_model_stands_still() -> None:
-    fleet, one = fleet_of(), record("a", "http://a:1")
-    for is_stalled in (False, True, False):
-        fleet.apply((replace(one, stalled=is_stalled),))
-        assert fleet.engines["a"].is_stalled is is_stalled
-
-
-def test_an_engines_record_says_how_many_requests_it_allows() -> None:
-    fleet, one = fleet_of("http://b:1"), record("a", "http://a:1")
-    for limit in (None, 3, None):
-        fleet.apply((replace(one, running_limit=limit),))
-        assert {name: engine.running_limit for name, engine in fleet.engines.items()} == {"a": limit, "b:1": None}
-
-
 def ranks(*changes: dict[str, Any]) -> tuple[EngineRecord, ...]:
     """Records of the data-parallel ranks of the server at a:1, each with its changes."""
     return tuple(
@@ -79,6 +65,8 @@ def test_a_server_is_what_its_ranks_say_together(
     fleet.apply(ranks(*changes))
     server = fleet.engines["a"]
     assert (server.is_draining, server.is_stalled, server.running_limit) == (is_draining, is_stalled, limit)
+    fleet.apply((record("a", "http://a:1"),))
+    assert (server.is_draining, server.is_stalled, server.running_limit) == (False, False, None)
 
 
 def test_a_registered_engine_joins_drains_and_leaves() -> None:

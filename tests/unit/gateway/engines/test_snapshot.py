@@ -2,7 +2,8 @@ import hashlib
 
 import pytest
 
-from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, hash_of, keys_of, without
+from specpilot.gateway.engines.snapshot import Snapshot, by_hash, follow, keys_of, without
+from specpilot.policy.access import sha256_of
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.errors import InvalidDocumentError
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy, VersionedPolicy
@@ -10,7 +11,7 @@ from tests.support.engine_records import record
 
 
 def key(key_id: str, traffic_class: str | None = None) -> ApiKey:
-    return ApiKey(key_id, hash_of(key_id), traffic_class)
+    return ApiKey(key_id, sha256_of(key_id), traffic_class)
 
 
 POLICY = VersionedPolicy(3, 1.0, Policy("m", classes={"code": ClassPolicy()}, match=(MatchRule("code"),)))
@@ -50,7 +51,7 @@ def test_after_redis_was_away_nothing_is_dropped_at_once() -> None:
 
 
 def test_a_document_that_redis_holds_again_is_not_kept_any_longer() -> None:
-    rotated = ApiKey("k", hash_of("new"))
+    rotated = ApiKey("k", sha256_of("new"))
     found = Snapshot((record("b", "http://new"),), {"m": POLICY}, by_hash([rotated]), taken_at=2.0)
     unseen = without(FULL, found)
     assert [item.engine_id for item in unseen.engines] == ["a"]
@@ -66,7 +67,7 @@ def test_what_a_policy_says() -> None:
 
 
 def test_without_a_policy() -> None:
-    keys = by_hash([key("a", "code"), key("b"), key("c", "No Class")])
+    keys = by_hash([key("a", "code"), key("b")])
     found = Snapshot(keys=keys)
     assert found.known_classes("m") == {"default", "code"}
     assert found.rules("m") == ()
@@ -76,7 +77,7 @@ def test_without_a_policy() -> None:
 def test_keys_are_kept_as_hashes() -> None:
     [found] = keys_of([{"key_id": "a", "key": "sk-1", "traffic_class": "code", "allowed_classes": ["code", "chat"]}])
     assert found == ApiKey("a", hashlib.sha256(b"sk-1").hexdigest(), "code", ("code", "chat"))
-    assert hash_of("sk-1") == hash_of(b"sk-1") == found.sha256
+    assert sha256_of("sk-1") == sha256_of(b"sk-1") == found.sha256
     assert by_hash([ApiKey("a", found.sha256.upper())])[found.sha256].key_id == "a"
 
 
@@ -94,10 +95,12 @@ def test_a_keys_file_states_all_that_a_key_may() -> None:
     with pytest.raises(InvalidDocumentError) as caught:
         keys_of([{"key_id": "a", "key": "sk-1", "k_max": 65, "max_concurrent_requests": 0, "allowed_models": ["a "]}])
     said = str(caught.value)
-    assert "k_max is 65" in said
-    assert "max_concurrent_requests is 0" in said
-    assert "allowed_models: model 'a '" in said
+    assert "k_max: must be at most 64" in said
+    assert "max_concurrent_requests: must be at least 1" in said
+    assert "allowed_models.0: 'a '" in said
     assert "sk-1" not in said
+    with pytest.raises(InvalidDocumentError, match="allowed_models: must have at most 256 items"):
+        keys_of([{"key_id": "a", "key": "sk-1", "allowed_models": ["m"] * 257}])
 
 
 def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
@@ -106,5 +109,5 @@ def test_every_fault_of_a_keys_file_is_reported_and_no_key() -> None:
             [{"key_id": "a"}, {"key_id": "b", "key": "sk-secret", "traffic_class": "A B"}, {"key": "", "key_id": "c"}]
         )
     fields = [fault.field for fault in caught.value.faults]
-    assert fields == ["[0].key", "[1]", "[2]"]
+    assert fields == ["[0].key", "[1].traffic_class", "[2].key"]
     assert "sk-secret" not in str(caught.value)

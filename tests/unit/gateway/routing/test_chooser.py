@@ -120,14 +120,6 @@ def test_a_session_outlives_its_ejected_home_and_returns_to_it() -> None:
     assert found.choose(engines, facts(), "s", 30.0) is home
 
 
-def test_replicas_agree_on_sessions() -> None:
-    here, there = chooser(), chooser()
-    for at in range(100):
-        mine = here.choose(fleet(5), facts({"user": f"u{at}"}), None, 0.0)
-        theirs = there.choose(fleet(5)[::-1], facts({"user": f"u{at}"}), None, 0.0)
-        assert name_of(mine) == name_of(theirs)
-
-
 def test_a_conversation_returns_to_the_engine_that_has_it() -> None:
     found, engines = chooser(), fleet(4)
     first = found.choose(engines, chat(SYSTEM, "question"), None, 0.0)
