@@ -66,16 +66,6 @@ class _UnderWay(NamedTuple):
     launched_at: float
 
 
-class _Pace(NamedTuple):
-    """The present slowdown factors of a step."""
-
-    device: float
-    host: float
-
-
-_USUAL = _Pace(1.0, 1.0)
-
-
 @dataclass
 class Engine:
     """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
@@ -159,11 +149,11 @@ class Engine:
             for k, others in settings(n, self.k_max):
                 self._table = calibrating(k, others)
                 for _ in range(STEPS):
-                    self._step(_USUAL, None)
+                    self._step(1.0, None)
                 self.law.learn(self._meter.take_steps())
         self._refresh()
         self._requests.settle([])
-        self._step(_USUAL, None)
+        self._step(1.0, None)
         self._under_way = None
         self._meter.take_evidence()
         self._meter.take_steps()
@@ -178,20 +168,15 @@ class Engine:
         schedule: Schedule | None,
         slowdown: float = 1.0,
         queue: int | None = None,
-        host_slowdown: float = 1.0,
     ) -> float:
-        """Run for some seconds; return the delivered tokens.
-
-        Steps take `slowdown` times as long on the device, and `slowdown * host_slowdown` times as long on the host.
-        """
+        """Run for some seconds, in which steps take `slowdown` times as long; return the delivered tokens."""
         before = self.tokens
         self._take()
         self._refresh()
         self._follow(schedule)
         self._at += seconds
         self._requests.settle(list(sources), queue)
-        device = slowdown * math.exp(self.rng.normal(0, self.noise))
-        pace = _Pace(device, device * host_slowdown)
+        pace = slowdown * math.exp(self.rng.normal(0, self.noise))
         left_s = seconds
         while left_s > 0 and self._requests.running:
             left_s -= self._step(pace, queue)
@@ -244,7 +229,7 @@ class Engine:
         clock: Any = SimpleNamespace(monotonic=lambda: self._at)
         return Answers(scheduler, clock, lambda: None).answer(question)
 
-    def _step(self, pace: _Pace, queue: int | None) -> float:
+    def _step(self, pace: float, queue: int | None) -> float:
         """Launch the next step and end the one before; return the seconds."""
         began_at, under_way = self._now, self._under_way
         self._under_way = self._launched(pace)
@@ -290,7 +275,7 @@ class Engine:
         control.by_law = law_table(self.law, self.law.guidance.probe_ratio)
         self._table = control.table(self._at)
 
-    def _launched(self, pace: _Pace) -> _UnderWay:
+    def _launched(self, pace: float) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
         for request in self._requests.take_begun():
@@ -305,13 +290,13 @@ class Engine:
         caught_up = plan.read if plan.width else max(0, plan.read - (work.prefill - work.prompts - deferred))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = work._replace(slots=plan.slots, read=reads, width=plan.width)
-        self._now += pace.host * self._plant.host_s(work)
+        self._now += pace * self._plant.host_s(work)
         return _UnderWay(output, delivering, work, began_at, self._now)
 
-    def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
+    def _finish(self, step: _UnderWay, pace: float, queue: int | None) -> None:
         """End a step, and the requests that it completes."""
         output = step.output
-        seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
+        seconds = self._plant.device_s(step.work) * pace * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
         over: list[Request] = []
         for name in step.delivering:

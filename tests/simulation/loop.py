@@ -1,6 +1,5 @@
 """The closed loop in virtual time: engines, observations, the controller, schedule, engines."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +16,6 @@ from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
 from tests.simulation.plant import Plant
 from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
 from tests.simulation.traffic import Phase
-
-WANDER_KEPT = math.exp(-1 / 15)
-"""Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +71,11 @@ def simulate(
     static_k: int = 3,
     is_scraped: Callable[[int], bool] = lambda _: True,
     noise: float = 0.03,
-    wander: float = 0.0,
     max_num_seqs: int = 64,
     reply_tokens: float = REPLY_TOKENS,
     is_steered: bool = True,
     graphs: Graphs | None = None,
-    is_calibrated: bool = True,
     plant: Plant | None = None,
-    reads_device: bool = True,
     adapts: bool = False,
     k_max: int = K_MAX,
     is_parallel: bool = True,
@@ -91,11 +84,8 @@ def simulate(
     """Play `phases` and return the run.
 
     - `later`: a second, and the policy from then on.
-    - `wander`: standard deviation of the machine's log slowdown, which varies over seconds.
     - `is_steered`: whether the controller's schedules are applied; otherwise `start` stays.
-    - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
     - `plant`: replaces `step_s` and `catch_up_s`.
-    - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
     - `adapts`: whether the engines adapt by themselves, by the policy's guidance, and follow no schedule.
     - `k_max`, `is_parallel`, `least_width`: the drafter, as in `Engine`.
     """
@@ -104,7 +94,7 @@ def simulate(
         Engine(
             f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
             static_k=static_k, noise=noise, reply_tokens=reply_tokens,
-            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
+            calibrated_to=max_num_seqs if is_steered else 0, plant=plant,
             graphs=graphs, adapts=adapts, k_max=k_max, is_parallel=is_parallel, least_width=least_width,
             guidance=PoolContext(MODEL, POOL, policy, k_max, static_k, None).guidance(),
         )
@@ -112,23 +102,16 @@ def simulate(
     ]  # fmt: skip
     law = law or ControlLaw()
     schedule, run = start, Run(fleet=fleet)
-    second, log_slowdown, weather = 0, 0.0, np.random.default_rng([seed, 99])
+    second = 0
     law.observe(engine.observe(0.0) for engine in fleet)
     for index, phase in enumerate(phases):
         for _ in range(phase.seconds):
             if disturb:
                 disturb(second, fleet)
-            log_slowdown = WANDER_KEPT * log_slowdown + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
-            slowdown = phase.slowdown * math.exp(log_slowdown)
             in_force = schedule
             tokens = {
                 engine.engine_id: engine.run(
-                    1.0,
-                    phase.of_engine.get(engine.engine_id, phase.sources),
-                    schedule,
-                    slowdown,
-                    phase.queue,
-                    phase.host_slowdown,
+                    1.0, phase.of_engine.get(engine.engine_id, phase.sources), schedule, phase.slowdown, phase.queue
                 )
                 for engine in fleet
             }
@@ -142,7 +125,7 @@ def simulate(
                 law.observe(engine.observe(float(second)) for engine in fleet)
             context = PoolContext(MODEL, POOL, policy, k_max, static_k, schedule)
             result = law.decide(context, float(second), float(second))
-            throughput = float(np.mean(list(tokens.values()))) * slowdown
+            throughput = float(np.mean(list(tokens.values()))) * phase.slowdown
             run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
             if is_steered and result.guidance is not None:
                 schedule = schedule_of(context, result, result.guidance, second, float(second))

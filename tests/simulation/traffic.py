@@ -50,8 +50,7 @@ class Phase:
 
     With `queue` so many requests run in all, drawn from the sources by their shares (an open queue). Without it each
     source keeps its own number running (given concurrency). `of_engine` has the sources of single engines, in place of
-    `sources`. `slowdown` multiplies the step times; `host_slowdown` further multiplies the host's, if the plant has
-    them.
+    `sources`. `slowdown` multiplies the step times.
     """
 
     seconds: int
@@ -59,4 +58,3 @@ class Phase:
     queue: int | None = None
     slowdown: float = 1.0
     of_engine: Mapping[str, Sequence[Source]] = field(default_factory=dict)
-    host_slowdown: float = 1.0
