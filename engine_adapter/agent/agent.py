@@ -121,10 +121,7 @@ class Agent:
         between()
         self._exporter.show(
             running=decodes,
-            active_k={
-                name: verified[name] / count if count else table.k(name, 0)  # one K in all bands
-                for name, count in decodes.items()
-            },
+            active_k={name: verified[name] / count if count else table.k(name) for name, count in decodes.items()},
             backlog=scheduler.backlog_tokens if running else 0,
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),

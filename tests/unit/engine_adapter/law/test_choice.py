@@ -154,7 +154,7 @@ def test_a_step_is_priced_with_the_slots_that_the_planner_lays_out(rows: int, le
     priced = prices(least_width=planner.catch_up.width_of_all, narrowest=narrowest, **passes)
     for k in range(K + 1):
         states = decodes(*["json"] * 3, *["code"] * 5)
-        plan = planner.plan(states, table(0.0, json=k, code=0))
+        plan = planner.plan(states, table(default=0, json=k))
         groups = [Group(3, 0, 1.0, 0, K), Group(5, 1, 1.0, 0, K)]
         seconds = step_of(groups, al, priced, [k, 0]).seconds
         assert seconds == pytest.approx(priced.step_s(8, 8 + 3 * k, plan.slots, plan.width, is_uniform=k == 0))
