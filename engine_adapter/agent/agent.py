@@ -126,13 +126,7 @@ class Agent:
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
-        law = scheduler.law
-        self._exporter.show_law(
-            law.decode_s,
-            breaks_slo=law.breaks_slo,
-            predicted_s=law.predicted_s,
-            mean_predicted_s=law.mean_predicted_s,
-        )
+        self._exporter.show_law(scheduler.law.decode_s, scheduler.law.outlook)
         between()
         self._exporter.write()
 
@@ -152,7 +146,7 @@ class Agent:
         else:
             slos = {name: item.slo for name, item in guidance.classes.items()}
             limit.add(latencies, slos)
-            limit.update(running, slos, law.out_of_reach if is_chosen else (), now)
+            limit.update(running, slos, law.outlook.out_of_reach if is_chosen else (), now)
         self._exporter.show_limit(limit.limit)
 
 

@@ -200,10 +200,7 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        law = self.law
-        self._exporter.show_law(
-            law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s, mean_predicted_s=law.mean_predicted_s
-        )
+        self._exporter.show_law(self.law.decode_s, self.law.outlook)
         return self._exporter.text()
 
     @property

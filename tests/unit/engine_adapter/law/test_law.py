@@ -105,7 +105,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
         law.refresh()
         law.k_of(batch)
         law.refresh()
-        assert 0.4 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
+        assert 0.4 * bound_ms < 1e3 * law.outlook.predicted_s["chat"] < 1.02 * bound_ms
 
 
 @pytest.mark.parametrize("k_max", [0, 1])
@@ -237,7 +237,7 @@ def test_it_says_whether_the_static_k_breaks_an_slo_only_while_a_class_has_one()
         law.k_of([request(HIGH)] * 4)
         law.learn([(StepShape(4, 4, 0), step_s(4, 4, 0), 0)])
         law.refresh()
-        assert law.breaks_slo is expected
+        assert law.outlook.breaks_slo is expected
 
 
 READ_S = 3e-7
