@@ -7,8 +7,7 @@ with some noise. Deterministic for a given seed.
 
 Host and device have a clock each (`plant`). The device runs one step after the other. The host launches the next step,
 then waits for the running one, so between two updates it has spent the launch of the *next* step, like vLLM's
-asynchronous loop. The adapter reads the device's end of each step, as on CUDA; with `reads_device=False` it has only
-the times of the updates.
+asynchronous loop. The adapter reads the device's end of each step, as on CUDA.
 """
 
 import math
@@ -96,7 +95,6 @@ class Engine:
     claims: Mapping[int, float] = field(default_factory=dict)
     calibrated_to: int = 0
     plant: Plant | None = None
-    reads_device: bool = True
     graphs: Graphs | None = None
     least_width: int | None = None
     is_parallel: bool = True
@@ -149,11 +147,11 @@ class Engine:
             for k, others in settings(n, self.k_max):
                 self._table = calibrating(k, others)
                 for _ in range(STEPS):
-                    self._step(1.0, None)
+                    self._step(1.0)
                 self.law.learn(self._meter.take_steps())
         self._refresh()
         self._requests.settle([])
-        self._step(1.0, None)
+        self._step(1.0)
         self._under_way = None
         self._meter.take_evidence()
         self._meter.take_steps()
@@ -167,7 +165,6 @@ class Engine:
         sources: Sequence[Source],
         schedule: Schedule | None,
         slowdown: float = 1.0,
-        queue: int | None = None,
     ) -> float:
         """Run for some seconds, in which steps take `slowdown` times as long; return the delivered tokens."""
         before = self.tokens
@@ -175,11 +172,11 @@ class Engine:
         self._refresh()
         self._follow(schedule)
         self._at += seconds
-        self._requests.settle(list(sources), queue)
+        self._requests.settle(list(sources))
         pace = slowdown * math.exp(self.rng.normal(0, self.noise))
         left_s = seconds
         while left_s > 0 and self._requests.running:
-            left_s -= self._step(pace, queue)
+            left_s -= self._step(pace)
         return self.tokens - before
 
     @property
@@ -226,12 +223,12 @@ class Engine:
         clock: Any = SimpleNamespace(monotonic=lambda: self._at)
         return Answers(scheduler, clock, lambda: None).answer(question)
 
-    def _step(self, pace: float, queue: int | None) -> float:
+    def _step(self, pace: float) -> float:
         """Launch the next step and end the one before; return the seconds."""
         began_at, under_way = self._now, self._under_way
         self._under_way = self._launched(pace)
         if under_way is not None:
-            self._finish(under_way, pace, queue)
+            self._finish(under_way, pace)
         return self._now - began_at
 
     def follow(self, guidance: Guidance) -> None:
@@ -290,7 +287,7 @@ class Engine:
         self._now += pace * self._plant.host_s(work)
         return _UnderWay(output, delivering, work, began_at, self._now)
 
-    def _finish(self, step: _UnderWay, pace: float, queue: int | None) -> None:
+    def _finish(self, step: _UnderWay, pace: float) -> None:
         """End a step, and the requests that it completes."""
         output = step.output
         seconds = self._plant.device_s(step.work) * pace * math.exp(self.rng.normal(0, 3 * self.noise))
@@ -322,6 +319,6 @@ class Engine:
             {0: SimpleNamespace(outputs=items)},
             self._now,
             goes_on=True,
-            device_s=self._device_done_at - before if self.reads_device else None,
+            device_s=self._device_done_at - before,
         )
-        self._requests.replace(over, queue)
+        self._requests.replace(over)

@@ -109,12 +109,7 @@ def simulate(
             if disturb:
                 disturb(second, fleet)
             in_force = schedule
-            tokens = {
-                engine.engine_id: engine.run(
-                    1.0, phase.of_engine.get(engine.engine_id, phase.sources), schedule, phase.slowdown, phase.queue
-                )
-                for engine in fleet
-            }
+            tokens = {engine.engine_id: engine.run(1.0, phase.sources, schedule, phase.slowdown) for engine in fleet}
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
