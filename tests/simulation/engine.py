@@ -39,12 +39,13 @@ from specpilot.policy.questions import Answer, Question
 from specpilot.policy.schedule import Guidance, Schedule
 from tests.simulation.plant import OneTime, Plant, Work
 from tests.simulation.requests import Request, Requests
-from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.step_times import StepTime, cpu_catch_up_s, cpu_step_s
 from tests.simulation.traffic import Source
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
 """The largest K of a simulated engine."""
+STATIC_K = 3
 REPLY_TOKENS = 150.0
 _BACKLOG_ROWS = 8192
 _MOST_RUNNING = 512
@@ -69,7 +70,7 @@ class _UnderWay(NamedTuple):
 class Engine:
     """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
 
-    A `plant` replaces both with times on the host and on the device. `drafts` are all decodes of one request in one
+    A `plant` replaces this time by times on the host and on the device. `drafts` are all decodes of one request in one
     step, K = 0 included, `probes` those that were verified deeper than their K, `deepest_probe` the largest depth.
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
@@ -85,9 +86,7 @@ class Engine:
     engine_id: str
     rng: np.random.Generator
     step_s: StepTime = cpu_step_s
-    catch_up_s: CatchUpTime = cpu_catch_up_s
     noise: float = 0.03
-    static_k: int = 3
     k_max: int = K_MAX
     started_at: float = 0.0
     is_lying: bool = False
@@ -108,14 +107,14 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._requests = Requests(self.rng, self.reply_tokens)
-        self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
+        self._plant = self.plant or OneTime(self.step_s, cpu_catch_up_s)
         self.restart(self.started_at)
 
     def restart(self, at: float) -> None:
         """Restart: no request, no count."""
         self.started_at = at
         self._control = SpeculationControl(
-            MODEL, POOL, self.k_max, self.static_k, _MOST_RUNNING, adapts=self.adapts, engine_id=self.engine_id
+            MODEL, POOL, self.k_max, STATIC_K, _MOST_RUNNING, adapts=self.adapts, engine_id=self.engine_id
         )
         self._schedule: Schedule | None = None
         self._at = 0.0  # seconds of all runs since the start
@@ -125,7 +124,7 @@ class Engine:
         room = StepRoom(is_parallel=self.is_parallel)
         self._planner = Planner(self.k_max, rows, least_width=self.least_width or 0, room=room)
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
-        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs, self.least_width)
+        self.law = EngineLaw(self.k_max, STATIC_K, _MOST_RUNNING, self.graphs, self.least_width)
         self.law.follow(self.guidance)
         self._exporter = MetricsExporter(MODEL)
         self._latencies = Latencies()
