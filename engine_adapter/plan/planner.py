@@ -230,7 +230,7 @@ class Planner:
 def _set_k(states: Sequence[DraftState], table: KTable, k_room: int, *, can_draft: bool) -> int:
     """Give each request its scheduled K (case 3); return the largest."""
     law = table.law if can_draft and states else None
-    every = law.k_of(states) if law is not None else [table.k(state.traffic_class) for state in states]
+    every = law.k_of(states) if law is not None else table.k_of_each([state.traffic_class for state in states])
     k_room = k_room if can_draft else 0
     width = drafted = backlog_rows = 0
     for state, chosen in zip(states, every, strict=True):

@@ -20,7 +20,7 @@ new one, never a mixture.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
@@ -57,6 +57,11 @@ class KTable:
     def k(self, traffic_class: str) -> int:
         """Return K for a request of `traffic_class`."""
         return self.k_of.get(traffic_class, self.k_of[DEFAULT_CLASS])
+
+    def k_of_each(self, traffic_classes: Sequence[str]) -> list[int]:
+        """Return K for a request of each of these classes."""
+        k_of, default = self.k_of, self.k_of[DEFAULT_CLASS]
+        return [k_of.get(name, default) for name in traffic_classes]
 
     def probe_depth(self, traffic_class: str) -> int:
         """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
