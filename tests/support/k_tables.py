@@ -9,7 +9,7 @@ from specpilot.policy.bands import BANDS
 
 
 class BandLaw:
-    """A law that was told K: `rows[class][band]`."""
+    """A law of a given K: `rows[class][band]`."""
 
     def __init__(self, rows: Mapping[str, Sequence[int]]) -> None:
         assert all(len(row) == BANDS for row in rows.values())
