@@ -22,6 +22,12 @@ class BandLaw:
         pass
 
 
+def k_of(in_force: KTable, traffic_class: str, band: int) -> int:
+    """Return K of a request by a table of this module."""
+    law = in_force.law
+    return law.rows[traffic_class][band] if isinstance(law, BandLaw) else in_force.k(traffic_class)
+
+
 def table(probe_ratio: float = 0.0, **k: int | Sequence[int]) -> KTable:
     """K by class: one for all bands, or one for each band, of a class that is probed; then by a law."""
     fixed = {name: value for name, value in k.items() if isinstance(value, int)}
