@@ -25,8 +25,7 @@ from specpilot.engine_adapter.law.law import EngineLaw
 from specpilot.engine_adapter.plan import planner
 from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.request_facts import CLASS_ARGUMENT
-from specpilot.engine_adapter.plan.speculation_control import KTable, Source, law_table
-from specpilot.policy.bands import BANDS
+from specpilot.engine_adapter.plan.speculation_control import KTable, fixed_table, law_table
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 
@@ -66,20 +65,20 @@ def _played(engine: Any, running: int, steps: int) -> tuple[list[int], EngineLaw
     by_law_table = law_table(law, 0.005)
     engine.control.table = lambda _: by_law_table
     k_max = engine.control.k_max
-    table = _table(k_max)
+    fixed = fixed_table({name: min(k_max, 1 + at) for at, name in enumerate(GUIDANCE.classes)})
     acceptance: dict[str, float] = {}
     extra: list[int] = []
-    by_law = planner._set_k_by_law  # noqa: SLF001 - its time is measured
+    set_k = planner._set_k  # noqa: SLF001 - its time is measured
 
-    def timed(states: Sequence[DraftState], engine_law: EngineLaw, deepest: int) -> int:
+    def timed(states: Sequence[DraftState], table: KTable, k_room: int, *, can_draft: bool) -> int:
         began = thread_time_ns()
-        planner._set_k_by_table(states, table, deepest)  # noqa: SLF001
+        set_k(states, fixed, k_room, can_draft=can_draft)
         between = thread_time_ns()
-        width = by_law(states, engine_law, deepest)
+        width = set_k(states, table, k_room, can_draft=can_draft)
         extra.append(thread_time_ns() - between - (between - began))
         return width
 
-    with patch.object(planner, "_set_k_by_law", timed):
+    with patch.object(planner, "_set_k", timed):
         for step in range(WARM_UP_STEPS + steps):
             if step == WARM_UP_STEPS:
                 extra.clear()
@@ -100,11 +99,6 @@ def _played(engine: Any, running: int, steps: int) -> tuple[list[int], EngineLaw
 def _step_s(shape: StepShape) -> float:
     """Return the seconds of a step on a made-up device: drafting and verifying have a price, and many K pay."""
     return 0.008 + 2e-5 * shape.verified + (0.002 + 1e-6 * shape.slots) * (shape.slots > 0) + 1e-6 * shape.read
-
-
-def _table(k_max: int) -> KTable:
-    rows = dict.fromkeys(GUIDANCE.classes, tuple(min(k_max, band) for band in range(BANDS)))
-    return KTable(Source.FIXED, rows, 0.005)
 
 
 def _scheduler(model: Path, speculative: Mapping[str, Any], running: int, *, is_async: bool) -> Any:

@@ -121,21 +121,12 @@ class Agent:
         between()
         self._exporter.show(
             running=decodes,
-            active_k={
-                name: verified[name] / count if count else table.k(name, 0)  # one K in all bands
-                for name, count in decodes.items()
-            },
+            active_k={name: verified[name] / count if count else table.k(name) for name, count in decodes.items()},
             backlog=scheduler.backlog_tokens if running else 0,
             version=scheduler.control.version,
             age_s=scheduler.control.age_s(now),
         )
-        law = scheduler.law
-        self._exporter.show_law(
-            law.decode_s,
-            breaks_slo=law.breaks_slo,
-            predicted_s=law.predicted_s,
-            mean_predicted_s=law.mean_predicted_s,
-        )
+        self._exporter.show_law(scheduler.law.decode_s, scheduler.law.outlook)
         between()
         self._exporter.write()
 
@@ -155,7 +146,7 @@ class Agent:
         else:
             slos = {name: item.slo for name, item in guidance.classes.items()}
             limit.add(latencies, slos)
-            limit.update(running, slos, law.out_of_reach if is_chosen else (), now)
+            limit.update(running, slos, law.outlook.out_of_reach if is_chosen else (), now)
         self._exporter.show_limit(limit.limit)
 
 

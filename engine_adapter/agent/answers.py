@@ -56,6 +56,8 @@ class Answers:
         guidance: Guidance = question.guidance or law.guidance
         requirements = Requirements.of(guidance, law.k_max)
         is_running, estimates = scheduler.has_unfinished_requests(), law.estimates
+        if estimates is not None:
+            estimates = estimates.apart(self._between)
         contexts = estimates.contexts if estimates is not None else Contexts()
         # The list is replaced as a whole by each step; after the last step it stays.
         batch = Counter(
@@ -76,7 +78,7 @@ class Answers:
             unknown = "nothing runs: K depends on the load"
         elif question.kind == Kind.K_BY_LOAD:
             numbers = loads(scheduler.control.max_running, law.k_max, scheduler.graphs)
-            rows, keeps_up_to = k_by_load(estimates, requirements, batch, numbers, self._between)
+            rows, keeps_up_to = k_by_load(estimates, requirements, batch, numbers)
             return {"decodes": decodes, "k_by_load": rows, "keeps_up_to": keeps_up_to}
         else:
             return {"decodes": decodes, **self._explained(question, guidance, requirements, estimates, batch)}
@@ -94,7 +96,7 @@ class Answers:
         in_force = {group: group.k for group in batch}
         override = guidance.override if question.guidance is not None else None
         if override is None:
-            chosen = chosen_k(estimates, requirements, batch, between)
+            chosen = chosen_k(estimates, requirements, batch)
         elif override.k is None:
             chosen = in_force
         else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, Histogram
 from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import TPOT, TTFT, Slo
@@ -156,26 +157,16 @@ class MetricsExporter:
             self._version.set(version, *engine)
             self._age.set(-1.0 if age_s is None else age_s, *engine)
 
-    def show_law(
-        self,
-        decode_s: float,
-        *,
-        breaks_slo: bool | None,
-        predicted_s: Mapping[str, float] = {},
-        mean_predicted_s: Mapping[str, float] = {},
-    ) -> None:
-        """Show the seconds of decoding, whether the static K breaks an SLO (`None`: no class has one), and predictions.
-
-        `predicted_s`: by class with an SLO the predicted mean inter-token latency of its slowest group;
-        `mean_predicted_s`: of the whole class.
-        """
+    def show_law(self, decode_s: float, outlook: Outlook) -> None:
+        """Show the seconds of decoding, and what the law's choice means for bounds on latency."""
         with self._lock:
             if decode_s:
                 self._decode_s.set(decode_s, *self._engine)
             self._breaks_slo.clear()
-            if breaks_slo is not None:
-                self._breaks_slo.set(float(breaks_slo), *self._engine)
-            for gauge, values in ((self._predicted, predicted_s), (self._mean_predicted, mean_predicted_s)):
+            if outlook.breaks_slo is not None:
+                self._breaks_slo.set(float(outlook.breaks_slo), *self._engine)
+            predicted = (self._predicted, outlook.predicted_s), (self._mean_predicted, outlook.mean_predicted_s)
+            for gauge, values in predicted:
                 gauge.clear()
                 for name, seconds in values.items():
                     gauge.set(seconds, *self._engine, name)

@@ -29,7 +29,7 @@ decodes.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +99,8 @@ class Requirements(NamedTuple):
 class Estimates:
     """The inputs of the choice, replaced as a whole: AL [bands, K_max + 1], prices, the slowdown factor, contexts.
 
-    `choosers` caches the choosers made from these estimates, by the codes of their groups.
+    `choosers` caches the choosers made from these estimates, by the codes of their groups. `pause` is called between
+    two parts of a computation on a thread beside that of the engine's steps; `None` on that thread.
     """
 
     lengths: Vector
@@ -107,13 +108,14 @@ class Estimates:
     slowdown: float
     contexts: Contexts = Contexts()  # noqa: RUF009 - frozen
     choosers: dict[tuple[int, ...], tuple[Requirements, Chooser]] = field(default_factory=dict)
+    pause: Callable[[], None] | None = None
+
+    def apart(self, pause: Callable[[], None]) -> "Estimates":
+        """Return these for another thread, which does not touch the cached choosers."""
+        return replace(self, choosers={}, pause=pause)
 
     def k_of(
-        self,
-        requirements: Requirements,
-        decodes: Mapping[int, int],
-        near_width: int | None = None,
-        between: Callable[[], None] | None = None,
+        self, requirements: Requirements, decodes: Mapping[int, int], near_width: int | None = None
     ) -> dict[int, int]:
         """Return K by group, for throughput, of a batch that has these groups, with so many decodes in each."""
         codes = tuple(decodes)
@@ -124,9 +126,9 @@ class Estimates:
             if len(self.choosers) >= MOST_CHOOSERS:
                 self.choosers.clear()
             self.choosers[codes] = requirements, chooser
-        if between is not None:
-            between()
-        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, between), strict=True))
+        if self.pause is not None:
+            self.pause()
+        return dict(zip(codes, chooser.choose([*decodes.values()], near_width, self.pause), strict=True))
 
 
 class Choice(NamedTuple):
@@ -157,30 +159,23 @@ class Choice(NamedTuple):
 
 
 def chosen(
-    estimates: Estimates,
-    requirements: Requirements,
-    counts: Counter[int],
-    last: Choice | None = None,
-    between: Callable[[], None] | None = None,
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], last: Choice | None = None
 ) -> Choice:
-    """Choose K for each band of each requirement in `counts`; with the `last` choice only near it, in less time.
-
-    `between` is called between two parts of the computation.
-    """
+    """Choose K for each band of each requirement in `counts`; with the `last` choice only near it, in less time."""
     unprobed = sum([count for code, count in counts.items() if code & UNPROBED])
     is_apart = not (estimates.prices.need_one_k or estimates.prices.pass_s)
     is_new = is_apart and unprobed > UNPROBED_RATIO * counts.total()
     way = _k_of_each_alone if is_new else k_of_batch
-    k_of = way(estimates, requirements, counts, last.width if last is not None else None, between)
+    k_of = way(estimates, requirements, counts, last.width if last is not None else None)
     choice = Choice(estimates, requirements, counts, k_of, max(k_of.values()))
     if requirements.has_bounds and not keeps_slos(choice.groups, choice.step(), CLEAR):
-        choice = _with_goals(choice, last, between)
+        choice = _with_goals(choice, last)
     if last is not None and not any(choice.k_of[code] for code in counts):  # a smaller width may be worth its cost
-        return chosen(estimates, requirements, counts, None, between)
+        return chosen(estimates, requirements, counts)
     return choice
 
 
-def _with_goals(choice: Choice, last: Choice | None, between: Callable[[], None] | None) -> Choice:
+def _with_goals(choice: Choice, last: Choice | None) -> Choice:
     """Return the choice that goals change from the `choice` for throughput; near the `last` one if there is one."""
     estimates, requirements, counts = choice.estimates, choice.requirements, choice.counts
     assert estimates is not None
@@ -188,7 +183,7 @@ def _with_goals(choice: Choice, last: Choice | None, between: Callable[[], None]
     for code, count in counts.items():
         decodes[code & ~UNPROBED] += count
     groups = [group_of(requirements, estimates, code, count) for code, count in decodes.items()]
-    chooser = GoalChooser(groups, estimates.lengths, estimates.prices, requirements.objective, between)
+    chooser = GoalChooser(groups, estimates.lengths, estimates.prices, requirements.objective, estimates.pause)
     if last is not None and last.fastest and last.requirements is requirements and decodes.keys() <= last.k_of.keys():
         ks, fastest = chooser.nearby([last.k_of[code] for code in decodes]), last.fastest
     else:
@@ -224,9 +219,7 @@ def is_like(counts: Counter[int], choice: Choice, n: int) -> bool:
     return grown + max(0, before.total() - n) <= MOVED_RATIO * n
 
 
-def k_of_every_group(
-    estimates: Estimates, requirements: Requirements, counts: Counter[int], between: Callable[[], None]
-) -> dict[int, int]:
+def k_of_every_group(estimates: Estimates, requirements: Requirements, counts: Counter[int]) -> dict[int, int]:
     """Return K by group of each requirement, as if all decodes in `counts` had this requirement.
 
     An empty group gets the K that it has if one decode of the largest group is in it instead. While it is empty it may
@@ -237,42 +230,33 @@ def k_of_every_group(
         alike: Counter[int] = Counter({index << REQUIREMENT_AT: 0})  # short contexts, for those of no group
         for code, count in counts.items():
             alike[index << REQUIREMENT_AT | code & (1 << REQUIREMENT_AT) - 1] += count
-        k_of |= k_of_batch(estimates, requirements, alike, None, between)
+        k_of |= k_of_batch(estimates, requirements, alike)
         one = Counter(dict.fromkeys([code for code, _ in alike.most_common(1)], 1))
         for code in _codes_of(alike):
             if not alike[code] + alike[code | UNPROBED]:
-                between()
                 moved = alike - one + Counter({code: 1})
-                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved, None, between)[code]
+                k_of[code] = k_of[code | UNPROBED] = k_of_batch(estimates, requirements, moved)[code]
     return k_of
 
 
 def k_of_batch(
-    estimates: Estimates,
-    requirements: Requirements,
-    counts: Counter[int],
-    near_width: int | None = None,
-    between: Callable[[], None] | None = None,
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], near_width: int | None = None
 ) -> dict[int, int]:
     """Return K by group for the batch, for throughput; an unprobed decode counts for the band in which it starts."""
     decodes = {code: counts[code] + counts[code | UNPROBED] for code in _codes_of(counts)}
-    k_of = estimates.k_of(requirements, decodes, near_width, between)
+    k_of = estimates.k_of(requirements, decodes, near_width)
     return k_of | {code | UNPROBED: k for code, k in k_of.items()}
 
 
 def _k_of_each_alone(
-    estimates: Estimates,
-    requirements: Requirements,
-    counts: Counter[int],
-    near_width: int | None,
-    between: Callable[[], None] | None,
+    estimates: Estimates, requirements: Requirements, counts: Counter[int], near_width: int | None
 ) -> dict[int, int]:
     """Return K of the unprobed groups as a batch of their own, and of each other group as if all decodes were in it."""
     decodes = {code: counts[code | UNPROBED] for code in _codes_of(counts)}
-    unprobed = estimates.k_of(requirements, decodes, near_width, between)
+    unprobed = estimates.k_of(requirements, decodes, near_width)
     k_of = {code | UNPROBED: k for code, k in unprobed.items()}
     for code in counts.keys() - k_of.keys():
-        k_of |= estimates.k_of(requirements, {code: counts.total()}, None, between)
+        k_of |= estimates.k_of(requirements, {code: counts.total()})
     return k_of
 
 

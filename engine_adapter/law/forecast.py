@@ -1,27 +1,21 @@
 """Predicts the step of a batch under a choice of K, and the choice itself, from an engine's own estimates. Pure.
 
-It answers questions (`agent.answers`), on a thread beside that of the engine's steps: `between` is called between two
-parts of a computation. The estimates are shared with the law, but not the choosers that they cache.
+It answers questions (`agent.answers`) by estimates that are `Estimates.apart`, and says after each refresh of the law
+what the choice means for bounds on latency (`outlook`).
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
 from specpilot.engine_adapter.evidence.request_acceptance import UNPROBED
-from specpilot.engine_adapter.law.batch_choice import (
-    Choice,
-    Estimates,
-    Requirements,
-    chosen,
-    group_of,
-)
+from specpilot.engine_adapter.law.batch_choice import Choice, Estimates, Requirements, chosen, group_of
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT
 from specpilot.engine_adapter.law.graphs import Graphs
-from specpilot.engine_adapter.law.step_worth import Step, keeps_slos, step_of, tokens_of
+from specpilot.engine_adapter.law.step_worth import keeps_slos, step_of, tokens_of
 from specpilot.policy.latency_goal import largest_mean
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import ALL_CLASSES, Prediction
@@ -44,13 +38,37 @@ class Decodes(NamedTuple):
 
 
 Batch = Mapping[Decodes, int]
-Pause = Callable[[], None]
 
 
-def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch, between: Pause) -> dict[Decodes, int]:
+class Outlook(NamedTuple):
+    """What a choice means for the classes with a bound on latency.
+
+    `breaks_slo`: whether the static K breaks an SLO that the choice keeps; `None`: no class has one. By class:
+    `predicted_s` (`slowest_s`), `mean_predicted_s` (`mean_s`), and those whose bound is `out_of_reach`: only fewer
+    requests at once would keep it.
+    """
+
+    breaks_slo: bool | None = None
+    predicted_s: Mapping[str, float] = {}
+    mean_predicted_s: Mapping[str, float] = {}
+    out_of_reach: Collection[str] = ()
+
+
+def outlook(choice: Choice, static_k: int) -> Outlook:
+    """Return what a choice means, for its own batch."""
+    slowest, mean, of_class = slowest_s(choice), mean_s(choice), choice.requirements.index_of.items()
+    beyond = out_of_reach(choice, slowest)
+    return Outlook(
+        breaks_slo(choice, static_k),
+        {name: slowest[index] for name, index in of_class if index in slowest},
+        {name: mean[index] for name, index in of_class if index in mean},
+        [name for name, index in of_class if index in beyond],
+    )
+
+
+def chosen_k(estimates: Estimates, requirements: Requirements, batch: Batch) -> dict[Decodes, int]:
     """Return K of each group of the batch by the law, with these requirements."""
-    apart = replace(estimates, choosers={})
-    choice = chosen(apart, requirements, _counts(requirements, batch), None, between)
+    choice = chosen(estimates, requirements, _counts(requirements, batch))
     return {group: choice.k_of[_code(requirements, group)] for group in batch}
 
 
@@ -84,7 +102,7 @@ def predicted(
 
 def breaks_slo(choice: Choice, static_k: int) -> bool | None:
     """Return whether the static K breaks an SLO that `choice` keeps, for its own batch; `None`: no class has an SLO."""
-    if choice.estimates is None or not choice.requirements.has_bounds:
+    if not choice.requirements.has_bounds:
         return None
     groups = choice.groups
     static = [min(max(static_k, group.low), group.high) for group in groups]
@@ -99,14 +117,12 @@ def slowest_s(choice: Choice) -> dict[int, float]:
     it is the goal's statistic by the fastest one. Some requests may miss a percentile, so a few that no K makes fast
     enough do not break its bound. Keys are the indices of the requirements; one without decodes has no entry.
     """
-    if choice.estimates is None or not choice.requirements.has_bounds:
-        return {}
-    slowest = {index: max(item)[0] for index, item in _latencies(choice, choice.step()).items()}
+    slowest = {index: max(item)[0] for index, item in _latencies(choice).items()}
     at_best = _of_goals(choice, choice.fastest or None)
     return {index: min(seconds, max(at_best[index], _bound_s(choice, index))) for index, seconds in slowest.items()}
 
 
-def out_of_reach(choice: Choice, slowest: Mapping[int, float], between: Pause) -> set[int]:
+def out_of_reach(choice: Choice, slowest: Mapping[int, float]) -> set[int]:
     """Return the requirements with a bound that fewer requests at once would keep, and no K keeps for all of them.
 
     `slowest` is `slowest_s` of the choice. Half of the requests are beyond the bound if their mean is at it. So K does
@@ -121,17 +137,17 @@ def out_of_reach(choice: Choice, slowest: Mapping[int, float], between: Pause) -
         if seconds > _bound_s(choice, index)
         or (present[index] <= _KEPT * at_best[index] and at_best[index] > _largest_mean_s(choice, index))
     }
-    return {index for index in beyond if _is_kept_alone(choice, index, between)}
+    return {index for index in beyond if _is_kept_alone(choice, index)}
 
 
-def _is_kept_alone(choice: Choice, index: int, between: Pause) -> bool:
+def _is_kept_alone(choice: Choice, index: int) -> bool:
     """Whether some K keeps the goal of a requirement for one of its decodes alone, without prompts beside it."""
     assert choice.estimates is not None
     prices = copy(choice.estimates.prices)
     prices.prompts_s = 0.0
     alone = replace(choice.estimates, prices=prices, choosers={})
     codes = [code for code, count in choice.counts.items() if count and code >> REQUIREMENT_AT == index]
-    choices = (chosen(alone, choice.requirements, Counter({code: 1}), None, between) for code in codes)
+    choices = (chosen(alone, choice.requirements, Counter({code: 1})) for code in codes)
     return any(_of_goals(one, one.fastest or None)[index] <= _largest_mean_s(choice, index) for one in choices)
 
 
@@ -148,9 +164,7 @@ def _largest_mean_s(choice: Choice, index: int) -> float:
 
 def mean_s(choice: Choice) -> dict[int, float]:
     """Return the predicted mean time per token of the requests of each requirement with a bound, in seconds."""
-    if choice.estimates is None or not choice.requirements.has_bounds:
-        return {}
-    return {index: _mean(item) for index, item in _latencies(choice, choice.step()).items()}
+    return {index: _mean(item) for index, item in _latencies(choice).items()}
 
 
 def _mean(latencies: Sequence[tuple[float, float]]) -> float:
@@ -158,12 +172,16 @@ def _mean(latencies: Sequence[tuple[float, float]]) -> float:
     return sum(seconds * share for seconds, share in latencies) / sum(share for _, share in latencies)
 
 
-def _latencies(choice: Choice, step: Step) -> dict[int, list[tuple[float, float]]]:
+def _latencies(choice: Choice, k_of: Mapping[int, int] | None = None) -> dict[int, list[tuple[float, float]]]:
     """Return by requirement with a bound the latency of each group with decodes, and its share of the ended requests.
 
-    Slow requests run longer, so fewer of them end than run: as many as their tokens in a step, if replies are alike.
+    Under the choice, or under other K. Slow requests run longer, so fewer of them end than run: as many as their tokens
+    in a step, if replies are alike.
     """
+    if not choice.requirements.has_bounds:
+        return {}
     assert choice.estimates is not None
+    step = choice.step(k_of)
     of_groups: dict[int, list[tuple[float, float]]] = {}
     for code, group, latency_s, length in zip(choice.counts, choice.groups, step.latencies, step.lengths, strict=True):
         if group.decodes and group.tpot_bound_s:
@@ -174,8 +192,7 @@ def _latencies(choice: Choice, step: Step) -> dict[int, list[tuple[float, float]
 
 def _of_goals(choice: Choice, k_of: Mapping[int, int] | None) -> dict[int, float]:
     """Return the statistic of each requirement's goal (`_of_goal`) under the choice, or under other K."""
-    latencies = _latencies(choice, choice.step(k_of))
-    return {index: _of_goal(choice, index, item) for index, item in latencies.items()}
+    return {index: _of_goal(choice, index, item) for index, item in _latencies(choice, k_of).items()}
 
 
 def _of_goal(choice: Choice, index: int, latencies: Sequence[tuple[float, float]]) -> float:
@@ -194,7 +211,7 @@ def _of_goal(choice: Choice, index: int, latencies: Sequence[tuple[float, float]
 
 
 def k_by_load(
-    estimates: Estimates, requirements: Requirements, batch: Batch, numbers: Sequence[int], between: Pause
+    estimates: Estimates, requirements: Requirements, batch: Batch, numbers: Sequence[int]
 ) -> tuple[dict[str, tuple[KRange, ...]], dict[str, int]]:
     """Return K by number of running decodes for requests like those of `batch`, which must not be empty.
 
@@ -203,33 +220,28 @@ def k_by_load(
     it is kept, 0 for none.
     """
     keeps_up_to: dict[str, int] = {}
-    shares: Counter[tuple[str, int]] = Counter()  # by class and code without the mark of an unprobed request
+    shares: Counter[Decodes] = Counter()  # unprobed requests and others together, whatever their present K
+    whole: Counter[str] = Counter()
     for group, count in batch.items():
-        shares[group.traffic_class, group.code & ~UNPROBED] += count
-    apart = replace(estimates, choosers={})
-    rows: dict[str, list[int]] = {}
+        shares[Decodes(group.traffic_class, group.code & ~UNPROBED, 0)] += count
+        whole[group.traffic_class] += count
+        whole[ALL_CLASSES] += count
+    ks: dict[str, list[int]] = {row: [] for row in whole}
     for number in numbers:
-        counts = _scaled(shares, number)
-        by_group: Counter[int] = Counter()
-        for (name, band), count in counts.items():
-            by_group[_code(requirements, Decodes(name, band, 0))] += count
-        choice = chosen(apart, requirements, by_group, None, between)
+        choice = chosen(estimates, requirements, _counts(requirements, _scaled(shares, number)))
         slowest = slowest_s(choice)
         for name, index in requirements.index_of.items():
             if index in slowest:
                 is_kept = slowest[index] <= _bound_s(choice, index)
                 keeps_up_to[name] = number if is_kept else keeps_up_to.get(name, 0)
-        sums: dict[str, list[float]] = {}
-        for (name, band), share in shares.items():
-            code = _code(requirements, Decodes(name, band, 0))
-            k = choice.k_of[code]
-            for row in (name, ALL_CLASSES):
-                whole, weighted = sums.setdefault(row, [0.0, 0.0])
-                sums[row] = [whole + share, weighted + share * k]
-        for row, (whole, weighted) in sums.items():
-            rows.setdefault(row, []).append(int(weighted / whole + 0.5))
-        between()
-    return {row: ranges(numbers, ks) for row, ks in rows.items()}, keeps_up_to
+        weighted: Counter[str] = Counter()
+        for group, share in shares.items():
+            k = choice.k_of[_code(requirements, group)]
+            weighted[group.traffic_class] += share * k
+            weighted[ALL_CLASSES] += share * k
+        for row, count in whole.items():
+            ks[row].append(int(weighted[row] / count + 0.5))
+    return {row: ranges(numbers, of_row) for row, of_row in ks.items()}, keeps_up_to
 
 
 def loads(most: int, k_max: int, graphs: Graphs | None) -> list[int]:
@@ -274,7 +286,7 @@ def _counts(requirements: Requirements, batch: Batch) -> Counter[int]:
     return counts
 
 
-def _scaled(shares: Mapping[tuple[str, int], int], number: int) -> dict[tuple[str, int], int]:
+def _scaled(shares: Batch, number: int) -> dict[Decodes, int]:
     """Return `number` decodes, distributed by `shares` as whole numbers."""
     whole = sum(shares.values())
     exact = {key: share * number / whole for key, share in shares.items()}

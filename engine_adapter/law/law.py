@@ -43,7 +43,7 @@ Questions about K and about another guidance are answered from the same estimate
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,7 @@ from specpilot.engine_adapter.law.batch_choice import (
 )
 from specpilot.engine_adapter.law.contexts import REQUIREMENT_AT, Contexts
 from specpilot.engine_adapter.law.explained import explained
-from specpilot.engine_adapter.law.forecast import breaks_slo, mean_s, out_of_reach, slowest_s
+from specpilot.engine_adapter.law.forecast import Outlook, outlook
 from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.engine_adapter.law.latest_batch import HeldK, LatestBatch, Request
 from specpilot.engine_adapter.law.price_fit import LONG_CONTEXT, StepCost, features_of, step_s
@@ -109,10 +109,7 @@ class EngineLaw:
     ) -> None:
         self.k_max, self.static_k = k_max, static_k
         self.own_static_k = static_k
-        self.breaks_slo: bool | None = None  # whether the static K breaks an SLO that the choice keeps; None: unknown
-        self.predicted_s: Mapping[str, float] = {}  # by class with an SLO (`forecast.slowest_s`)
-        self.mean_predicted_s: Mapping[str, float] = {}  # the same of `forecast.mean_s`
-        self.out_of_reach: Collection[str] = ()  # classes whose bound only fewer requests at once would keep
+        self.outlook = Outlook()  # what the choice means for bounds on latency
         self.estimates: Estimates | None = None
         self.prices: Prices | None = None  # replaced as a whole, also before traffic is seen
         self.probe_prices: ProbePrices | None = None
@@ -139,7 +136,7 @@ class EngineLaw:
         self.requirements = Requirements.of(guidance, self.k_max)
         self._latest = self._held = None
         if not self.requirements.has_bounds:  # otherwise until the next refresh
-            self.breaks_slo, self.predicted_s, self.mean_predicted_s, self.out_of_reach = None, {}, {}, ()
+            self.outlook = Outlook()
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
@@ -155,8 +152,7 @@ class EngineLaw:
             self._held = HeldK(self.requirements, {})
         elif self._held is None and estimates is not None and choice.counts:
             estimates = choice.estimates or estimates  # by whose contexts the groups are
-            apart = replace(estimates, choosers={})  # the scheduler's thread uses those of the law
-            every = k_of_every_group(apart, choice.requirements, choice.counts, between)
+            every = k_of_every_group(estimates.apart(between), choice.requirements, choice.counts)
             present = {code: choice.k_of[code] for code in choice.counts}
             self._held = HeldK(choice.requirements, {**every, **present}, estimates.contexts)
 
@@ -265,15 +261,10 @@ class EngineLaw:
             estimates = Estimates(self.acceptance.lengths(), prices, self._slowdown, contexts)
             if latest is not None and latest.codes and latest.requirements is self.requirements:
                 counts = Counter(latest.groups(contexts))
-                choice = chosen(estimates, latest.requirements, counts, None, between)
-                self._choice = choice
+                choice = chosen(replace(estimates, pause=between), latest.requirements, counts)
                 between()
-                self.breaks_slo = breaks_slo(choice, self.static_k)
-                slowest, mean, of_class = slowest_s(choice), mean_s(choice), latest.requirements.index_of.items()
-                self.predicted_s = {name: slowest[index] for name, index in of_class if index in slowest}
-                self.mean_predicted_s = {name: mean[index] for name, index in of_class if index in mean}
-                beyond = out_of_reach(choice, slowest, between)
-                self.out_of_reach = [name for name, index in of_class if index in beyond]
+                self.outlook = outlook(choice, self.static_k)
+                self._choice = choice._replace(estimates=estimates)
             self.estimates = estimates
 
     def described(self) -> dict[str, Any] | None:

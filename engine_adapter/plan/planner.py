@@ -28,7 +28,7 @@ this order (the code has the same numbers):
    draft, because a request is too long for the drafter, K is 0 for all, without 4 and 5.
 3. *Scheduled K*, cut to the request's ceiling and to the room:
    3a. normally the K that the engine's law chooses for the decodes of this step (`law.law`);
-   3b. under a table without a law (`plan.speculation_control`), the table's K for the request's class.
+   3b. under a table without a law (`plan.speculation_control`), that of the request's class.
 4. *Width*: the largest K of the step, at least `least_width`. A parallel drafter has one buffer for its slots and for
    the tokens of the step under way. vLLM scheduled these tokens before the width was known. If the slots do not fit
    into the rest of the buffer, every K is cut to the width that fits. From the next step on vLLM keeps room for
@@ -151,11 +151,7 @@ class Planner:
         batch = (*states, *prefilling)
         k_room = self._room.largest_k(len(batch) + waiting)
         # 3. Scheduled K
-        if can_draft and table.law is not None and states:
-            width = _set_k_by_law(states, table.law, k_room)
-        else:
-            width = _set_k_by_table(states, table if can_draft else None, k_room)
-        self.next_width = width
+        self.next_width = width = _set_k(states, table, k_room, can_draft=can_draft)
         if self.k_max == 0:
             return StepPlan(0)
         if can_draft:
@@ -231,30 +227,13 @@ class Planner:
         return self._room.widest(len(batch), sum([state.positions for state in batch]))
 
 
-def _set_k_by_table(states: Sequence[DraftState], table: KTable | None, k_room: int) -> int:
-    """Give each request the K of the table (case 3b), 0 without a table; return the largest."""
-    width = 0
-    k_of: dict[tuple[str, int, int], int] = {}  # many requests share class, band and ceiling
-    for state in states:
-        band = state.band = state.acceptance.band
-        state.is_unprobed = state.acceptance.drafts == 0
-        ceiling = state.ceiling
-        k = k_of.get((state.traffic_class, band, ceiling))
-        if k is None:
-            k = min(ceiling, k_room, table.k(state.traffic_class, band)) if table is not None else 0
-            k_of[state.traffic_class, band, ceiling] = k
-            width = max(width, k)
-        state.k = state.scheduled_k = k
-    return width
-
-
-def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> int:
-    """Give each request the K that the law chooses (case 3a); return the largest.
-
-    Report to the law how many rows catch up now because its earlier choices left these requests out.
-    """
+def _set_k(states: Sequence[DraftState], table: KTable, k_room: int, *, can_draft: bool) -> int:
+    """Give each request its scheduled K (case 3); return the largest."""
+    law = table.law if can_draft and states else None
+    every = law.k_of(states) if law is not None else table.k_of_each([state.traffic_class for state in states])
+    k_room = k_room if can_draft else 0
     width = drafted = backlog_rows = 0
-    for state, chosen in zip(states, law.k_of(states), strict=True):
+    for state, chosen in zip(states, every, strict=True):
         acceptance = state.acceptance
         state.band, state.is_unprobed = acceptance.band, acceptance.drafts == 0
         k = chosen  # comparisons, because `min` takes a third of this loop's time
@@ -267,13 +246,22 @@ def _set_k_by_law(states: Sequence[DraftState], law: EngineLaw, k_room: int) -> 
             drafted += 1
             if k > width:  # noqa: PLR1730
                 width = k
-            if state.left_out_rows:
+            if law is not None and state.left_out_rows:
                 # `left_out_rows` also counts steps in which the request still verified a draft, and which left no row.
                 backlog_rows += min(state.left_out_rows, state.backlog)
                 state.left_out_rows = 0
+    if law is not None:
+        _note_left_out(states, law, drafted, backlog_rows)
+    return width
+
+
+def _note_left_out(states: Sequence[DraftState], law: EngineLaw, drafted: int, backlog_rows: int) -> None:
+    """Count the steps in which the law left requests out, and report a plan to the law (`EngineLaw.note_plan`).
+
+    `backlog_rows`: the rows that catch up now because earlier choices of the law left these requests out.
+    """
     if 0 < drafted < len(states):
         for state in states:
             if not state.k:
                 state.left_out_rows += 1
     law.note_plan(len(states), drafted, backlog_rows)
-    return width

@@ -20,7 +20,7 @@ new one, never a mixture.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 from specpilot.engine_adapter.errors import ScheduleRefusedError, StaleScheduleError
 from specpilot.engine_adapter.law.law import EngineLaw
-from specpilot.policy.bands import BANDS
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.schedule import Guidance, Override, Schedule
 
@@ -43,21 +42,26 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KTable:
-    """K by class and band: `k_of[class][band]`.
+    """K by class: `k_of`. With a `law` the law chooses K by class and band, and `k_of` is the static K.
 
-    `probe_depths` maps each class that is probed to the largest depth of its probes. With a `law` the law chooses K,
-    `k_of` is the static K, and the depths are the upper bounds of the classes.
+    `probe_depths` maps each class that is probed to the largest depth of its probes: with a law the upper bounds of the
+    classes. Without a law there are none, because no outcome of a probe could change K.
     """
 
     source: Source
-    k_of: Mapping[str, tuple[int, ...]]
+    k_of: Mapping[str, int]
     probe_ratio: float = 0.0
     probe_depths: Mapping[str, int] = field(default_factory=dict)
     law: EngineLaw | None = None
 
-    def k(self, traffic_class: str, band: int) -> int:
-        """Return K for a request of `traffic_class` in `band`."""
-        return (self.k_of.get(traffic_class) or self.k_of[DEFAULT_CLASS])[band]
+    def k(self, traffic_class: str) -> int:
+        """Return K for a request of `traffic_class`."""
+        return self.k_of.get(traffic_class, self.k_of[DEFAULT_CLASS])
+
+    def k_of_each(self, traffic_classes: Sequence[str]) -> list[int]:
+        """Return K for a request of each of these classes."""
+        k_of, default = self.k_of, self.k_of[DEFAULT_CLASS]
+        return [k_of.get(name, default) for name in traffic_classes]
 
     def probe_depth(self, traffic_class: str) -> int:
         """Return the largest depth of a probe in `traffic_class`; 0: the class is not probed."""
@@ -66,13 +70,13 @@ class KTable:
 
 def fixed_table(k_of: Mapping[str, int], source: Source = Source.FIXED) -> KTable:
     """Return the table with one K for each class, which never probes; `default` must be named."""
-    return KTable(source, {name: (k,) * BANDS for name, k in k_of.items()})
+    return KTable(source, k_of)
 
 
 def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
     """Return the table in which `law` chooses K, and probes keep the bounds of each class."""
     depths = law.requirements.probe_depth
-    static = dict.fromkeys(depths, (law.static_k,) * BANDS)
+    static = dict.fromkeys(depths, law.static_k)
     return KTable(Source.LAW, static, probe_ratio, {name: depth for name, depth in depths.items() if depth}, law)
 
 

@@ -40,7 +40,7 @@ def of_single_k(
     phase: Phase, k: int, *, step_s: StepTime = cpu_step_s, seed: int = 0, seconds: int = SECONDS, **options: Any
 ) -> float:
     """Return what `k` for all yields in a phase, tokens per second; `options` are those of `simulate`."""
-    fixed = Phase(seconds + START_S, phase.sources, phase.queue, phase.slowdown, phase.of_engine)
+    fixed = Phase(seconds + START_S, phase.sources, phase.slowdown)
     name = getattr(step_s, "__name__", "")
     key = f"{name} K={k} seed={seed} {fixed} {options}"
     known = _known().get(key)

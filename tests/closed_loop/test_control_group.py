@@ -86,27 +86,21 @@ def test_no_static_k_comes_into_force_that_breaks_an_slo_which_the_law_keeps() -
     assert Reason.CONTROL_GROUP in simulate([phase], policy=free, step_s=mostly_verification_s).reasons
 
 
-def test_a_pool_that_fell_back_keeps_the_static_k_while_nothing_runs() -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended("loop: fall back"))])
+def test_a_law_that_is_lied_to_falls_back_to_the_static_k_and_keeps_it_while_nothing_runs(seed: int) -> None:
     busy = Phase(300, [Source("chat_hot", 12)])
     policy = Policy(MODEL, control_group_ratio=0.2, static_k=0)
-    run = simulate([busy, Phase(20, []), Phase(5, busy.sources)], policy=policy, disturb=lie)
-    assert run.of_phase(0)[-1].result.reason is Reason.FALLEN_BACK
+    run = simulate([busy, Phase(20, []), Phase(5, busy.sources)], policy=policy, disturb=lie, seed=seed)
+    back = [second.at for second in run.of_phase(0) if second.result.reason is Reason.FALLEN_BACK]
+    assert back
+    assert back[0] <= 150
+    after = [second for second in run.of_phase(0) if second.at > back[0] + 5]
+    share = sum(second.result.reason is Reason.FALLEN_BACK for second in after) / len(after)
+    assert share >= 0.8
+    static = of_single_k(busy, 0)
+    assert sum(second.throughput for second in after) / len(after) >= 0.9 * static
     idle = [second.result for second in run.of_phase(1) if second.result.reason is Reason.IDLE]
     assert len(idle) >= 15
     for result in (*idle, run.of_phase(2)[0].result):
         assert result.guidance is not None
         assert result.guidance.override == Override(0, Cause.FALLEN_BACK)
-
-
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended("loop: fall back"))])
-def test_a_law_that_is_lied_to_falls_back_to_the_static_k(seed: int) -> None:
-    phase = Phase(400, [Source("chat_hot", 12)])
-    run = simulate([phase], policy=Policy(MODEL, control_group_ratio=0.2, static_k=0), disturb=lie, seed=seed)
-    back = [second.at for second in run.seconds if second.result.reason is Reason.FALLEN_BACK]
-    assert back
-    assert back[0] <= 150
-    after = [second for second in run.seconds if second.at > back[0] + 5]
-    share = sum(second.result.reason is Reason.FALLEN_BACK for second in after) / len(after)
-    assert share >= 0.8
-    static = of_single_k(phase, 0)
-    assert sum(second.throughput for second in after) / len(after) >= 0.9 * static

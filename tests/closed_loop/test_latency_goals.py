@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from specpilot.engine_adapter.law import price_fit
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from tests.simulation.engine import K_MAX, MODEL, Engine
 from tests.simulation.h200_plant import FULL, H200Plant, graphs
 from tests.simulation.loop import Run, simulate
+from tests.simulation.step_times import mostly_verification_s
 from tests.simulation.traffic import Phase, Source
 
 SETTLE_S = 20
@@ -148,3 +150,28 @@ def test_without_a_goal_nothing_of_it_runs() -> None:
     guidance = run.run.seconds[-1].result.guidance
     assert guidance is not None
     assert all(item.tpot_bound_ms is item.slo is None for item in guidance.classes.values())
+
+
+def test_an_slo_holds_while_the_machine_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of every kind take longer, as beside another process: the slowdown factor corrects the costs at once.
+
+    The goal is on the mean over requests, and its margin is moved by at most 5 % in these seconds. A class's bands
+    share its goal, so K leaves no slack: per token 2 % more time at 3 % more throughput (four seeds) than with a bound
+    for each band.
+    """
+    sources, slow_from_s, slow_s, settles_s = [Source(0.3, 8, "chat"), Source(0.9, 8, "json")], 40, 20, 3
+    phases = [Phase(slow_from_s, sources), Phase(slow_s, sources, slowdown=1.3)]
+    bound = Policy(
+        MODEL,
+        control_group_ratio=0.0,
+        classes={"chat": ClassPolicy(slo=Slo(tpot_ms={Statistic.MEAN: 20.0})), "json": ClassPolicy()},
+    )
+
+    def slow_itl_s() -> float:
+        run = simulate(phases, policy=bound, step_s=mostly_verification_s)
+        found = [item.result.evidence for item in run.seconds[slow_from_s + settles_s : slow_from_s + slow_s]]
+        return sum(item["step_s"] / item["classes"]["chat"]["measured_length"] for item in found) / len(found)
+
+    assert slow_itl_s() < 1.07 * 0.020
+    monkeypatch.setattr(price_fit, "SLOWDOWN_SHARE", 0.0)
+    assert slow_itl_s() > 1.1 * 0.020, "without the factor the bound is not kept"

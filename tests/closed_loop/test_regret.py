@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpilot.policy.model_policy import ClassPolicy, Policy
+from specpilot.policy.model_policy import Policy
 from tests.closed_loop.single_k import best_single_k, of_single_k
 from tests.simulation.engine import MODEL
 from tests.simulation.loop import simulate, uniform
@@ -55,44 +55,6 @@ def test_labels_add_next_to_nothing() -> None:
     assert without / with_labels >= 0.97
 
 
-@pytest.mark.extended("loop: labels")
-@pytest.mark.parametrize("is_labelled", [True, False])
-def test_clients_that_wait_for_their_replies_are_not_taken_for_a_queue(*, is_labelled: bool) -> None:
-    """Eight clients stay eight, however soon they are served: their share of the tokens at K = 0 says too little."""
-    labels = {kind: kind if is_labelled else "default" for kind in ("json", "code")}
-    policy = Policy(MODEL, control_group_ratio=0.0, classes={label: ClassPolicy() for label in labels.values()})
-    phases = [
-        Phase(20, [Source(kind, count, labels[kind]) for kind, count in counts.items()])
-        for counts in ({"json": 4, "code": 12}, {"json": 8, "code": 8})
-    ]
-    runs = [simulate(phases, step_s=demo_pair_step_s, policy=policy, seed=seed) for seed in range(2)]
-    reached = np.mean([run.throughput(1, SETTLE_S) for run in runs])
-    assert reached >= 1.2 * best_single_k(phases[1], step_s=demo_pair_step_s)[0]
-
-
-def test_given_work_is_not_sacrificed_to_what_runs_now() -> None:
-    """Requests drawn from a queue: who is done sooner makes room for any, not for its like."""
-    phase = Phase(40, [Source("json", 8), Source("code", 8)], queue=16)
-    reached = np.mean([simulate([phase], seed=seed).throughput(0, SETTLE_S) for seed in range(2)])
-    assert reached >= 1.02 * max(of_single_k(phase, k) for k in (0, STATIC_K))
-
-
-@pytest.mark.parametrize("between", [8, 25])
-def test_traffic_that_comes_back_is_served_at_once(between: int) -> None:
-    """Its rows were held ready: neither the trace that it left nor the traffic meanwhile took them."""
-    policy = Policy(MODEL, control_group_ratio=0.0, classes={"json": {}, "code": {}, "chat": {}})  # type: ignore[dict-item]
-    few, many = Phase(25, [Source("json", 2, "json")]), Phase(25, [Source("json", 16, "json")])
-    code, chat = Phase(between, [Source("code_hot", 24, "code")]), Phase(8, [Source("chat_hot", 1, "chat")])
-
-    def dear_drafter_s(n: float, m: float, slots: float, prefill: float, context: float) -> float:
-        return cpu_step_s(n, m, slots, prefill, context) + (2.5e-3 if slots else 0.0)  # as the demo pair's
-
-    run = simulate([few, code, chat, many], policy=policy, step_s=dear_drafter_s)
-    settled = run.throughput(3, SETTLE_S)
-    reached = [second.throughput >= 0.9 * settled for second in run.of_phase(3)]
-    assert reached.index(True) <= 1
-
-
 def test_probes_are_few() -> None:
     phase = Phase(40, [Source("code_hot", 16)])
     run = simulate([phase])
@@ -109,15 +71,6 @@ def test_steps_that_prefill_are_priced() -> None:
     assert newest.evidence["step_s"] < 0.9 / newest.evidence["steps"] * 8
     assert newest.evidence["steps"] > 0
     assert run.throughput(0, SETTLE_S) >= 0.97 * best_single_k(phase)[0]
-
-
-def test_unlike_engines_of_a_pool_are_each_served() -> None:
-    """One engine runs JSON and one chat, where one K for the pool served neither."""
-    phase = Phase(40, [Source("json", 8)], of_engine={"engine-1": [Source("chat_hot", 8)]})
-    run = simulate([phase], engines=2)
-    for engine_id, sources in (("engine-0", [Source("json", 8)]), ("engine-1", [Source("chat_hot", 8)])):
-        reached = np.mean([second.by_engine[engine_id] for second in run.seconds[SETTLE_S:]])
-        assert reached >= 0.95 * best_single_k(Phase(40, sources))[0]
 
 
 def test_a_few_predictable_requests_among_many_are_found_without_labels() -> None:

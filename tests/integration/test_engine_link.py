@@ -82,7 +82,7 @@ def test_an_engine_registers_follows_and_reports_its_version(
     until(lambda: len(store.engines()) == 1)
     store.publish_schedule(schedule(1, 5), lease)
     until(lambda: control.version == 1)
-    assert control.table(time.monotonic()).k("code", 0) == 5
+    assert control.table(time.monotonic()).k("code") == 5
     until(lambda: store.engines()[0].schedule_version == 1)
 
 
@@ -139,7 +139,7 @@ def test_a_restarted_and_emptied_server_loses_nothing_that_matters(
     until(lambda: control.version == 4)
     server.stop()
     until(lambda: "the schedule in force stays" in caplog.text)
-    assert control.table(time.monotonic()).k("default", 0) == 5
+    assert control.table(time.monotonic()).k("default") == 5
     server.start()
     until(lambda: len(store.engines()) == 1)
     assert store.engines()[0].schedule_version == 4
@@ -209,7 +209,7 @@ def test_an_engine_that_starts_takes_the_last_schedule_however_old_it_is(server:
     with started(server.url) as control:
         until(lambda: control.version == 3)
         now = time.monotonic()
-        assert (control.table(now).source, control.table(now).k("default", 0)) == (Source.FIXED, 5)
+        assert (control.table(now).source, control.table(now).k("default")) == (Source.FIXED, 5)
         skewed = replace(schedule(4, 2), issued_at=time.time() - 3600.0)  # of a controller whose clock is slow
         store.publish_schedule(skewed, lease)
         until(lambda: control.version == 4)

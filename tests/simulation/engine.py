@@ -7,8 +7,7 @@ with some noise. Deterministic for a given seed.
 
 Host and device have a clock each (`plant`). The device runs one step after the other. The host launches the next step,
 then waits for the running one, so between two updates it has spent the launch of the *next* step, like vLLM's
-asynchronous loop. The adapter reads the device's end of each step, as on CUDA; with `reads_device=False` it has only
-the times of the updates.
+asynchronous loop. The adapter reads the device's end of each step, as on CUDA.
 """
 
 import math
@@ -40,12 +39,13 @@ from specpilot.policy.questions import Answer, Question
 from specpilot.policy.schedule import Guidance, Schedule
 from tests.simulation.plant import OneTime, Plant, Work
 from tests.simulation.requests import Request, Requests
-from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.step_times import StepTime, cpu_catch_up_s, cpu_step_s
 from tests.simulation.traffic import Source
 
 MODEL, POOL = "demo", "cpu"
 K_MAX = 7
 """The largest K of a simulated engine."""
+STATIC_K = 3
 REPLY_TOKENS = 150.0
 _BACKLOG_ROWS = 8192
 _MOST_RUNNING = 512
@@ -66,21 +66,11 @@ class _UnderWay(NamedTuple):
     launched_at: float
 
 
-class _Pace(NamedTuple):
-    """The present slowdown factors of a step."""
-
-    device: float
-    host: float
-
-
-_USUAL = _Pace(1.0, 1.0)
-
-
 @dataclass
 class Engine:
     """One engine; `tokens` are delivered so far. A step takes `step_s` on the device, times noise, plus its catch-up.
 
-    A `plant` replaces both with times on the host and on the device. `drafts` are all decodes of one request in one
+    A `plant` replaces this time by times on the host and on the device. `drafts` are all decodes of one request in one
     step, K = 0 included, `probes` those that were verified deeper than their K, `deepest_probe` the largest depth.
 
     Before traffic it runs the adapter's calibration, for up to `calibrated_to` requests; 0: none.
@@ -96,9 +86,7 @@ class Engine:
     engine_id: str
     rng: np.random.Generator
     step_s: StepTime = cpu_step_s
-    catch_up_s: CatchUpTime = cpu_catch_up_s
     noise: float = 0.03
-    static_k: int = 3
     k_max: int = K_MAX
     started_at: float = 0.0
     is_lying: bool = False
@@ -106,7 +94,6 @@ class Engine:
     claims: Mapping[int, float] = field(default_factory=dict)
     calibrated_to: int = 0
     plant: Plant | None = None
-    reads_device: bool = True
     graphs: Graphs | None = None
     least_width: int | None = None
     is_parallel: bool = True
@@ -120,14 +107,14 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._requests = Requests(self.rng, self.reply_tokens)
-        self._plant = self.plant or OneTime(self.step_s, self.catch_up_s)
+        self._plant = self.plant or OneTime(self.step_s, cpu_catch_up_s)
         self.restart(self.started_at)
 
     def restart(self, at: float) -> None:
         """Restart: no request, no count."""
         self.started_at = at
         self._control = SpeculationControl(
-            MODEL, POOL, self.k_max, self.static_k, _MOST_RUNNING, adapts=self.adapts, engine_id=self.engine_id
+            MODEL, POOL, self.k_max, STATIC_K, _MOST_RUNNING, adapts=self.adapts, engine_id=self.engine_id
         )
         self._schedule: Schedule | None = None
         self._at = 0.0  # seconds of all runs since the start
@@ -137,7 +124,7 @@ class Engine:
         room = StepRoom(is_parallel=self.is_parallel)
         self._planner = Planner(self.k_max, rows, least_width=self.least_width or 0, room=room)
         self._steps = Steps(self._planner, self._meter, self._table, longest_to_draft=1 << 30)
-        self.law = EngineLaw(self.k_max, self.static_k, _MOST_RUNNING, self.graphs, self.least_width)
+        self.law = EngineLaw(self.k_max, STATIC_K, _MOST_RUNNING, self.graphs, self.least_width)
         self.law.follow(self.guidance)
         self._exporter = MetricsExporter(MODEL)
         self._latencies = Latencies()
@@ -159,11 +146,11 @@ class Engine:
             for k, others in settings(n, self.k_max):
                 self._table = calibrating(k, others)
                 for _ in range(STEPS):
-                    self._step(_USUAL, None)
+                    self._step(1.0)
                 self.law.learn(self._meter.take_steps())
         self._refresh()
         self._requests.settle([])
-        self._step(_USUAL, None)
+        self._step(1.0)
         self._under_way = None
         self._meter.take_evidence()
         self._meter.take_steps()
@@ -177,24 +164,18 @@ class Engine:
         sources: Sequence[Source],
         schedule: Schedule | None,
         slowdown: float = 1.0,
-        queue: int | None = None,
-        host_slowdown: float = 1.0,
     ) -> float:
-        """Run for some seconds; return the delivered tokens.
-
-        Steps take `slowdown` times as long on the device, and `slowdown * host_slowdown` times as long on the host.
-        """
+        """Run for some seconds, in which steps take `slowdown` times as long; return the delivered tokens."""
         before = self.tokens
         self._take()
         self._refresh()
         self._follow(schedule)
         self._at += seconds
-        self._requests.settle(list(sources), queue)
-        device = slowdown * math.exp(self.rng.normal(0, self.noise))
-        pace = _Pace(device, device * host_slowdown)
+        self._requests.settle(list(sources))
+        pace = slowdown * math.exp(self.rng.normal(0, self.noise))
         left_s = seconds
         while left_s > 0 and self._requests.running:
-            left_s -= self._step(pace, queue)
+            left_s -= self._step(pace)
         return self.tokens - before
 
     @property
@@ -215,10 +196,7 @@ class Engine:
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
         version = schedule.version if schedule else 0
         self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        law = self.law
-        self._exporter.show_law(
-            law.decode_s, breaks_slo=law.breaks_slo, predicted_s=law.predicted_s, mean_predicted_s=law.mean_predicted_s
-        )
+        self._exporter.show_law(self.law.decode_s, self.law.outlook)
         return self._exporter.text()
 
     @property
@@ -244,12 +222,12 @@ class Engine:
         clock: Any = SimpleNamespace(monotonic=lambda: self._at)
         return Answers(scheduler, clock, lambda: None).answer(question)
 
-    def _step(self, pace: _Pace, queue: int | None) -> float:
+    def _step(self, pace: float) -> float:
         """Launch the next step and end the one before; return the seconds."""
         began_at, under_way = self._now, self._under_way
         self._under_way = self._launched(pace)
         if under_way is not None:
-            self._finish(under_way, pace, queue)
+            self._finish(under_way, pace)
         return self._now - began_at
 
     def follow(self, guidance: Guidance) -> None:
@@ -290,7 +268,7 @@ class Engine:
         control.by_law = law_table(self.law, self.law.guidance.probe_ratio)
         self._table = control.table(self._at)
 
-    def _launched(self, pace: _Pace) -> _UnderWay:
+    def _launched(self, pace: float) -> _UnderWay:
         """Launch a step of all requests; the adapter plans the drafts after it."""
         began_at = self._now
         for request in self._requests.take_begun():
@@ -305,13 +283,13 @@ class Engine:
         caught_up = plan.read if plan.width else max(0, plan.read - (work.prefill - work.prompts - deferred))
         reads = plan.read if self._plant.reads_prompts_apart else caught_up
         work = work._replace(slots=plan.slots, read=reads, width=plan.width)
-        self._now += pace.host * self._plant.host_s(work)
+        self._now += pace * self._plant.host_s(work)
         return _UnderWay(output, delivering, work, began_at, self._now)
 
-    def _finish(self, step: _UnderWay, pace: _Pace, queue: int | None) -> None:
+    def _finish(self, step: _UnderWay, pace: float) -> None:
         """End a step, and the requests that it completes."""
         output = step.output
-        seconds = self._plant.device_s(step.work) * pace.device * math.exp(self.rng.normal(0, 3 * self.noise))
+        seconds = self._plant.device_s(step.work) * pace * math.exp(self.rng.normal(0, 3 * self.noise))
         items = []
         over: list[Request] = []
         for name in step.delivering:
@@ -340,6 +318,6 @@ class Engine:
             {0: SimpleNamespace(outputs=items)},
             self._now,
             goes_on=True,
-            device_s=self._device_done_at - before if self.reads_device else None,
+            device_s=self._device_done_at - before,
         )
-        self._requests.replace(over, queue)
+        self._requests.replace(over)

@@ -1,8 +1,8 @@
 """The closed loop in virtual time: engines, observations, the controller, schedule, engines."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -10,27 +10,19 @@ from specpilot.controller.law.context import PoolContext, TickResult
 from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.law.reason import Reason
 from specpilot.controller.pools import schedule_of
-from specpilot.engine_adapter.law.graphs import Graphs
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.schedule import Guidance, Override, Schedule
-from tests.simulation.engine import K_MAX, MODEL, POOL, REPLY_TOKENS, Engine
-from tests.simulation.plant import Plant
-from tests.simulation.step_times import CatchUpTime, StepTime, cpu_catch_up_s, cpu_step_s
+from tests.simulation.engine import K_MAX, MODEL, POOL, STATIC_K, Engine
 from tests.simulation.traffic import Phase
-
-WANDER_KEPT = math.exp(-1 / 15)
-"""Autocorrelation of a machine's log slowdown from one second to the next: a time constant of 15 s."""
 
 
 @dataclass(frozen=True)
 class Second:
-    """One virtual second: its throughput, the schedule in force, and the law's result at its end."""
+    """One virtual second: its throughput, and the law's result at its end."""
 
     at: float
     phase: int
     throughput: float  # of the mean engine, tokens per second, corrected for the machine's slowdown
-    by_engine: dict[str, float]
-    in_force: Schedule | None
     result: TickResult
 
 
@@ -66,84 +58,51 @@ def simulate(
     policy: Policy | None = None,
     later: tuple[int, Policy] | None = None,
     seed: int = 0,
-    step_s: StepTime = cpu_step_s,
-    catch_up_s: CatchUpTime = cpu_catch_up_s,
     engines: int = 1,
     disturb: Callable[[int, list[Engine]], None] | None = None,
-    law: ControlLaw | None = None,
     start: Schedule | None = None,
-    static_k: int = 3,
     is_scraped: Callable[[int], bool] = lambda _: True,
-    noise: float = 0.03,
-    wander: float = 0.0,
     max_num_seqs: int = 64,
-    reply_tokens: float = REPLY_TOKENS,
     is_steered: bool = True,
-    graphs: Graphs | None = None,
-    is_calibrated: bool = True,
-    plant: Plant | None = None,
-    reads_device: bool = True,
-    adapts: bool = False,
     k_max: int = K_MAX,
-    is_parallel: bool = True,
-    least_width: int | None = None,
+    **machine: Any,
 ) -> Run:
     """Play `phases` and return the run.
 
     - `later`: a second, and the policy from then on.
-    - `wander`: standard deviation of the machine's log slowdown, which varies over seconds.
     - `is_steered`: whether the controller's schedules are applied; otherwise `start` stays.
-    - `is_calibrated`: whether engines are calibrated before traffic, like real ones.
-    - `plant`: replaces `step_s` and `catch_up_s`.
-    - `reads_device`: whether engines read the device's end of a step; otherwise they have the host's update alone.
-    - `adapts`: whether the engines adapt by themselves, by the policy's guidance, and follow no schedule.
-    - `k_max`, `is_parallel`, `least_width`: the drafter, as in `Engine`.
+    - `machine`: further arguments of each `Engine`.
     """
     policy = policy or Policy(model=MODEL, control_group_ratio=0.0)
     fleet = [
         Engine(
-            f"engine-{index}", np.random.default_rng([seed, index]), step_s=step_s, catch_up_s=catch_up_s,
-            static_k=static_k, noise=noise, reply_tokens=reply_tokens,
-            calibrated_to=max_num_seqs if is_calibrated and is_steered else 0, plant=plant, reads_device=reads_device,
-            graphs=graphs, adapts=adapts, k_max=k_max, is_parallel=is_parallel, least_width=least_width,
-            guidance=PoolContext(MODEL, POOL, policy, k_max, static_k, None).guidance(),
+            f"engine-{index}",
+            np.random.default_rng([seed, index]),
+            calibrated_to=max_num_seqs if is_steered else 0,
+            k_max=k_max,
+            guidance=PoolContext(MODEL, POOL, policy, k_max, STATIC_K, None).guidance(),
+            **machine,
         )
         for index in range(engines)
-    ]  # fmt: skip
-    law = law or ControlLaw()
-    schedule, run = start, Run(fleet=fleet)
-    second, log_slowdown, weather = 0, 0.0, np.random.default_rng([seed, 99])
+    ]
+    law, schedule, run, second = ControlLaw(), start, Run(fleet=fleet), 0
     law.observe(engine.observe(0.0) for engine in fleet)
     for index, phase in enumerate(phases):
         for _ in range(phase.seconds):
             if disturb:
                 disturb(second, fleet)
-            log_slowdown = WANDER_KEPT * log_slowdown + weather.normal(0, wander * math.sqrt(1 - WANDER_KEPT**2))
-            slowdown = phase.slowdown * math.exp(log_slowdown)
-            in_force = schedule
-            tokens = {
-                engine.engine_id: engine.run(
-                    1.0,
-                    phase.of_engine.get(engine.engine_id, phase.sources),
-                    schedule,
-                    slowdown,
-                    phase.queue,
-                    phase.host_slowdown,
-                )
-                for engine in fleet
-            }
+            tokens = [engine.run(1.0, phase.sources, schedule, phase.slowdown) for engine in fleet]
             second += 1
             if later is not None and second == later[0]:
                 policy = later[1]
-                changed = PoolContext(MODEL, POOL, policy, k_max, static_k, None)
+                changed = PoolContext(MODEL, POOL, policy, k_max, STATIC_K, None)
                 for engine in fleet:
                     engine.follow(changed.guidance())
             if is_scraped(second):
                 law.observe(engine.observe(float(second)) for engine in fleet)
-            context = PoolContext(MODEL, POOL, policy, k_max, static_k, schedule)
+            context = PoolContext(MODEL, POOL, policy, k_max, STATIC_K, schedule)
             result = law.decide(context, float(second), float(second))
-            throughput = float(np.mean(list(tokens.values()))) * slowdown
-            run.seconds.append(Second(second, index, throughput, tokens, in_force, result))
+            run.seconds.append(Second(second, index, float(np.mean(tokens)) * phase.slowdown, result))
             if is_steered and result.guidance is not None:
                 schedule = schedule_of(context, result, result.guidance, second, float(second))
     return run

@@ -73,7 +73,7 @@ class Requests:
         self.by_source = np.zeros((0, 2))
         self._sources: list[Source] = []
 
-    def settle(self, sources: list[Source], queue: int | None = None) -> None:
+    def settle(self, sources: list[Source]) -> None:
         """Switch to these sources: drop requests of others, and begin the missing ones."""
         if sources == self._sources:
             return
@@ -83,18 +83,13 @@ class Requests:
         for request in list(self.running.values()):
             source = before[request.source]
             at = sources.index(source) if source in sources else None
-            if at is None or (queue is None and counts[at] >= round(sources[at].running)):
+            if at is None or counts[at] >= round(sources[at].running):
                 self._end(request)
             else:
                 request.source = at
                 counts[at] += 1
-        if queue is None:
-            targets = [round(source.running) for source in sources]
-            for at, count in enumerate(targets):
-                for _ in range(count - counts[at]):
-                    self._begin(at, is_first=True)
-        else:
-            for at in self._drawn(max(0, queue - len(self.running))):
+        for at, source in enumerate(sources):
+            for _ in range(round(source.running) - counts[at]):
                 self._begin(at, is_first=True)
 
     def take_begun(self) -> list[Request]:
@@ -102,19 +97,12 @@ class Requests:
         begun, self._new = [*self._new.values()], {}
         return begun
 
-    def replace(self, over: list[Request], queue: int | None) -> None:
-        """End these requests, and begin as many: of the same sources, or with a `queue` of sources drawn by share."""
+    def replace(self, over: list[Request]) -> None:
+        """End these requests, and begin as many of the same sources."""
         for request in over:
             self._end(request)
-        sources = [request.source for request in over]
-        for at in sources if queue is None else self._drawn(len(sources)):
-            self._begin(at)
-
-    def _drawn(self, count: int) -> list[int]:
-        shares = np.array([source.running for source in self._sources], dtype=float)
-        if not count:
-            return []
-        return [int(index) for index in self._rng.choice(len(shares), count, p=shares / shares.sum())]
+        for request in over:
+            self._begin(request.source)
 
     def _begin(self, at: int, *, is_first: bool = False) -> None:
         """Begin a request of a source; the first ones begin within their replies."""

@@ -1,7 +1,7 @@
 """Virtual traffic: phases with numbers of running requests of each acceptance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specpilot.policy.names import DEFAULT_CLASS
 
@@ -19,7 +19,7 @@ ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """Requests of one kind (a key of `ACCEPTANCE`, or an acceptance): `running` at a time, or a share of a queue.
+    """Requests of one kind (a key of `ACCEPTANCE`, or an acceptance): `running` at a time.
 
     Replies change to the kind `turns_to` half-way. `prompt_tokens` are prefilled, in chunks; the adapter's planner does
     not count a single token as a prompt.
@@ -46,17 +46,8 @@ class LongSource(Source):
 
 @dataclass(frozen=True)
 class Phase:
-    """Traffic for some seconds.
-
-    With `queue` so many requests run in all, drawn from the sources by their shares (an open queue). Without it each
-    source keeps its own number running (given concurrency). `of_engine` has the sources of single engines, in place of
-    `sources`. `slowdown` multiplies the step times; `host_slowdown` further multiplies the host's, if the plant has
-    them.
-    """
+    """Traffic for some seconds. `slowdown` multiplies the step times."""
 
     seconds: int
     sources: Sequence[Source]
-    queue: int | None = None
     slowdown: float = 1.0
-    of_engine: Mapping[str, Sequence[Source]] = field(default_factory=dict)
-    host_slowdown: float = 1.0

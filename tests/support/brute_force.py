@@ -19,6 +19,7 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.steps import Steps
 from specpilot.engine_adapter.vllm.v1 import backlog
 from specpilot.policy import engine_metrics as names
+from tests.support.k_tables import k_of
 
 Counts = dict[str, dict[str, float]]
 Shape = tuple[int, int, int, int, int, bool, int, int, int]
@@ -126,7 +127,7 @@ class BruteForce:
         # Still the table, and the histories, by which the previous step's requests were given their next K.
         for key in self._planned:
             band = self._chosen[key] = self._band(key)
-            self._due[key] = self._scheduler.steps.table.k(self._label(key), band)
+            self._due[key] = k_of(self._scheduler.steps.table, self._label(key), band)
         self._planned = list(output.num_scheduled_tokens)
         anew = _begins_anew(output)
         allowed = {key: self._allowed.pop(key, None) for key in self._planned}

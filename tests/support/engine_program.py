@@ -15,9 +15,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from specpilot.engine_adapter import plugin_names
-from specpilot.engine_adapter.plan.speculation_control import KTable, Source
 from specpilot.policy.bands import BANDS
 from tests.support import dspark_head
+from tests.support.k_tables import table
 from tests.support.stack import DEMO_MODEL, ROOT
 
 TARGET = str(DEMO_MODEL / "target")
@@ -126,10 +126,10 @@ def replies(
 def offer(control: Any, k: Mapping[str, int], probe_ratio: float = 0.0) -> None:
     """Put K in force for each class (`code`), or for a band of a class (`code:7`); a class with bands is probed."""
     names = {name.partition(":")[0] for name in k}
-    rows = {name: tuple(k.get(f"{name}:{band}", k[name]) for band in range(BANDS)) for name in names}
-    probed = {name: max(1, *rows[name]) for name in names if any(f"{name}:{band}" in k for band in range(BANDS))}
-    table = KTable(Source.FIXED, rows, probe_ratio, probed)
-    control.table = lambda _: table
+    by_band = {name: [k.get(f"{name}:{band}", k[name]) for band in range(BANDS)] for name in names}
+    has_bands = {name.partition(":")[0] for name in k if ":" in name}
+    in_force = table(probe_ratio, **{name: by_band[name] if name in has_bands else k[name] for name in names})
+    control.table = lambda _: in_force
 
 
 def finish(report: Mapping[str, Any]) -> None:

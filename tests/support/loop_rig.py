@@ -18,7 +18,7 @@ from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
-from specpilot.policy.schedule import Override
+from specpilot.policy.schedule import Objective, Override
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
 from tests.simulation.step_times import cpu_step_s
 from tests.simulation.traffic import Source
@@ -133,6 +133,6 @@ class Rig:
 
 
 ENGINES_CHOOSE = Policy(
-    MODEL, static_k=1, k_max=5, control_group_ratio=0.0,
+    MODEL, objective=Objective.LATENCY, static_k=1, k_max=5, control_group_ratio=0.0,
     classes={"code": ClassPolicy(weight=2.0, slo=Slo(tpot_ms={Statistic.MEAN: 900.0})), "batch": ClassPolicy(pin=6)},
 )  # fmt: skip

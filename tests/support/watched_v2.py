@@ -34,10 +34,10 @@ def watch(steps: Mapping[int, dict[str, Any]], seen: Counter[str], scheduler: An
         catch_up(own, step, wanted)
         seen["rows_left_waiting"] += 0 < len(own.rows) < held
 
-    def run(own: Any, step: Any, part: Any, ends: Any, tokens: Any, *more: Any, **named: Any) -> None:
+    def run(own: Any, step: Any, part: Any, tokens: Any, *more: Any, **named: Any) -> None:
         steps[id(output)]["read"] += len(tokens)
         seen["caught_up_rows"] += len(tokens)
-        forward(own, step, part, ends, tokens, *more, **named)
+        forward(own, step, part, tokens, *more, **named)
 
     def keep_noting(own: Any, step: Any, deferred: Any) -> None:
         seen["plain_steps"] += step.batch.num_tokens == step.batch.num_reqs

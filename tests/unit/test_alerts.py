@@ -12,6 +12,7 @@ import pytest
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence
+from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition_of
 from specpilot.policy.bands import BAND_EDGES, BANDS
 from specpilot.policy.store import StoreMemory
@@ -77,7 +78,7 @@ def engines_page() -> str:
     exporter = MetricsExporter("m")
     exporter.add(Evidence(tokens={("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
     exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
-    exporter.show_law(1.5, breaks_slo=True)
+    exporter.show_law(1.5, Outlook(breaks_slo=True))
     return exporter.text()
 
 

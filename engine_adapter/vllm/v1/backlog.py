@@ -28,14 +28,14 @@ drafts are lossless, and accepted less for a while.
 """
 
 from collections.abc import Collection, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from specpilot.engine_adapter.plan.missing_rows import MissingRows, missing_rows, passes, within
+from specpilot.engine_adapter.plan.missing_rows import Span, passes, spans_of, within
 from specpilot.engine_adapter.vllm.engine_facts import (
     backlog_rows,
     drafter_length,
@@ -128,37 +128,31 @@ class Backlog:
         if not rows_of:
             return
         metadata, device = state.spec_decode_common_attn_metadata, self._drafter.device
-        missing = missing_rows(rows_of, runner.input_batch.req_ids, requests)
-        queries = metadata.query_start_loc_cpu.diff()[: metadata.num_reqs]
-        missing, ends = within(missing, _ends(metadata, queries), self._length)
-        waiting = [len(rows_of[runner.input_batch.req_ids[place]]) for place in missing.places]
-        positions, slots = self._where(runner, metadata, missing, waiting)
+        ends = _ends(metadata, metadata.query_start_loc_cpu.diff()[: metadata.num_reqs])
+        spans = within(spans_of(rows_of, runner.input_batch.req_ids, requests, ends), self._length)
+        positions, slots = self._where(runner, metadata, spans, ends)
         firsts = runner.input_ids.gpu[metadata.query_start_loc[: metadata.num_reqs].long()]
         # The token that follows a row is that of the request's next row, and for its last row the step's first token.
-        following = [
-            row
-            for place, rows in zip(missing.places, missing.rows, strict=True)
-            for row in (*rows[1:], self.rows.used + place)
-        ]
+        following = [row for span in spans for row in (*span.rows[1:], self.rows.used + span.place)]
         tokens = torch.cat([self.rows.tokens(), firsts])[indices(following, device)]
         begin = 0
-        for part, part_ends in passes(missing, ends, self._drafter.max_num_tokens):
-            rows = indices([*chain.from_iterable(part.rows)], device)
+        for part in passes(spans, self._drafter.max_num_tokens):
+            rows = indices([row for span in part for row in span.rows], device)
             end = begin + len(rows)
-            batch = _batch(metadata, part, part_ends, slots[begin:end])
+            batch = _batch(metadata, part, slots[begin:end])
             self._forward(tokens[begin:end], positions[..., begin:end], self.rows.states(rows), batch)
             begin = end
         self.rows.forget(requests)
 
     def _where(
-        self, runner: Any, metadata: CommonAttentionMetadata, missing: MissingRows, waiting: Sequence[int]
+        self, runner: Any, metadata: CommonAttentionMetadata, spans: Sequence[Span], begins: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions of the rows of `missing` ([rows], or [3, rows] for M-RoPE), and their slots ([rows]).
+        """Return the positions of the rows of the `spans` ([rows], or [3, rows] for M-RoPE), and their slots ([rows]).
 
-        `waiting` is the number of rows of each request; they are directly before its first position in the step.
+        `begins` is the host's first position of each request in the step; its rows are directly before it.
         """
-        of = [place for place, rows in zip(missing.places, missing.rows, strict=True) for _ in rows]
-        back = [count - i for count, rows in zip(waiting, missing.rows, strict=True) for i in range(len(rows))]
+        of = [span.place for span in spans for _ in span.rows]
+        back = [begins[place] - end + count for place, rows, end in spans for count in range(len(rows), 0, -1)]
         requests, before = indices([of, back], self._drafter.device)
         starts = metadata.query_start_loc[: metadata.num_reqs + 1].long()
         firsts = runner._get_positions(metadata.num_actual_tokens)[..., starts[:-1]]
@@ -182,17 +176,15 @@ class Backlog:
         Requests in `deferred` are left out.
         """
         metadata, requests = state.spec_decode_common_attn_metadata, runner.input_batch.req_ids
-        missing = MissingRows([], [])
-        for place, rows in multiple(runner, state):
-            if requests[place] not in deferred:
-                missing.places.append(place)
-                missing.rows.append(rows)
-        missing, ends = within(missing, _ends(metadata, 1), self._length)
-        for part, part_ends in passes(missing, ends, min(self._drafter.max_num_tokens, POSITIONS_PER_PASS)):
-            on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
+        ends = _ends(metadata, 1)
+        spans = [
+            Span(place, rows, ends[place]) for place, rows in multiple(runner, state) if requests[place] not in deferred
+        ]
+        for part in passes(within(spans, self._length), min(self._drafter.max_num_tokens, POSITIONS_PER_PASS)):
+            on_host = torch.cat([torch.arange(span.rows[0], span.rows[-1] + 1) for span in part])
             rows = handed_over(on_host, self._drafter.device)
             positions = runner._get_positions(metadata.num_actual_tokens)[..., rows]
-            batch = _batch(metadata, part, part_ends, metadata.slot_mapping[rows])
+            batch = _batch(metadata, part, metadata.slot_mapping[rows])
             states = torch.cat([layer[rows] for layer in _read(state)], dim=-1)
             self._forward(runner.input_ids.gpu[rows + 1], positions, states, batch)
 
@@ -253,13 +245,11 @@ def _ends(metadata: CommonAttentionMetadata, ahead: torch.Tensor | int) -> list[
     return ends
 
 
-def _batch(
-    metadata: CommonAttentionMetadata, missing: MissingRows, ends: Sequence[int], slots: torch.Tensor
-) -> CommonAttentionMetadata:
-    """Lay out a pass over the rows of `missing`, which end at `ends`; `slots` [rows] are their KV slots."""
+def _batch(metadata: CommonAttentionMetadata, spans: Sequence[Span], slots: torch.Tensor) -> CommonAttentionMetadata:
+    """Lay out a pass over the rows of the `spans`; `slots` [rows] are their KV slots."""
     device = slots.device
-    lengths = [len(rows) for rows in missing.rows]
-    places_cpu, ends_cpu = torch.tensor(missing.places), torch.tensor(ends, dtype=torch.int32)
+    lengths, ends = [len(span.rows) for span in spans], [span.end for span in spans]
+    places_cpu, ends_cpu = torch.tensor([span.place for span in spans]), torch.tensor(ends, dtype=torch.int32)
     places = handed_over(places_cpu, device)
     # The host's lengths are too large after rejected drafts; the accelerator's are exact.
     short = metadata.seq_lens_cpu_upper_bound[places_cpu] - ends_cpu

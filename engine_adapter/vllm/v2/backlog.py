@@ -16,14 +16,14 @@ length, and positions beyond it are left out here.
 """
 
 from collections.abc import Collection, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 
-from specpilot.engine_adapter.plan.missing_rows import MissingRows, missing_rows, passes, within
+from specpilot.engine_adapter.plan.missing_rows import Span, passes, spans_of, within
 from specpilot.engine_adapter.vllm.embeddings import of_positions
 from specpilot.engine_adapter.vllm.engine_facts import backlog_rows, drafter_length, row_size, states_stay
 from specpilot.engine_adapter.vllm.rows import POSITIONS_PER_PASS, SPARE_ROWS, Rows, handed_over, indices
@@ -73,11 +73,11 @@ class Backlog:
         rows_of = self.rows.by_request() if requests else None
         if not rows_of:
             return
-        missing, ends = within(missing_rows(rows_of, step.requests, requests), step.begins, self._length)
+        spans = within(spans_of(rows_of, step.requests, requests, step.begins), self._length)
         tokens = self.rows.tokens()
-        for part, part_ends in passes(missing, ends, self._speculator.max_num_tokens):
-            rows = indices([*chain.from_iterable(part.rows)], self._speculator.device)
-            self._forward(step, part, part_ends, tokens[rows], self.rows.states(rows))
+        for part in passes(spans, self._speculator.max_num_tokens):
+            rows = indices([row for span in part for row in span.rows], self._speculator.device)
+            self._forward(step, part, tokens[rows], self.rows.states(rows))
         self.rows.forget(requests)
 
     def _defer(self, step: Step, deferred: Collection[str]) -> None:
@@ -99,19 +99,15 @@ class Backlog:
         Requests in `deferred` are left out.
         """
         self._take_in_cut(step)
-        missing = MissingRows([], [])
-        for place, rows in step.multiple:
-            if step.requests[place] not in deferred:
-                missing.places.append(place)
-                missing.rows.append(rows)
-        missing, ends = within(missing, [end - 1 for end in step.ends], self._length)
+        requests, ends = step.requests, step.ends
+        spans = [Span(place, rows, ends[place] - 1) for place, rows in step.multiple if requests[place] not in deferred]
         limit = min(self._speculator.max_num_tokens, POSITIONS_PER_PASS)
-        for part, part_ends in passes(missing, ends, limit):
-            on_host = torch.cat([torch.arange(rows[0], rows[-1] + 1) for rows in part.rows])
+        for part in passes(within(spans, self._length), limit):
+            on_host = torch.cat([torch.arange(span.rows[0], span.rows[-1] + 1) for span in part])
             rows = handed_over(on_host, self._speculator.device)
             states = torch.cat([layer[rows] for layer in step.states], dim=-1)
             images = None if step.images is None else of_positions(on_host, *step.images, rows.device)
-            self._forward(step, part, part_ends, step.batch.input_ids[rows + 1], states, images=images)
+            self._forward(step, part, step.batch.input_ids[rows + 1], states, images=images)
 
     def _take_in_cut(self, step: Step) -> None:
         """Run the head over all positions except the last of each request whose drafts were `cut` (`Step.cut`)."""
@@ -130,33 +126,31 @@ class Backlog:
         rows += torch.repeat_interleave(requests, starts.diff().long(), output_size=count)
         states = torch.cat([layer[rows] for layer in step.states], dim=-1)
         # The host knows only the sum of the requests' rows, and that no request has more than was scheduled.
-        lengths = (np.diff(starts_cpu) - 1).tolist()
-        part = MissingRows([*range(cut)], [range(length) for length in lengths])
-        ends = [end - 1 for end in step.ends[:cut]]
+        lengths, ends = (np.diff(starts_cpu) - 1).tolist(), step.ends
+        part = [Span(place, range(lengths[place]), ends[place] - 1) for place in range(cut)]
         longest = int(step.batch.num_scheduled_tokens[:cut].max()) - 1
-        self._forward(step, part, ends, step.batch.input_ids[rows + 1], states, (starts, longest))
+        self._forward(step, part, step.batch.input_ids[rows + 1], states, (starts, longest))
 
     def _forward(  # noqa: PLR0913, PLR0917 - the parts of a pass
         self,
         step: Step,
-        part: MissingRows,
-        part_ends: Sequence[int],
+        part: Sequence[Span],
         tokens: torch.Tensor,
         states: torch.Tensor,
         known: tuple[torch.Tensor, int] | None = None,
         images: tuple[Sequence[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """Run the head over the rows of `part`, whose ends on the host are `part_ends`.
+        """Run the head over the rows of `part`, whose ends are those on the host.
 
         `tokens` [rows] are the tokens that follow the rows, `states` [rows, row_size] the target's states. `known`, if
         the lengths in `part` are not exact: the first row of each request, [requests + 1], and the largest number of
         rows of a request. `images` as in `Step`, of the rows.
         """
         speculator, device, count = self._speculator, self._speculator.device, len(tokens)
-        lengths = [len(rows) for rows in part.rows]
+        places, lengths = [span.place for span in part], [len(span.rows) for span in part]
         starts_cpu = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        ends_cpu = torch.tensor(part_ends, dtype=torch.int32)
-        too_long_by = step.overshoot(part.places, device)
+        ends_cpu = torch.tensor([span.end for span in part], dtype=torch.int32)
+        too_long_by = step.overshoot(places, device)
         ends = handed_over(ends_cpu, device)
         starts, longest = (handed_over(starts_cpu, device), max(lengths)) if known is None else known
         queries = handed_over(starts_cpu.diff(), device) if known is None else starts.diff()
@@ -173,7 +167,7 @@ class Backlog:
         tables = speculator.block_tables
         if self._slots is None:
             self._slots = torch.empty_like(tables.slot_mappings)
-        of_requests = step.batch.idx_mapping[indices(part.places, device)]
+        of_requests = step.batch.idx_mapping[indices(places, device)]
         slots = tables.compute_slot_mappings(of_requests, starts, positions, count, out=self._slots)
         tables_of = [table.gpu[of_requests] for table in tables.block_tables]
         rows = Pass(starts, starts_cpu, seq_lens, ends_cpu, tables_of, slots, positions, longest)

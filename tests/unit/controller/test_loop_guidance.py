@@ -17,7 +17,7 @@ async def test_where_engines_choose_they_get_the_policys_requirements_and_static
     await rig.tick(10)
     schedule, newest = rig.store.published[MODEL, POOL], rig.store.log[-1]
     assert schedule.guidance == Guidance(
-        Objective.THROUGHPUT,
+        Objective.LATENCY,
         {
             "default": ClassGuidance(k_max=5),
             "batch": ClassGuidance(1.0, 6, 6),

@@ -7,6 +7,7 @@ import pytest
 
 from specpilot.engine_adapter.agent.agent import Agent
 from specpilot.engine_adapter.agent.export import MetricsExporter
+from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.engine_adapter.law.running_limit import LEAST, RunningLimit
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy.latency_goal import Slo, Statistic
@@ -33,7 +34,7 @@ def test_the_requests_that_run_are_limited_where_the_policy_allows_it_and_k_cann
     is_chosen: bool,
     expected: int | None,
 ) -> None:
-    scheduler: Any = SimpleNamespace(law=SimpleNamespace(out_of_reach=out_of_reach))
+    scheduler: Any = SimpleNamespace(law=SimpleNamespace(outlook=Outlook(out_of_reach=out_of_reach)))
     exporter, limit, unused = MetricsExporter("m"), RunningLimit(64), SimpleNamespace()
     agent = Agent(scheduler, exporter, None, None, unused, unused, lambda: None, limit)  # type: ignore[arg-type]
     agent._limit_running(guidance, SLOW, {"default": 0, "chat": 40}, 0.0, is_chosen=is_chosen)

@@ -161,7 +161,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     def run_steps() -> None:
         while not over.is_set():
             table = scheduler.control.table(0.0)
-            seen.add((table.source, table.k("default", 0), table.k(calibration.CLASS, 0)))
+            seen.add((table.source, table.k("default"), table.k(calibration.CLASS)))
             outcome = Outcome([Draft("default", 0, 2, 0)], {Cohort("default", 0): 1}, tokens={Cohort("default", 0): 1})
             scheduler.meter.commit(StepShape(3, 3, 0), 0.001, 10, outcome)
             scheduler.steps.starts.note(Kind("default", 0, is_structured=False), 0, 1)
@@ -170,7 +170,7 @@ def test_of_what_is_counted_meanwhile_the_law_learns_the_steps_and_nothing_is_le
     def runs_on() -> bool:
         """The last request ends when the calibration waits for it at K = 0."""
         table = scheduler.control.table(0.0)
-        if table.k("default", 0) == table.k(calibration.CLASS, 0) == 0:
+        if table.k("default") == table.k(calibration.CLASS) == 0:
             over.set()
             runner.join()
         return False
@@ -197,7 +197,7 @@ def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, m
 
     def runs_on() -> bool:
         table = scheduler.control.table(0.0)
-        asked.append((table.source, table.k("default", 0)))
+        asked.append((table.source, table.k("default")))
         return len(asked) < 5
 
     scheduler.has_unfinished_requests = runs_on
@@ -209,7 +209,7 @@ def test_what_still_runs_when_it_gives_up_is_waited_for_at_k_0(scheduler: Any, m
 
 def test_the_table_of_a_setting() -> None:
     table = calibration.calibrating(7, 1)
-    assert [table.k(name, 3) for name in ("default", "code", "calibration")] == [7, 7, 1]
+    assert [table.k(name) for name in ("default", "code", "calibration")] == [7, 7, 1]
     assert table.probe_ratio == 0
 
 

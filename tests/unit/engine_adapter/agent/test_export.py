@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specpilot.engine_adapter.agent import export
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
+from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import Slo, Statistic
@@ -50,7 +51,7 @@ def test_what_an_slo_and_the_time_of_decoding_say_is_shown_only_where_there_is_a
     for decode_s, breaks_slo, seconds, breaks in (
         (0.0, None, [], []), (1.5, True, ["1.5"], ["1.0"]), (4.0, False, ["4.0"], ["0.0"]), (4.0, None, ["4.0"], []),
     ):  # fmt: skip
-        exporter.show_law(decode_s, breaks_slo=breaks_slo)
+        exporter.show_law(decode_s, Outlook(breaks_slo))
         for name, expected in ((names.DECODE_SECONDS, seconds), (names.STATIC_BREAKS_SLO, breaks)):
             lines = [line for line in exporter.text().splitlines() if line.startswith(name)]
             assert [line.split()[-1] for line in lines] == expected
@@ -170,7 +171,7 @@ def test_requests_are_counted_by_the_goals_of_their_class(exporter: MetricsExpor
 
 def test_without_requests_and_goals_the_page_has_no_word_of_them(exporter: MetricsExporter) -> None:
     exporter.add_latencies([], {"default": None})
-    exporter.show_law(1.0, breaks_slo=None, predicted_s={})
+    exporter.show_law(1.0, Outlook())
     exporter.show_limit(None)
     assert "\n" + names.RUNNING_LIMIT not in exporter.text()
     exporter.show_limit(5)

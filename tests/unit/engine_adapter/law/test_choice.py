@@ -131,14 +131,15 @@ def test_it_is_within_two_percent_of_the_best_of_all(
     in_force: Graphs | None, least_width: int | None, narrowest: int
 ) -> None:
     draw, ratios = random.Random(1), []
-    for _ in range(300):
+    for at in range(300):
         groups, al, priced = drawn(draw, in_force, least_width, narrowest)
         allowed = [range(group.low, group.high + 1) for group in groups]
-        found = choose(groups, al, priced)
+        objective = [*Objective][at % 2]
+        found = choose(groups, al, priced, objective)
         assert all(k in own for k, own in zip(found, allowed, strict=True))
         every = steps_of(groups, al, priced, np.array([*itertools.product(*allowed)]))
-        best = worth_of_steps(groups, *every, Objective.THROUGHPUT).max()
-        ratios.append(rate_of(groups, al, priced, found) / best)
+        best = worth_of_steps(groups, *every, objective).max()
+        ratios.append(worth_of_step(groups, step_of(groups, al, priced, found), objective) / best)
     is_plain = least_width is None and narrowest == 1
     assert min(ratios) >= (0.98 if is_plain else 0.96)  # one position fewer may fit into a smaller graph
     assert np.mean(ratios) >= 0.999
@@ -154,7 +155,7 @@ def test_a_step_is_priced_with_the_slots_that_the_planner_lays_out(rows: int, le
     priced = prices(least_width=planner.catch_up.width_of_all, narrowest=narrowest, **passes)
     for k in range(K + 1):
         states = decodes(*["json"] * 3, *["code"] * 5)
-        plan = planner.plan(states, table(0.0, json=k, code=0))
+        plan = planner.plan(states, table(default=0, json=k))
         groups = [Group(3, 0, 1.0, 0, K), Group(5, 1, 1.0, 0, K)]
         seconds = step_of(groups, al, priced, [k, 0]).seconds
         assert seconds == pytest.approx(priced.step_s(8, 8 + 3 * k, plan.slots, plan.width, is_uniform=k == 0))
@@ -173,13 +174,6 @@ def test_a_larger_weight_draws_positions_to_its_group() -> None:
         return choose([Group(16, 0, weight, 0, K), Group(16, 1, 1.0, 0, K)], al, prices(token=2e-4))[0]
 
     assert of_weight(0.01) < of_weight(10.0)
-
-
-def test_latency_counts_the_slow_more_than_throughput_does() -> None:
-    groups, al, priced = [Group(8, 0, 1.0, 0, K), Group(8, 1, 1.0, 0, K)], lengths(0.5, 0.95), prices(token=1e-4)
-    fast, fair = (choose(groups, al, priced, objective) for objective in (Objective.THROUGHPUT, Objective.LATENCY))
-    assert fair[0] >= fast[0]
-    assert fair != fast
 
 
 def test_leaving_out_has_a_price() -> None:

@@ -50,7 +50,7 @@ FREE = requirements(code=ClassGuidance(weight=2.0))
 
 def test_the_chosen_k_is_the_laws_and_does_not_touch_its_choosers() -> None:
     shared = estimates()
-    k_of = chosen_k(shared, FREE, BATCH, lambda: None)
+    k_of = chosen_k(shared.apart(lambda: None), FREE, BATCH)
     counts = Counter({1 << REQUIREMENT_AT | HIGH: 6, 1 << REQUIREMENT_AT | LOW: 2, HIGH | UNPROBED: 1})
     expected = chosen(estimates(), FREE, counts).k_of
     assert list(k_of.values()) == [expected[code] for code in counts]
@@ -84,16 +84,15 @@ def test_an_slo_is_broken_by_the_static_k_alone_or_not_at_all() -> None:
     assert found(None, 0) is None
     assert (found(8.0, 0), found(8.0, 3)) == (True, False)  # a step at K = 0 takes 10.8 ms a token
     assert found(0.1, 0) is False  # no choice keeps it
-    assert breaks_slo(Choice(None, FREE, Counter(), {}), 0) is None
 
 
 def test_k_by_load_is_the_mean_k_of_each_class_and_of_all_requests() -> None:
     seen, numbers = list[None](), [1, 2, 8, 32]
-    rows, kept = k_by_load(estimates(), FREE, BATCH, numbers, lambda: seen.append(None))
+    rows, kept = k_by_load(estimates().apart(lambda: seen.append(None)), FREE, BATCH, numbers)
     assert set(rows) == {"code", "default", ALL_CLASSES}
     assert all((row[0].lo, row[-1].hi) == (1, 32) for row in rows.values())
     assert kept == {}
-    one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers, lambda: None)
+    one_class, _ = k_by_load(estimates(), FREE, Counter({Decodes("code", HIGH, 0): 5}), numbers)
     for number in numbers:
         code = (1 << REQUIREMENT_AT) | HIGH
         k = chosen(estimates(), FREE, Counter({code: number})).k_of[code]
@@ -108,7 +107,7 @@ def test_a_bound_is_kept_up_to_a_load() -> None:
     batch = Counter({Decodes("code", LOW, 0): 1})
     for slo_ms, most in ((10.85, 8), (9.0, 0), (99.0, 32)):
         asked = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms))
-        assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32], lambda: None)[1] == {"code": most}
+        assert k_by_load(estimates(), asked, batch, [1, 4, 8, 16, 32])[1] == {"code": most}
 
 
 def test_a_bound_that_is_kept_to_the_last_digit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +115,7 @@ def test_a_bound_that_is_kept_to_the_last_digit_is_kept(monkeypatch: pytest.Monk
     slo_ms = next(ms for ms in np.arange(10.0, 20.0, 0.001).tolist() if ms / 1000 * 1000 > ms)
     monkeypatch.setattr(forecast, "slowest_s", lambda _: {1: slo_ms / 1000})
     asked, batch = requirements(code=ClassGuidance(tpot_bound_ms=slo_ms)), Counter({Decodes("code", LOW, 0): 1})
-    assert k_by_load(estimates(), asked, batch, [1, 4], lambda: None)[1] == {"code": 4}
+    assert k_by_load(estimates(), asked, batch, [1, 4])[1] == {"code": 4}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ def test_a_bound_is_out_of_reach_if_only_fewer_requests_would_keep_it(
     slo, counts = Slo(tpot_ms={Statistic(statistic): slo_ms}), Counter({1 << REQUIREMENT_AT | LOW: 16})
     asked = requirements(code=ClassGuidance(slo=slo, tpot_bound_ms=slo_ms))
     choice = chosen(estimates(), asked, counts)
-    assert (out_of_reach(choice, slowest_s(choice), lambda: None) == {1}) is is_out_of_reach
+    assert (out_of_reach(choice, slowest_s(choice)) == {1}) is is_out_of_reach
 
 
 def test_the_slowest_group_of_a_bound_is_predicted() -> None:
@@ -173,7 +172,7 @@ def test_a_few_requests_that_no_k_makes_fast_enough_do_not_break_a_percentile(
 
 def test_a_batch_is_scaled_to_each_number_as_whole_requests() -> None:
     batch = Counter({Decodes("default", band, 0): 1 for band in range(8)})
-    assert k_by_load(estimates(), FREE, batch, [1], lambda: None)[0][ALL_CLASSES][0].hi == 1
+    assert k_by_load(estimates(), FREE, batch, [1])[0][ALL_CLASSES][0].hi == 1
 
 
 def test_the_loads_are_dense_where_few_run_and_meet_the_ends_of_cuda_graphs() -> None:

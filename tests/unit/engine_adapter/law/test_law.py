@@ -7,7 +7,7 @@ import pytest
 
 from specpilot.engine_adapter.evidence.meter import Evidence, StepShape
 from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
-from specpilot.policy.schedule import ClassGuidance, Guidance
+from specpilot.policy.schedule import ClassGuidance, Guidance, Objective
 from tests.support.measured_law import HIGH, K_MAX, LOW, STATIC, counted, follow, measured, request, step_s
 
 
@@ -33,6 +33,14 @@ def test_the_static_k_of_before_keeps_the_bounds_of_each_class() -> None:
 def test_each_request_gets_the_k_of_its_band() -> None:
     law = measured(EngineLaw(K_MAX, STATIC, 32))
     assert law.k_of([request(HIGH), request(LOW), request(HIGH)]) == [K_MAX, 0, K_MAX]
+
+
+def test_the_objective_is_that_of_the_guidance() -> None:
+    """For the mean speed of a request longer steps do not pay: half of the requests gain nothing by them."""
+    law = measured(EngineLaw(K_MAX, STATIC, 32))
+    for objective, k in ((Objective.THROUGHPUT, K_MAX), (Objective.LATENCY, 0)):
+        law.follow(Guidance(objective))
+        assert law.k_of([request(HIGH)] * 8 + [request(0)] * 8) == [k] * 8 + [0] * 8
 
 
 def test_k_is_chosen_anew_when_many_changed_their_group() -> None:
@@ -105,7 +113,7 @@ def test_a_slower_machine_keeps_bounds_on_latency() -> None:
         law.refresh()
         law.k_of(batch)
         law.refresh()
-        assert 0.4 * bound_ms < 1e3 * law.predicted_s["chat"] < 1.02 * bound_ms
+        assert 0.4 * bound_ms < 1e3 * law.outlook.predicted_s["chat"] < 1.02 * bound_ms
 
 
 @pytest.mark.parametrize("k_max", [0, 1])
@@ -237,7 +245,7 @@ def test_it_says_whether_the_static_k_breaks_an_slo_only_while_a_class_has_one()
         law.k_of([request(HIGH)] * 4)
         law.learn([(StepShape(4, 4, 0), step_s(4, 4, 0), 0)])
         law.refresh()
-        assert law.breaks_slo is expected
+        assert law.outlook.breaks_slo is expected
 
 
 READ_S = 3e-7

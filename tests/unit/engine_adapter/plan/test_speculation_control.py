@@ -31,7 +31,7 @@ def control(k_max: int = 7, static_k: int = 3, *, adapts: bool = True) -> Specul
 def found(subject: SpeculationControl, now: float, name: str = "default") -> tuple[Source, int]:
     """Source and K of a class; of a law without evidence the static K."""
     table = subject.table(now)
-    return table.source, table.k(name, 4)
+    return table.source, table.k(name)
 
 
 def test_without_a_schedule_an_engine_adapts_or_runs_the_static_k_of_its_operator() -> None:
@@ -72,8 +72,8 @@ def test_an_operators_k_ignores_bounds_an_experiments_keeps_them_and_both_are_at
         subject = control()
         subject.offer(schedule(version, Guidance(classes=classes, override=Override(k, cause))), 0.0)
         table = subject.table(0.0)
-        assert (table.k("default", 0), table.k("code", 7)) == expected
-        assert table.k("poetry", 0) == expected[0]  # a class that is not named
+        assert (table.k("default"), table.k("code")) == expected
+        assert table.k("poetry") == expected[0]  # a class that is not named
         assert (table.probe_ratio, table.probe_depth("default")) == (0.0, 0)
 
 

@@ -10,7 +10,7 @@ from specpilot.engine_adapter.plan.draft_state import DraftState
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.policy.bands import BANDS
-from tests.support.k_tables import table
+from tests.support.k_tables import BandLaw, table
 from tests.support.planning import K_MAX
 from tests.support.probe_prices import DEMO
 from tests.support.stepped_engine import Engine, drafts, tokens
@@ -77,9 +77,10 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
     """Let something happen, and return the plan of each step of it, or the evidence."""
     states, drafted, plans = engine.steps.states, engine.steps.decoding, list[Any]()
     if what.startswith("schedule"):
-        k: dict[str, Any] = {name: list(row) for name, row in engine.table.k_of.items()}
-        by_band = [0] * (BANDS - 3) + [count] * 3
-        engine.table = table(engine.table.probe_ratio, **k | {"json" if what.endswith("json") else "default": by_band})
+        by_band, law = [0] * (BANDS - 3) + [count] * 3, engine.table.law
+        assert isinstance(law, BandLaw)
+        k = {**law.rows, "json" if what.endswith("json") else "default": by_band}
+        engine.table = table(engine.table.probe_ratio, **k)
     elif what == "preempt" and states:
         engine.steps.restart(min(states))
     elif what == "ask" and states:
