@@ -17,7 +17,7 @@ from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
-from specpilot.engine_adapter.vllm import compat, engine_facts, parallel_flags, serve_flags, versions
+from specpilot.engine_adapter.vllm import compat, config_facts, parallel_flags, serve_flags, versions
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
@@ -228,7 +228,7 @@ def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], 
         fail(PROGRAM, *error.faults)
     method = speculative.get("method")
     if not isinstance(method, str):
-        method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
+        method = config_facts.STEERABLE_METHODS[0]  # vLLM detects it
     facts = ConfigFacts(
         head_config.MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
         k_max=k_max,

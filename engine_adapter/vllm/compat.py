@@ -13,8 +13,13 @@ from typing import Any
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import config_facts
-from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
-from specpilot.engine_adapter.vllm.engine_facts import DRAFTERS, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
+from specpilot.engine_adapter.vllm.config_facts import (
+    DRAFTERS,
+    MTP_ON_RECURRENT,
+    PLAIN_MTP,
+    STEERABLE_METHODS,
+    ConfigFacts,
+)
 from specpilot.engine_adapter.vllm.versions import ACCEPTED_ON_V2, is_among
 
 _EAGLE = ("eagle", "eagle3")

@@ -19,7 +19,7 @@ from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import model_config
-from specpilot.engine_adapter.vllm import before_start, compat, data_parallel, engine_facts, versions
+from specpilot.engine_adapter.vllm import before_start, compat, config_facts, data_parallel, versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
@@ -90,7 +90,7 @@ def _mla_backend(vllm_config: Any) -> Any:
     What is not known here is checked when it is loaded (`compat.attention_fault`).
     """
     model = vllm_config.model_config
-    if not engine_facts.uses_mla(model):
+    if not config_facts.uses_mla(model):
         return None
     from vllm.config import set_current_vllm_config  # noqa: PLC0415 - as in `install`
     from vllm.v1.attention.selector import get_attn_backend  # noqa: PLC0415 - as above
