@@ -27,7 +27,7 @@ SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_spe
 def kept_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts into the environment is gone after it."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in (plugin_names.VARIABLE, engine_args.RUNNER, FOLDER, data_parallel.RANKS):
+    for name in (plugin_names.VARIABLE, versions.RUNNER, FOLDER, data_parallel.RANKS):
         os.environ.pop(name, None)
 
 
@@ -127,7 +127,7 @@ def test_what_the_user_left_out_is_filled(monkeypatch: pytest.MonkeyPatch) -> No
     engine_args.complete(args)
     assert (args.dtype, args.max_cudagraph_capture_size) == ("float32", 800)
     assert args.per_request_spec_decode_metrics == "summary"
-    assert os.environ[engine_args.RUNNER] == "0"
+    assert os.environ[versions.RUNNER] == "0"
     assert Path(os.environ[FOLDER]).is_dir()
 
 
@@ -148,7 +148,7 @@ def test_a_head_that_is_served_states_its_speculation(monkeypatch: pytest.Monkey
     args = EngineArgs(model=str(tmp_path), max_num_seqs=100)
     engine_args.complete(args)
     assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 608)
-    assert os.environ[engine_args.RUNNER] == "0"
+    assert os.environ[versions.RUNNER] == "0"
 
 
 def test_without_a_folder_that_can_be_written_the_start_names_the_remedy(
@@ -163,12 +163,12 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
     monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
-    monkeypatch.setenv(engine_args.RUNNER, "1")
+    monkeypatch.setenv(versions.RUNNER, "1")
     args = arguments(dtype="bfloat16", per_request_spec_decode_metrics="detailed", max_cudagraph_capture_size=64)
     engine_args.complete(args)
     assert (args.dtype, args.max_cudagraph_capture_size) == ("bfloat16", 64)
     assert args.per_request_spec_decode_metrics == "detailed"
-    assert os.environ[engine_args.RUNNER] == "1"
+    assert os.environ[versions.RUNNER] == "1"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_user_who_set_graphs_gets_no_other_size(option: dict[str, Any], monkey
 def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
     engine_args.complete(arguments())
-    assert engine_args.RUNNER not in os.environ
+    assert versions.RUNNER not in os.environ
 
 
 @pytest.mark.parametrize(
