@@ -22,6 +22,7 @@ from specpilot.engine_adapter.law.running_limit import RunningLimit
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
@@ -119,22 +120,22 @@ class Agent:
             verified[name] = verified.get(name, 0) + count * k
         self._limit_running(guidance, latencies, decodes, now, is_chosen=table.law is not None)
         between()
+        law, age_s = scheduler.law, scheduler.control.age_s(now)
         self._exporter.show(
-            running=decodes,
-            active_k={
-                name: verified[name] / count if count else table.k(name, 0)  # one K in all bands
-                for name, count in decodes.items()
-            },
-            backlog=scheduler.backlog_tokens if running else 0,
-            version=scheduler.control.version,
-            age_s=scheduler.control.age_s(now),
-        )
-        law = scheduler.law
-        self._exporter.show_law(
-            law.decode_s,
-            breaks_slo=law.breaks_slo,
-            predicted_s=law.predicted_s,
-            mean_predicted_s=law.mean_predicted_s,
+            {
+                names.RUNNING_DECODES: decodes,
+                names.ACTIVE_K: {
+                    name: verified[name] / count if count else table.k(name, 0)  # one K in all bands
+                    for name, count in decodes.items()
+                },
+                names.BACKLOG_TOKENS: scheduler.backlog_tokens if running else 0,
+                names.SCHEDULE_VERSION: scheduler.control.version,
+                names.SCHEDULE_AGE_SECONDS: -1.0 if age_s is None else age_s,
+                names.DECODE_SECONDS: law.decode_s or None,
+                names.STATIC_BREAKS_SLO: law.breaks_slo,
+                names.SLO_PREDICTED_SECONDS: law.predicted_s,
+                names.SLO_MEAN_PREDICTED_SECONDS: law.mean_predicted_s,
+            }
         )
         between()
         self._exporter.write()
@@ -156,7 +157,7 @@ class Agent:
             slos = {name: item.slo for name, item in guidance.classes.items()}
             limit.add(latencies, slos)
             limit.update(running, slos, law.out_of_reach if is_chosen else (), now)
-        self._exporter.show_limit(limit.limit)
+        self._exporter.show({names.RUNNING_LIMIT: limit.limit})
 
 
 def is_stalled(scheduler: Any, now: float) -> bool:

@@ -34,7 +34,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 def exporter() -> MetricsExporter:
     found = MetricsExporter("m")
     found.add(Evidence(tokens={("chat", 7): 5}))  # type: ignore[arg-type]
-    found.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
+    found.show({names.RUNNING_DECODES: {"chat": 3}, names.ACTIVE_K: {"chat": 2.5}, names.SCHEDULE_VERSION: 4})
     found.write()
     return found
 
