@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.model_files import missing_files_fault
 from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, drafter_of, flags_of, preset
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import compat, versions
+from specpilot.engine_adapter.vllm import compat
 from tests.support.refusals import refusal
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -96,19 +95,6 @@ def test_a_folder_states_method_and_k_of_its_head(
     found = configured(name, "/head", config, k_max)
     assert (found["model"], found["num_speculative_tokens"]) == ("/head", k)
     assert ("parallel_drafting" in found) == (method == P_EAGLE)
-
-
-def test_an_engine_starts_with_the_flags_of_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_check_port", lambda host, port: None)
-    pair = ["--model", str(DEMO_MODEL / "target"), "--drafter", str(DEMO_MODEL / "peagle")]
-    words, _ = command._vllm(["--preset", "gpt-oss-20b-p-eagle", *pair, "--any-vllm", "--enable-lora"])
-    assert words[-3:] == ["--enable-lora", "--max-cudagraph-capture-size", "4096"]
-    assert words[words.index("--model") + 1] == str(DEMO_MODEL / "target")
-    config = json.loads(words[words.index("--speculative-config") + 1])
-    assert (config["model"], config["num_speculative_tokens"]) == (str(DEMO_MODEL / "peagle"), 7)
-    own = json.dumps({"method": "eagle3", "model": str(DEMO_MODEL / "eagle3"), "num_speculative_tokens": 2})
-    words, _ = command._vllm(["--preset", "gpt-oss-20b-p-eagle", *pair, "--any-vllm", "--speculative-config", own])
-    assert words[words.index("--speculative-config") + 1] == own
 
 
 @pytest.mark.parametrize(
@@ -206,74 +192,6 @@ def test_a_head_of_a_kind_that_is_not_steered_is_refused() -> None:
         InvalidSettingsError, match="is a 'medusa' head; the adapter steers eagle3, peagle, dflash, dspark heads"
     ):
         head_config.read({"speculators_model_type": "medusa"}, "/heads/x")
-
-
-def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
-    assert command._speculative_config(None, str(tmp_path), None) == {
-        "method": "eagle3",
-        "model": str(tmp_path),
-        "num_speculative_tokens": 5,
-        "parallel_drafting": True,
-    }
-    sequential = command._speculative_config(None, str(DEMO_MODEL / "eagle3"), 3)
-    assert sequential is not None
-    assert "parallel_drafting" not in sequential
-
-
-@pytest.mark.parametrize(("given", "k"), [(None, 3), (1, 1)])
-def test_the_models_own_mtp_head_is_a_drafter_without_a_folder(given: int | None, k: int) -> None:
-    assert command._speculative_config(None, "mtp", given) == {"method": "mtp", "num_speculative_tokens": k}
-
-
-@pytest.mark.parametrize(
-    ("method", "version", "runner", "words"),
-    [
-        ("mtp", "0.31.0", None, None),
-        ("mimo_mtp", "0.32.0", None, None),  # vLLM's former names
-        ("deepseek_mtp", "0.32.0", "0", None),
-        ("suffix", "0.32.0", None, "not method 'suffix'"),
-        *((method, "0.32.0", runner, None) for method in ("dspark", "ngram", "draft_model") for runner in (None, "1")),
-        ("dspark", "0.32.0", "0", "set VLLM_USE_V2_MODEL_RUNNER=1"),
-        ("ngram", "0.31.0", None, "set VLLM_USE_V2_MODEL_RUNNER=1"),
-        ("ngram", "0.32.0", "yes", "it must be 0 or 1"),
-    ],
-)
-def test_a_method_that_is_not_steered_here_is_named_before_vllm_loads(
-    method: str, version: str, runner: str | None, words: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "vllm_version", lambda: version)
-    monkeypatch.delenv(versions.RUNNER, raising=False)
-    if runner is not None:
-        monkeypatch.setenv(versions.RUNNER, runner)
-    with pytest.raises(InvalidSettingsError, match=words) if words else nullcontext():
-        command._check_steerable({"method": method}, [], AdapterSettings())
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--pipeline-parallel", "2"], "pipeline parallelism"),
-        (["-dcp=2"], "context parallelism"),
-        (["--data_parallel_size", "2", "-dpl", "1"], "ranks on other machines"),
-        (["--pipeline-parallel-size", "x"], "pipeline-parallel-size: is x"),
-    ],
-)
-def test_vllms_flags_are_read_as_check_reads_them(flags: list[str], words: str) -> None:
-    with pytest.raises(InvalidSettingsError, match=words):
-        command._check_steerable({"method": "mtp"}, flags, AdapterSettings())
-
-
-@pytest.mark.parametrize("drafter", ["mtp", str(DEMO_MODEL / "eagle3")])
-def test_a_k_max_below_1_is_rejected(drafter: str) -> None:
-    with pytest.raises(InvalidSettingsError, match="--k-max: is 0; it must be at least 1"):
-        command._speculative_config(None, drafter, 0)
-
-
-def test_a_heads_configuration_that_is_no_json_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InvalidSettingsError, match=r"config\.json cannot be read"):
-        command._speculative_config(None, str(tmp_path), None)
 
 
 def test_presets_are_listed_and_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
