@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Mount
 
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
-from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
-from specpilot.engine_adapter.agent.route_path import route_path
+from specpilot.engine_adapter.agent.exposition import MetricsMiddleware, route_path
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
