@@ -26,10 +26,19 @@ SPECULATORS = {
 }
 
 
+class _BecameVllmError(Exception):
+    """What `exec` would have started."""
+
+
+def become(path: str, words: list[str], environment: Mapping[str, str]) -> None:
+    raise _BecameVllmError(words, environment)
+
+
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting, and a folder of metrics whose name no test in another process has; some heads are beside it."""
+    """No setting, no vLLM, and a folder of metrics whose name no test in another process has; heads are beside it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "execve", become)
     for name in os.environ:
         if name.startswith("SPECPILOT_") or name in ("REDIS_URL", versions.RUNNER):
             monkeypatch.delenv(name)
@@ -39,17 +48,9 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-class _BecameVllmError(Exception):
-    """What `exec` would have started."""
-
-
 def started(monkeypatch: pytest.MonkeyPatch, *flags: str, **environment: str) -> tuple[list[str], AdapterSettings]:
     """vLLM's command, and the settings that the adapter finds in vLLM's processes."""
 
-    def become(path: str, words: list[str], found: Mapping[str, str]) -> None:
-        raise _BecameVllmError(words, found)
-
-    monkeypatch.setattr(os, "execve", become)
     monkeypatch.setattr(command, "_check_port", lambda host, port: None)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
