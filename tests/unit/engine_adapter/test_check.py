@@ -296,8 +296,10 @@ def test_a_model_that_is_not_here_names_the_remedy(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("models")
 def test_a_longer_sequence_may_be_allowed_as_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = LLAMA_HEAD | {"max_model_len": 131073}
+    assert len(asked("llama-3.1-8b", long, "--max-model-len", "999999").refused) == 2
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
-    assert asked("glm-4.5", mtp(1), "--max-model-len", "999999").verdict == RUNS
+    assert asked("llama-3.1-8b", long, "--max-model-len", "999999").verdict == RUNS_WITH_LESS
 
 
 @pytest.mark.usefixtures("models")
