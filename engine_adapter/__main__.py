@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import missing_files_fault
+from specpilot.engine_adapter.presets import Preset
 from specpilot.engine_adapter.settings import PREFIX, AdapterSettings
-from specpilot.engine_adapter.vllm import compat, engine_facts, parallel_flags, serve_flags, versions
+from specpilot.engine_adapter.vllm import before_start, compat, config_facts, serve_flags, versions
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.policy import standard_streams
 from specpilot.policy.clean_text import secret
@@ -31,6 +33,8 @@ PROGRAM = "specpilot engine"
 _SECRET_FLAGS = ("--api-key", "--hf-token")
 """vLLM's flags that take a secret, the first one several."""
 _SECRETS = ("--control-token", "--gateway-key", "--redis-url", *_SECRET_FLAGS)
+_FLAG_OF = {"url": "--advertise-url", "id": "--engine-id"}
+"""Flags of settings that are named otherwise."""
 _CUT_TO = 6
 """Characters from which on a flag counts as the beginning of a longer one."""
 
@@ -38,31 +42,40 @@ _CUT_TO = 6
 def main(arguments: Sequence[str]) -> None:
     """Start vLLM with the adapter; does not return."""
     standard_streams.open_closed()
-    arguments = [_dashed(word) for word in arguments]
     try:
-        options, vllm_flags = _parser().parse_known_args(presets.expanded(arguments, _head_config))
-        _check_secret_flags(vllm_flags)
-        if vllm_flags and not vllm_flags[0].startswith("-"):  # not shown: it may be the rest of a secret
-            fail(
-                PROGRAM, "a word belongs to no flag; quote a value that holds white space, name the model with --model"
-            )
-        values = _settings_of(options)
-        settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
-        if not settings.any_vllm:  # whose flags may resemble known ones
-            own_flags = [name.replace("_", "-") for name in vars(options)]
-            serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
-        versions.check_installed(any_version=settings.any_vllm)
+        command, environment = _vllm(arguments)
     except InvalidSettingsError as error:
         fail(PROGRAM, *error.faults)
     except UnsupportedEngineError as error:
         fail(PROGRAM, str(error))
-    _check_model("--model", options.model)
-    speculative = _speculative_config(options.speculative_config, options.drafter, options.k_max)
-    if presets.has_flag(arguments, presets.FLAG):
+    os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
+
+
+def _vllm(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command of vLLM's server and its environment, after all checks."""
+    options, vllm_flags = _parser().parse_known_args([_dashed(word) for word in arguments])
+    preset = presets.preset(options.preset) if options.preset is not None else None
+    _check_secret_flags(vllm_flags)
+    if vllm_flags and not vllm_flags[0].startswith("-"):  # not shown: it may be the rest of a secret
+        fault = "a word belongs to no flag; quote a value that holds white space, name the model with --model"
+        raise InvalidSettingsError([fault])
+    values = _settings_of(options)
+    settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
+    if not settings.any_vllm:  # whose flags may resemble known ones
+        own_flags = [name.replace("_", "-") for name in vars(options)]
+        serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
+    versions.check_installed(any_version=settings.any_vllm)
+    model = options.model or (preset.target if preset else None)
+    if model is None:
+        raise InvalidSettingsError(["--model: is missing: name a folder, or a model that vLLM can load"])
+    _check_model("--model", model)
+    speculative = _speculative_config(options.speculative_config, options.drafter, options.k_max, preset)
+    if preset is not None:
+        vllm_flags += presets.flags_of(preset, vllm_flags)
         head = speculative.get("model") if speculative else None
-        fault = missing_files_fault([options.model, *([str(head)] if head else [])])
-        if fault is not None:
-            fail(PROGRAM, f"{presets.FLAG}: {fault}")
+        absent = missing_files_fault([model, *([str(head)] if head else [])])
+        if absent is not None:
+            raise InvalidSettingsError([f"{presets.FLAG}: {absent}"])
     if speculative:
         _check_steerable(speculative, vllm_flags, settings)
     _check_redis(settings.redis_url)
@@ -75,11 +88,11 @@ def main(arguments: Sequence[str]) -> None:
     command = [
         sys.executable,
         *versions.server_command(),
-        *("--model", options.model, "--host", options.host, "--port", str(options.port)),
+        *("--model", model, "--host", options.host, "--port", str(options.port)),
         *(("--speculative-config", json.dumps(speculative)) if speculative else ()),
         *vllm_flags,
     ]
-    os.execve(command[0], command, environment)  # noqa: S606 - becoming vLLM is the purpose
+    return command, environment
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,28 +103,16 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(presets.FLAG, help="a published pair by name, see `specpilot presets`; other flags win over it")
-    parser.add_argument("--model", required=True, help="target model: a folder, or a name that vLLM can load")
+    parser.add_argument("--model", help="target model: a folder, or a name that vLLM can load")
     parser.add_argument("--drafter", help="draft head: a folder, a name, or mtp: the model's own (short for its JSON)")
     parser.add_argument("--k-max", type=int, help="draft tokens per request with --drafter (the head's own, 7; mtp: 3)")
     parser.add_argument("--speculative-config", help="vLLM's own JSON, in place of --drafter and --k-max")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--redis-url", help="shared state (REDIS_URL); none: the engine adapts alone")
-    parser.add_argument("--advertise-url", help="where the gateway reaches this engine (http://host:port)")
-    parser.add_argument("--engine-id", help="name of this engine (from its URL)")
-    parser.add_argument("--pool", help="engines of one model, hardware and configuration (default)")
-    parser.add_argument("--static-k", type=int, help="fixed K without a controller (none: the engine chooses K)")
-    parser.add_argument("--least-k", type=int, help="least K that the engine chooses without a controller (0)")
-    parser.add_argument("--calibrate-s", type=float, help="longest calibration of step times before traffic, s (20)")
-    parser.add_argument("--graph-k", help="K that get FULL CUDA graphs of their own, by commas (by attention backend)")
-    parser.add_argument("--control-token", help="bearer token of GET and PUT /speculation")
-    parser.add_argument(
-        "--trust-this-machine", action="store_true", help="without a token, serve /speculation to programs here"
-    )
-    parser.add_argument("--gateway-key", help="API key of the gateway: only requests with it may state a class")
-    parser.add_argument("--drain-grace-s", help="seconds after SIGTERM for gateways to notice that it drains (5)")
-    parser.add_argument("--drain-timeout-s", help="seconds for running requests to end after that (30)")
-    parser.add_argument("--any-vllm", action="store_true", help="accept a vLLM that lacks something or was not tested")
+    for field, info in AdapterSettings.model_fields.items():
+        text = f"{info.description} ({info.default})" if info.default else info.description
+        action = "store_true" if info.annotation is bool else "store"
+        parser.add_argument(_FLAG_OF.get(field, "--" + field.replace("_", "-")), help=text, action=action)
     return parser
 
 
@@ -126,15 +127,17 @@ def _warn(line: str) -> None:
 
 
 def _check_secret_flags(vllm_flags: Sequence[str]) -> None:
-    """End the program for a flag of a secret that is misspelt or joined to it: vLLM would print it with its value."""
+    """Raise `InvalidSettingsError` for a flag of a secret that is misspelt or joined to it.
+
+    vLLM would print it with its value.
+    """
     for flag in (word.partition("=")[0].replace("_", "-") for word in vllm_flags if word.startswith("--")):
         meant = [name for name in _SECRETS if len(flag) >= _CUT_TO and name.startswith(flag)]
         meant = meant or get_close_matches(flag, _SECRETS, 1, 0.8)
         joined = [name for name in _SECRETS if flag.startswith(name)]
-        if joined and flag not in _SECRETS:
-            fail(PROGRAM, f"{joined[0]}...: there is no such flag; did you mean {joined[0]}?")
-        if meant and flag not in _SECRETS:
-            fail(PROGRAM, f"{flag}: there is no such flag; did you mean {meant[0]}?")
+        if (joined or meant) and flag not in _SECRETS:
+            shown, remedy = (f"{joined[0]}...", joined[0]) if joined else (flag, meant[0])
+            raise InvalidSettingsError([f"{shown}: there is no such flag; did you mean {remedy}?"])
 
 
 def _with_clean_keys(vllm_flags: Sequence[str], environment: dict[str, str]) -> list[str]:
@@ -182,22 +185,21 @@ def _url(options: argparse.Namespace) -> str:
     return options.advertise_url or os.environ.get(PREFIX + "URL") or listens
 
 
-def _speculative_config(text: str | None, drafter: str | None, k_max: int | None) -> dict[str, object] | None:
-    if text is None and drafter is None:
-        return None
-    config: dict[str, object]
+def _speculative_config(
+    text: str | None, drafter: str | None, k_max: int | None, preset: Preset | None = None
+) -> dict[str, Any] | None:
+    """Return vLLM's configuration: the user's JSON `text`, or that of a drafter; `None`: there is neither."""
     if text is not None:
-        try:
-            config = json.loads(text)
-        except json.JSONDecodeError as error:
-            fail(PROGRAM, f"--speculative-config: not JSON ({error})")
-        if not isinstance(config, dict):
-            fail(PROGRAM, "--speculative-config: must be a JSON object")
+        config = serve_flags.config({"speculative-config": text}, "speculative-config")
     else:
-        assert drafter is not None
-        config = head_config.speculative_config(drafter, _head_config(drafter), k_max)
-    if text is None and k_max is not None and k_max < 1:
-        fail(PROGRAM, f"--k-max: is {k_max}; it must be at least 1")
+        if k_max is not None and k_max < 1:
+            raise InvalidSettingsError([f"--k-max: is {k_max}; it must be at least 1"])
+        head = _head_config(drafter) if drafter is not None else None
+        if preset is not None:
+            drafter, head, k_max = presets.drafter_of(preset, drafter, head, k_max)
+        if drafter is None:
+            return None
+        config = head_config.speculative_config(drafter, head, k_max)
     if isinstance(model := config.get("model"), str):
         _check_model("--drafter" if text is None else "--speculative-config: model", model)
     return config
@@ -211,48 +213,43 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
     try:
         return head_config.read(json.loads(read_text(path)), drafter)
     except (OSError, ValueError) as error:
-        fail(PROGRAM, f"--drafter: {path} cannot be read ({error})")
-    except InvalidSettingsError as error:
-        fail(PROGRAM, *error.faults)
+        raise InvalidSettingsError([f"--drafter: {path} cannot be read ({error})"]) from error
 
 
 def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], settings: AdapterSettings) -> None:
-    """End the program if the adapter cannot steer an engine with these flags; the scheduler checks again."""
-    try:
-        sizes = parallel_flags.parallelism(serve_flags.read(vllm_flags))
-        stated = {field: value for field, value in speculative.items() if value is not None}
-        k_max = serve_flags.whole(
-            stated, "num_speculative_tokens", K_LIMIT, "--speculative-config: num_speculative_tokens"
-        )
-    except InvalidSettingsError as error:
-        fail(PROGRAM, *error.faults)
+    """Raise `InvalidSettingsError` if the adapter cannot steer an engine with these flags; the scheduler checks again.
+
+    Where the runner is vLLM's choice, it is taken for V2, on which more methods are steered.
+    """
+    stated = {field: value for field, value in speculative.items() if value is not None}
+    k_max = serve_flags.whole(stated, "num_speculative_tokens", K_LIMIT, "--speculative-config: num_speculative_tokens")
+    is_v2 = versions.runner_v2()
+    if is_v2 is None:
+        is_v2 = versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2)
     method = speculative.get("method")
     if not isinstance(method, str):
-        method = engine_facts.STEERABLE_METHODS[0]  # vLLM detects it
+        method = config_facts.STEERABLE_METHODS[0]  # vLLM detects it
     facts = ConfigFacts(
         head_config.MTP if method.endswith("_mtp") else method,  # vLLM's former names: mimo_mtp and so on
+        is_v2=is_v2,
         k_max=k_max,
         has_table=bool(speculative.get("num_speculative_tokens_per_batch_size")),
-        data_parallel=sizes.data,
-        has_ranks_elsewhere=sizes.has_ranks_elsewhere,
-        is_launched_outside=sizes.is_launched_outside,
-        pipeline_parallel=sizes.pipeline,
-        context_parallel=sizes.context,
+        **before_start.parallel_facts(serve_flags.read(vllm_flags)),
     )
     faults = [*compat.drafter_faults(facts), *compat.parallel_faults(facts), *compat.setting_faults(facts, settings)]
     if faults:
-        fail(PROGRAM, "; ".join(faults))
+        raise InvalidSettingsError(faults)
 
 
 def _check_model(flag: str, name: str) -> None:
-    """End the program if `name` is clearly a path and there is no model."""
+    """Raise `InvalidSettingsError` if `name` is clearly a path and there is no model."""
     path = Path(name)
     if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
-        fail(PROGRAM, f"{flag}: no model in {name} (there is no config.json); name a model folder")
+        raise InvalidSettingsError([f"{flag}: no model in {name} (there is no config.json); name a model folder"])
 
 
 def _check_redis(url: str | None) -> None:
-    """End the program for an invalid URL; warn if no Redis answers.
+    """Raise `InvalidSettingsError` for an invalid URL; warn if no Redis answers.
 
     Without Redis an engine serves without a controller, and registers when Redis is back.
     """
@@ -261,7 +258,7 @@ def _check_redis(url: str | None) -> None:
     try:
         store = Store(url)
     except InvalidDocumentError as error:
-        fail(PROGRAM, *(f"--redis-url: {fault}" for fault in error.faults))
+        raise InvalidSettingsError(f"--redis-url: {fault}" for fault in error.faults) from error
     try:
         store.ping()
         if (lacking := store.missing_rights()) is not None:
@@ -282,7 +279,8 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except (OSError, UnicodeError) as error:  # UnicodeError: the host's name cannot be encoded for DNS
             reason = getattr(error, "strerror", error)
-            fail(PROGRAM, f"--port: {host}:{port} cannot be used ({reason}); choose another with --port")
+            fault = f"--port: {host}:{port} cannot be used ({reason}); choose another with --port"
+            raise InvalidSettingsError([fault]) from error
 
 
 if __name__ == "__main__":

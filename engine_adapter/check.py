@@ -16,14 +16,21 @@ from typing import Any
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import model_config
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import before_start, compat, serve_flags, start_notes, versions
-from specpilot.engine_adapter.vllm.before_start import Machine
+from specpilot.engine_adapter.vllm import (
+    before_start,
+    compat,
+    serve_flags,
+    start_notes,
+    stated_engine,
+    versions,
+    vllm_faults,
+)
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
+from specpilot.engine_adapter.vllm.stated_engine import Machine
 from specpilot.policy.settings import fail
 
 PROGRAM = "specpilot check"
 RUNS, RUNS_WITH_LESS, REFUSED = "runs", "runs with less", "refused"
-_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OWN_FLAGS = ("vllm", "device", "json")
 _NO_SPECULATION = "there is no speculative configuration, so K is 0 and nothing is steered: add --speculative-config"
@@ -79,38 +86,33 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
         version,
         device,
         versions.is_among(version, versions.ACCEPTED_ON_V2),
-        _runner(),
+        versions.runner_v2(),
         versions.lists_model,
         os.environ.get(_LONG, "0").strip().lower() in ("1", "true"),
     )
+    facts, faults = None, list[str]()
     try:
-        before = before_start.of_flags(model, cache(model_config), flags, machine)
+        engine = stated_engine.of_flags(model, cache(model_config), flags, machine)
+        if engine is not None:
+            facts = before_start.facts_of(engine)
+            faults = [*vllm_faults.faults(engine, facts)]
+            assumed += before_start.assumed(engine, facts)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         fault = f"{model}: a field in the config.json of target or head has no value that vLLM takes ({error})"
         raise InvalidSettingsError([f"{fault}: compare it with the published one"]) from error
     settings = AdapterSettings.read()
     refused = [] if settings.any_vllm else [versions.version_fault(version, None)]
     less = [_NO_SPECULATION]
-    if before.facts is not None:
-        refused += [*before.faults, *compat.faults_of(before.facts), *compat.setting_faults(before.facts, settings)]
-        less = start_notes.limits_of(before.facts)
+    if facts is not None:
+        refused += [*faults, *compat.faults_of(facts), *compat.setting_faults(facts, settings)]
+        less = start_notes.limits_of(facts)
         scheduler = str(flags.get("scheduler-cls", ""))
         if scheduler.startswith("specpilot."):
             is_async = scheduler.endswith("AsyncScheduler")
-            refused += compat.scheduler_faults(before.facts, is_async_scheduler=is_async)
+            refused += compat.scheduler_faults(facts, is_async_scheduler=is_async)
         elif scheduler:
             less.append(f"--scheduler-cls {scheduler} plans no drafts, so nothing is steered: leave it out")
-    return Answer(model, before.facts, tuple(filter(None, refused)), tuple(less), (*assumed, *before.assumed))
-
-
-def _runner() -> bool | None:
-    """Return vLLM's variable that chooses the model runner, as vLLM reads it."""
-    value = os.environ.get(_RUNNER)
-    if value is None:
-        return None
-    if value not in ("0", "1"):
-        raise InvalidSettingsError([f"{_RUNNER}: is {value!r}; it must be 0 or 1"])
-    return value == "1"
+    return Answer(model, facts, tuple(filter(None, refused)), tuple(less), tuple(assumed))
 
 
 def as_text(answer: Answer) -> str:

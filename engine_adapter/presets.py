@@ -5,8 +5,7 @@ has been run with the adapter. `None` means unknown: a preset without a publishe
 published head needs `--drafter`.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -116,79 +115,31 @@ def preset(name: str) -> Preset:
     raise InvalidSettingsError([f"{FLAG}: there is no preset {name!r}; {remedy}"])
 
 
-def speculative_config(item: Preset, head: str, k_max: int) -> dict[str, object]:
-    """Return vLLM's `--speculative-config` for a preset's method with this head and K_max."""
-    config: dict[str, object] = {"method": "eagle3", "model": head, "num_speculative_tokens": k_max}
-    if item.method == P_EAGLE:
-        config["parallel_drafting"] = True
-    return config
+def drafter_of(
+    item: Preset, drafter: str | None, head: HeadConfig | None, k_max: int | None
+) -> tuple[str, HeadConfig, int]:
+    """Return the head that an engine of a preset takes, its method, and K_max.
 
-
-def expanded(
-    arguments: Sequence[str], head_of: Callable[[str], HeadConfig | None] = lambda _drafter: None
-) -> list[str]:
-    """Return the flags of `specpilot engine` with `--preset NAME` expanded; without it, `arguments` unchanged.
-
-    Other flags replace those of the preset: `--model`, `--drafter`, `--k-max`, `--speculative-config`, and flags of
-    vLLM. So does a drafter's own configuration: `head_of` returns it, `None` for a head that is no folder on this
-    machine. Raises `InvalidSettingsError` for an unknown preset, or one that needs a missing flag.
+    What the user names wins: the `drafter`, with its own configuration `head` where it is at hand, and `k_max`. Raises
+    `InvalidSettingsError` for a preset that needs a missing flag.
     """
-    name, rest = _pop_flag(arguments, FLAG)
+    name = drafter or item.head
+    known_k = head.k if head is not None else None
+    k = k_max if k_max is not None else known_k or item.k
+    faults = []
     if name is None:
-        return list(arguments)
-    item = preset(name)
-    flags: list[str] = [] if has_flag(rest, "--model") else ["--model", item.target]
-    if not has_flag(rest, "--speculative-config"):
-        drafter, rest = _pop_flag(rest, "--drafter")
-        stated_k, rest = _pop_flag(rest, "--k-max")
-        config = head_of(drafter) if drafter is not None else None
-        head = drafter or item.head
-        k_max = _whole(stated_k) if stated_k is not None else (config.k if config is not None else None) or item.k
-        faults = []
-        if head is None:
-            faults.append(f"{FLAG}: {name} has no published head ({item.limits}): name one with --drafter")
-        if k_max is None:
-            trained = f" (it was trained for {item.k_trained})" if item.k_trained else ""
-            faults.append(f"{FLAG}: no K is published for {name}{trained}: give --k-max")
-        elif item.k_trained is not None and drafter is None and k_max > item.k_trained:
-            faults.append(f"--k-max: is {k_max}; the head of {name} was trained for {item.k_trained}")
-        if faults or head is None or k_max is None:
-            raise InvalidSettingsError(faults)
-        if config is not None:
-            flags += ["--drafter", head, "--k-max", str(k_max)]  # the method comes from the head's configuration
-        else:
-            flags += ["--speculative-config", json.dumps(speculative_config(item, head, k_max))]
-    has_sizes = any(has_flag([argument.replace("_", "-") for argument in rest], flag) for flag in _GRAPH_SIZES)
-    return [*flags, *rest, *([] if has_sizes else item.flags)]
+        faults.append(f"{FLAG}: {item.name} has no published head ({item.limits}): name one with --drafter")
+    if k is None:
+        trained = f" (it was trained for {item.k_trained})" if item.k_trained else ""
+        faults.append(f"{FLAG}: no K is published for {item.name}{trained}: give --k-max")
+    elif item.k_trained is not None and drafter is None and k > item.k_trained:
+        faults.append(f"--k-max: is {k}; the head of {item.name} was trained for {item.k_trained}")
+    if faults or name is None or k is None:
+        raise InvalidSettingsError(faults)
+    return name, head or HeadConfig(item.method == P_EAGLE, None), k
 
 
-def has_flag(arguments: Sequence[str], flag: str) -> bool:
-    """Whether the flag is among the arguments, as `--flag value` or `--flag=value`."""
-    return any(argument == flag or argument.startswith(flag + "=") for argument in arguments)
-
-
-def _pop_flag(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
-    """Return the value of `flag`, `None` without it, and the other arguments."""
-    rest: list[str] = []
-    value = None
-    items = iter(arguments)
-    for argument in items:
-        if argument == flag:
-            value = next(items, None)
-            if value is None:
-                raise InvalidSettingsError([f"{flag}: needs a value"])
-        elif argument.startswith(flag + "="):
-            value = argument.removeprefix(flag + "=")
-        else:
-            rest.append(argument)
-    return value, rest
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError as error:
-        raise InvalidSettingsError([f"--k-max: {text!r} is no whole number"]) from error
-    if value < 1:
-        raise InvalidSettingsError([f"--k-max: is {value}; it must be at least 1"])
-    return value
+def flags_of(item: Preset, flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the preset's flags for vLLM beside the user's `flags`, whose sizes of CUDA graphs replace its own."""
+    names = {word.partition("=")[0].replace("_", "-") for word in flags}
+    return item.flags if names.isdisjoint(_GRAPH_SIZES) else ()

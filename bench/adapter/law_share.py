@@ -113,7 +113,7 @@ class _Exporter:
         self._agent = scheduler._agent  # noqa: SLF001 - its thread is replaced
         self._agent._stopped.set()  # noqa: SLF001
         self._began_at = time.monotonic()
-        self._agent._clock = self  # noqa: SLF001
+        self._agent.clock = self
         self._due = threading.Semaphore(0)
         self._next_at = time.process_time()
         self._is_closed = False
@@ -132,7 +132,7 @@ class _Exporter:
         if not adapts:
             table = fixed_table({DEFAULT_CLASS: 0})
             control.table = lambda _: table
-        self._agent._learning._refreshed_at = float("-inf")  # noqa: SLF001 - the first export of each piece refreshes
+        self._agent.learning._refreshed_at = float("-inf")  # noqa: SLF001 - the first export of each piece refreshes
         self.thread_s, self._next_at = 0.0, time.process_time() + EXPORT_S / 2
 
     def tick(self) -> None:

@@ -9,6 +9,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -22,6 +23,7 @@ from specpilot.engine_adapter.law.running_limit import RunningLimit
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl
 from specpilot.engine_adapter.settings import AdapterSettings
+from specpilot.policy import engine_metrics as names
 from specpilot.policy.clock import Clock
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.records import EngineRecord
@@ -38,61 +40,54 @@ EXPORT_S = 0.25
 logger = logging.getLogger("vllm.specpilot")
 
 
+@dataclass(eq=False)
 class Agent:
-    """The threads of one engine."""
+    """The threads of one engine, and the parts that they work with.
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts that the threads work with
-        self,
-        scheduler: Any,
-        exporter: MetricsExporter,
-        link: EngineLink | None,
-        calibration: Calibration | None,
-        clock: Clock,
-        learning: Learning,
-        between: Callable[[], None],
-        running_limit: RunningLimit,
-    ) -> None:
-        self._scheduler = scheduler
-        self._exporter = exporter
-        self._link = link
-        self._calibration = calibration
-        self._clock = clock
-        self._learning = learning
-        self._between = between
-        self._running_limit = running_limit
-        self._stopped = threading.Event()
+    `between` is called between two parts of a computation.
+    """
+
+    scheduler: Any
+    exporter: MetricsExporter
+    link: EngineLink | None
+    calibration: Calibration | None
+    clock: Clock
+    learning: Learning
+    between: Callable[[], None]
+    running_limit: RunningLimit
+    _stopped: threading.Event = field(default_factory=threading.Event, init=False)
 
     def start(self) -> None:
         """Start the threads."""
         threading.Thread(target=self._export, name="specpilot-export", daemon=True).start()
-        if self._link is not None:
-            threading.Thread(target=self._join, args=(self._link,), name="specpilot-link", daemon=True).start()
+        if self.link is not None:
+            threading.Thread(target=self._join, args=(self.link,), name="specpilot-link", daemon=True).start()
 
     def begin_drain(self) -> None:
         """Mark the engine's record as draining, so that gateways send no new requests."""
-        if self._link is not None:
-            self._link.begin_drain()
+        if self.link is not None:
+            self.link.begin_drain()
 
     def stop(self) -> None:
         """Stop both threads, deregister, and remove the page of metrics."""
         self._stopped.set()
-        self._exporter.remove()
-        if self._link is not None:
-            self._link.stop()
+        self.exporter.remove()
+        if self.link is not None:
+            self.link.stop()
 
     def _join(self, link: EngineLink) -> None:
         """Calibrate, then register and follow the store."""
-        if self._calibration is not None:
+        if self.calibration is not None:
             try:
-                self._calibration.run(self._stopped)
+                self.calibration.run(self._stopped)
             except Exception:
                 logger.exception("SpecPilot: this engine was not calibrated")
         link.run()
 
     def _export(self) -> None:
         while not self._stopped.wait(EXPORT_S):
-            if self._scheduler.control.calibrating is not None:  # the requests of a calibration are no traffic
-                self._scheduler.latencies.drop()
+            if self.scheduler.control.calibrating is not None:  # the requests of a calibration are no traffic
+                self.scheduler.latencies.drop()
             else:
                 try:
                     self._export_once()
@@ -101,16 +96,16 @@ class Agent:
 
     def _export_once(self) -> None:
         """Export the counts and the running decodes, and pass the counts to the law."""
-        scheduler, between = self._scheduler, self._between
+        scheduler, between = self.scheduler, self.between
         evidence = scheduler.meter.take_evidence(between)
-        self._exporter.add(evidence, between)
-        now = self._clock.monotonic()
-        self._learning.learn(evidence, now)
+        self.exporter.add(evidence, between)
+        now = self.clock.monotonic()
+        self.learning.learn(evidence, now)
         between()
         guidance, table = scheduler.control.guidance(now), scheduler.control.table(now)
         slos = {name: item.slo for name, item in guidance.classes.items()} if guidance is not None else {}
         latencies, running = scheduler.latencies.take(), scheduler.running_decodes
-        self._exporter.add_latencies(latencies, dict.fromkeys(table.k_of) | slos)
+        self.exporter.add_latencies(latencies, dict.fromkeys(table.k_of) | slos)
         between()
         decodes = dict.fromkeys((DEFAULT_CLASS, *table.k_of), 0)
         verified = dict.fromkeys(decodes, 0)
@@ -119,16 +114,24 @@ class Agent:
             verified[name] = verified.get(name, 0) + count * k
         self._limit_running(guidance, latencies, decodes, now, is_chosen=table.law is not None)
         between()
-        self._exporter.show(
-            running=decodes,
-            active_k={name: verified[name] / count if count else table.k(name) for name, count in decodes.items()},
-            backlog=scheduler.backlog_tokens if running else 0,
-            version=scheduler.control.version,
-            age_s=scheduler.control.age_s(now),
+        law, age_s = scheduler.law, scheduler.control.age_s(now)
+        self.exporter.show(
+            {
+                names.RUNNING_DECODES: decodes,
+                names.ACTIVE_K: {
+                    name: verified[name] / count if count else table.k(name) for name, count in decodes.items()
+                },
+                names.BACKLOG_TOKENS: scheduler.backlog_tokens if running else 0,
+                names.SCHEDULE_VERSION: scheduler.control.version,
+                names.SCHEDULE_AGE_SECONDS: -1.0 if age_s is None else age_s,
+                names.DECODE_SECONDS: law.decode_s or None,
+                names.STATIC_BREAKS_SLO: law.outlook.breaks_slo,
+                names.SLO_PREDICTED_SECONDS: law.outlook.predicted_s,
+                names.SLO_MEAN_PREDICTED_SECONDS: law.outlook.mean_predicted_s,
+            }
         )
-        self._exporter.show_law(scheduler.law.decode_s, scheduler.law.outlook)
         between()
-        self._exporter.write()
+        self.exporter.write()
 
     def _limit_running(
         self,
@@ -140,14 +143,14 @@ class Agent:
         is_chosen: bool,
     ) -> None:
         """Move the limit on running requests; `is_chosen`: the law chooses K, so its predictions are of this batch."""
-        limit, law = self._running_limit, self._scheduler.law
+        limit, law = self.running_limit, self.scheduler.law
         if guidance is None or not guidance.limit_running:
             limit.drop()
         else:
             slos = {name: item.slo for name, item in guidance.classes.items()}
             limit.add(latencies, slos)
             limit.update(running, slos, law.outlook.out_of_reach if is_chosen else (), now)
-        self._exporter.show_limit(limit.limit)
+        self.exporter.show({names.RUNNING_LIMIT: limit.limit})
 
 
 def is_stalled(scheduler: Any, now: float) -> bool:

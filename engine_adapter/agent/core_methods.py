@@ -78,11 +78,11 @@ def apply(core: Any, text: str) -> str:
 
     Defaults of missing fields: the engine's own `model` and `pool`, the next `version`, issued now; in `guidance` those
     of the engine that adapts alone.
-    Returns the new state, or `{"error": {"status", "code", "message"}}`.
+    Returns the new state, or `{"error": {"status", "code", "message"}}`; `null` as for `state`.
     """
     control = getattr(core.scheduler, "control", None)
     if control is None:
-        return _error(501, "adapter_missing", "this engine does not speculate, or its --scheduler-cls is another one")
+        return json.dumps(None)
     try:
         document = json.loads(text)
         if not isinstance(document, dict):

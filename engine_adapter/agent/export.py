@@ -15,7 +15,6 @@ from pathlib import Path
 
 from specpilot.engine_adapter.agent.page import COUNTER, GAUGE, Family, Histogram
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import TPOT, TTFT, Slo
@@ -39,6 +38,45 @@ TPOT_BOUNDS_S = tuple(0.002 * 1.15**step for step in range(40))
 TTFT_BOUNDS_S = tuple(0.01 * 1.3**step for step in range(34))
 """Upper bounds of the buckets: 2 ms to 0.47 s, and 10 ms to 58 s. A quantile of TPOT is exact to 15 %."""
 
+_CLASS = names.LABEL_CLASS
+_GROUP, _POSITION = (_CLASS, names.LABEL_BAND), (names.LABEL_BAND, names.LABEL_POSITION)
+_BY_EVIDENCE = {
+    "trials": (names.TRIALS, "Draft positions that were tried", *_POSITION),
+    "accepts": (names.ACCEPTS, "Draft positions that were accepted", *_POSITION),
+    "drafts": (names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *_GROUP, "k"),
+    "tokens": (names.DECODE_TOKENS, "Tokens delivered by decodes", *_GROUP),
+    "unprobed": (names.UNPROBED_DECODES, "Decodes at K = 0 of requests without a verified draft", *_GROUP),
+}
+"""By the field of the evidence, a counter: its name, its text and its labels."""
+_BY_SUM = {
+    "steps": (names.STEPS, "Steps, by whether they prefilled or caught up", names.LABEL_KIND),
+    "seconds": (names.STEP_SECONDS, "Duration of these steps", names.LABEL_KIND),
+    "decodes": (names.STEP_DECODES, "Running decodes summed over these steps", names.LABEL_KIND),
+}
+"""The same by the field of a kind of steps."""
+_BY_MEASURE = {
+    TPOT: (names.TPOT_SECONDS, "Time per output token of requests that ended, after their first token", TPOT_BOUNDS_S),
+    TTFT: (names.TTFT_SECONDS, "Time from the arrival of a request to its first token", TTFT_BOUNDS_S),
+}
+"""By the measure of a latency, a histogram."""
+_SLO_REQUESTS = "Requests by whether they met the goal in force"
+_STATE = (
+    (names.DECODE_SECONDS, "Duration of steps with decodes except kind catch_up, without the time of prefilling"),
+    (names.SLO_PREDICTED_SECONDS, "Predicted mean inter-token latency of the slowest group of a class", _CLASS),
+    (names.SLO_MEAN_PREDICTED_SECONDS, "Predicted mean inter-token latency of a class", _CLASS),
+    (names.RUNNING_LIMIT, "Most requests that may run, for a latency goal that no K keeps"),
+    (names.RUNNING_DECODES, "Requests decoding in the latest step", _CLASS),
+    (names.ACTIVE_K, "Mean K of the requests decoding in the latest step", _CLASS),
+    (names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)"),
+    (names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)"),
+    (names.BACKLOG_TOKENS, "Decoded positions that the drafter has not read yet"),
+    (names.STATIC_BREAKS_SLO, "1 while the static K is predicted to break an SLO that the law's choice keeps"),
+)
+"""What the engine's state says at a time."""
+
+State = Mapping[str, Mapping[str, float] | float | None]
+"""By the name of a metric its values by class, its only value, or `None`: it is not shown."""
+
 logger = logging.getLogger("vllm.specpilot")
 
 
@@ -51,67 +89,32 @@ class MetricsExporter:
     def __init__(self, model: str, rank: int = 0) -> None:
         self._engine = (model, str(rank))  # the label values of every series
         self._lock = threading.Lock()
-        self._families: list[Family | Histogram] = []
         self._written = ""  # the latest page, without the schedule's age
         self._skipped = 0
         self._is_failing = False
         self._file = Path(os.environ[FOLDER], f"{rank}{ENDING}") if os.environ.get(FOLDER) else None
-        group = (names.LABEL_CLASS, names.LABEL_BAND)
-        position = (names.LABEL_BAND, names.LABEL_POSITION)
-        self._counts = {
-            "trials": self._counter(names.TRIALS, "Draft positions that were tried", *position),
-            "accepts": self._counter(names.ACCEPTS, "Draft positions that were accepted", *position),
-            "drafts": self._counter(names.DRAFTS, "Decodes of one request in one step, by K (0: none)", *group, "k"),
-            "tokens": self._counter(names.DECODE_TOKENS, "Tokens delivered by decodes", *group),
-            "unprobed": self._counter(
-                names.UNPROBED_DECODES, "Decodes at K = 0 of requests without a verified draft", *group
-            ),
-        }
-        self._probes = self._counter(names.PROBES, "Verified drafts with more tokens than scheduled", names.LABEL_CLASS)
-        kind = names.LABEL_KIND
-        self._steps = {
-            "steps": self._counter(names.STEPS, "Steps, by whether they prefilled or caught up", kind),
-            "seconds": self._counter(names.STEP_SECONDS, "Duration of these steps", kind),
-            "decodes": self._counter(names.STEP_DECODES, "Running decodes summed over these steps", kind),
-        }
-        self._decode_s = self._counter(
-            names.DECODE_SECONDS,
-            "Duration of steps with decodes except kind catch_up, without the time of prefilling",
-        )
-        label = names.LABEL_CLASS
+        self._counts = {field: _family(COUNTER, *texts) for field, texts in _BY_EVIDENCE.items()}
+        self._probes = _family(COUNTER, names.PROBES, "Verified drafts with more tokens than scheduled", _CLASS)
+        self._steps = {field: _family(COUNTER, *texts) for field, texts in _BY_SUM.items()}
         self._histograms = {
-            TPOT: Histogram(
-                names.TPOT_SECONDS, "Time per output token of requests that ended, after their first token",
-                (*_ENGINE, label), TPOT_BOUNDS_S,
-            ),
-            TTFT: Histogram(
-                names.TTFT_SECONDS, "Time from the arrival of a request to its first token",
-                (*_ENGINE, label), TTFT_BOUNDS_S,
-            ),
-        }  # fmt: skip
-        self._families += self._histograms.values()
-        self._slo_requests = self._counter(
-            names.SLO_REQUESTS, "Requests by whether they met the goal in force", label, names.LABEL_MEASURE,
-            names.LABEL_RESULT,
-        )  # fmt: skip
-        self._slo_s = self._counter(names.SLO_SECONDS, "Latencies of these requests", label, names.LABEL_MEASURE)
-        self._predicted = self._gauge(
-            names.SLO_PREDICTED_SECONDS, "Predicted mean inter-token latency of the slowest group of a class", label
-        )
-        self._mean_predicted = self._gauge(
-            names.SLO_MEAN_PREDICTED_SECONDS, "Predicted mean inter-token latency of a class", label
-        )
-        self._limit = self._gauge(names.RUNNING_LIMIT, "Most requests that may run, for a latency goal that no K keeps")
-        self._running = self._gauge(names.RUNNING_DECODES, "Requests decoding in the latest step", names.LABEL_CLASS)
-        self._active_k = self._gauge(
-            names.ACTIVE_K, "Mean K of the requests decoding in the latest step", names.LABEL_CLASS
-        )
-        self._version = self._gauge(names.SCHEDULE_VERSION, "Version of the last schedule applied (0: none)")
-        self._age = self._gauge(names.SCHEDULE_AGE_SECONDS, "Seconds since the last schedule was applied (-1: none)")
-        self._backlog = self._gauge(names.BACKLOG_TOKENS, "Decoded positions that the drafter has not read yet")
-        self._breaks_slo = self._gauge(
-            names.STATIC_BREAKS_SLO, "1 while the static K is predicted to break an SLO that the law's choice keeps"
-        )
+            measure: Histogram(name, text, (*_ENGINE, _CLASS), bounds)
+            for measure, (name, text, bounds) in _BY_MEASURE.items()
+        }
+        of_goals = (_CLASS, names.LABEL_MEASURE)
+        self._slo_requests = _family(COUNTER, names.SLO_REQUESTS, _SLO_REQUESTS, *of_goals, names.LABEL_RESULT)
+        self._slo_s = _family(COUNTER, names.SLO_SECONDS, "Latencies of these requests", *of_goals)
+        self._state = {
+            texts[0]: _family(COUNTER if texts[0] == names.DECODE_SECONDS else GAUGE, *texts) for texts in _STATE
+        }
+        self._families: list[Family | Histogram] = [
+            *self._counts.values(),
+            self._probes,
+            *self._steps.values(),
+            *self._histograms.values(),
+            self._slo_requests,
+            self._slo_s,
+            *self._state.values(),
+        ]
 
     def add(self, evidence: Evidence, between: Callable[[], None] = lambda: None) -> None:
         """Add the counts of `evidence` to the counters; `between` is called between two parts of the computation."""
@@ -143,53 +146,31 @@ class MetricsExporter:
                     self._slo_requests.add(beyond, *self._engine, name, measure, names.BEYOND)
                     self._slo_s.add(sum(observed), *self._engine, name, measure)
 
-    def show(
-        self, running: dict[str, int], active_k: dict[str, float], backlog: int, version: int, age_s: float | None
-    ) -> None:
-        """Set the gauges to the state of the latest step; other classes lose their series."""
-        engine = self._engine
+    def show(self, state: State) -> None:
+        """Show the state of the latest step, in place of what was shown of these metrics."""
         with self._lock:
-            for gauge, values in ((self._running, running), (self._active_k, active_k)):
-                gauge.clear()
-                for traffic_class, value in values.items():
-                    gauge.set(value, *engine, traffic_class)
-            self._backlog.set(backlog, *engine)
-            self._version.set(version, *engine)
-            self._age.set(-1.0 if age_s is None else age_s, *engine)
-
-    def show_law(self, decode_s: float, outlook: Outlook) -> None:
-        """Show the seconds of decoding, and what the law's choice means for bounds on latency."""
-        with self._lock:
-            if decode_s:
-                self._decode_s.set(decode_s, *self._engine)
-            self._breaks_slo.clear()
-            if outlook.breaks_slo is not None:
-                self._breaks_slo.set(float(outlook.breaks_slo), *self._engine)
-            predicted = (self._predicted, outlook.predicted_s), (self._mean_predicted, outlook.mean_predicted_s)
-            for gauge, values in predicted:
-                gauge.clear()
-                for name, seconds in values.items():
-                    gauge.set(seconds, *self._engine, name)
-
-    def show_limit(self, limit: int | None) -> None:
-        """Show the most requests that may run; `None`: no limit."""
-        with self._lock:
-            self._limit.clear()
-            if limit is not None:
-                self._limit.set(limit, *self._engine)
+            for name, value in state.items():
+                family = self._state[name]
+                family.clear()
+                if isinstance(value, Mapping):
+                    for traffic_class, of_class in value.items():
+                        family.set(of_class, *self._engine, traffic_class)
+                elif value is not None:
+                    family.set(value, *self._engine)
 
     def write(self) -> None:
         """Replace the page that the API server reads; rarely if only the schedule's age has changed."""
         with self._lock:
             if self._file is None:
                 return
-            text = "".join(family.text() for family in self._families if family is not self._age)
+            age = self._state[names.SCHEDULE_AGE_SECONDS]
+            text = "".join(family.text() for family in self._families if family is not age)
             if text == self._written and self._skipped < UNCHANGED_EXPORTS:
                 self._skipped += 1
                 return
             beside = self._file.with_suffix(".new")
             try:
-                beside.write_text(text + self._age.text(), encoding="utf-8")
+                beside.write_text(text + age.text(), encoding="utf-8")
                 beside.replace(self._file)
             except OSError as error:
                 if not self._is_failing:
@@ -215,13 +196,6 @@ class MetricsExporter:
         with self._lock:
             return "".join(family.text() for family in self._families)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Family:
-        return self._family(name, text, COUNTER, labels)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Family:
-        return self._family(name, text, GAUGE, labels)
-
-    def _family(self, name: str, text: str, kind: str, labels: tuple[str, ...]) -> Family:
-        family = Family(name, text, kind, (*_ENGINE, *labels))
-        self._families.append(family)
-        return family
+def _family(kind: str, name: str, text: str, *labels: str) -> Family:
+    return Family(name, text, kind, (*_ENGINE, *labels))

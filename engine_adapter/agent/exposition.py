@@ -8,14 +8,13 @@ them, and with `engine=1` in the query that of rank 1.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from specpilot.engine_adapter.agent.export import ENDING, FOLDER
 from specpilot.engine_adapter.agent.page import part_of, together
-from specpilot.engine_adapter.agent.route_path import route_path
 from specpilot.policy import engine_metrics as names
 
 PATH = "/metrics"
@@ -52,6 +51,15 @@ def read_page(ranks: Collection[str] | None) -> str:
     folder = os.environ.get(FOLDER)
     pages = sorted(Path(folder).glob(f"*{ENDING}")) if folder else []
     return together(page.read_text("utf-8") for page in pages if ranks is None or page.stem in ranks)
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Return the path of an ASGI request without `--root-path`, as the application's routes state it.
+
+    A proxy may keep that prefix or remove it; vLLM serves both.
+    """
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 class _Reply:

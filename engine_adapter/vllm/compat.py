@@ -13,8 +13,13 @@ from typing import Any
 from specpilot.engine_adapter.errors import UnsupportedEngineError
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import config_facts
-from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
-from specpilot.engine_adapter.vllm.engine_facts import DRAFTERS, MTP_ON_RECURRENT, PLAIN_MTP, STEERABLE_METHODS
+from specpilot.engine_adapter.vllm.config_facts import (
+    DRAFTERS,
+    MTP_ON_RECURRENT,
+    PLAIN_MTP,
+    STEERABLE_METHODS,
+    ConfigFacts,
+)
 from specpilot.engine_adapter.vllm.versions import ACCEPTED_ON_V2, is_among
 
 _EAGLE = ("eagle", "eagle3")
@@ -62,20 +67,14 @@ def check_parallel(vllm_config: Any) -> None:
 
 def faults_of(facts: ConfigFacts) -> list[str]:
     """Return why the adapter cannot steer an engine, each reason with its remedy."""
-    faults = [
+    return [
         *drafter_faults(facts),
         *parallel_faults(facts),
-        *transfer_faults(facts),
-        *filter(None, [head_fault(facts), mtp_fault(facts), block_fault(facts), full_graph_fault(facts)]),
         *recurrent_faults(facts),
+        *head_faults(facts),
         *v2_faults(facts),
+        *step_faults(facts),
     ]
-    inexact = inexact_attention(facts)
-    if inexact and facts.asks_async:
-        faults.append(_inexact_fault(inexact))
-    if facts.takes_embeddings:
-        faults.append("a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds")
-    return faults
 
 
 def setting_faults(facts: ConfigFacts, settings: AdapterSettings) -> list[str]:
@@ -166,13 +165,21 @@ def v2_faults(facts: ConfigFacts) -> Iterator[str]:
 
 
 def recurrent_faults(facts: ConfigFacts) -> Iterator[str]:
-    """Yield why K = 0 would change the text of a model with recurrent layers (GDN, Mamba).
+    """Yield why the text of a model with recurrent layers (GDN, Mamba) could change.
+
+    vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a KV connector stores
+    while K changes was not examined.
 
     A verifying step leaves such a layer's state in the slot of the last accepted token. Before 0.32 the next step reads
     the first slot if it verifies no drafts (`zero_draft_decode_mask` in vLLM 0.32's `gpu_model_runner`), which is stale
     if drafts were accepted. vLLM alone verifies drafts in every step; the adapter does not. On a CPU the convolution of
     such a layer takes a constant number of drafts, and ends an engine that verifies fewer than it accepted before.
     """
+    if facts.is_recurrent and facts.has_connector:
+        yield (
+            "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
+            "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
+        )
     if facts.is_recurrent and facts.device == "cpu":
         yield (
             "vLLM's recurrent layers (GDN, Mamba) take one number of drafts on a CPU, and another K would end the "
@@ -186,86 +193,73 @@ def recurrent_faults(facts: ConfigFacts) -> Iterator[str]:
         )
 
 
-def head_fault(facts: ConfigFacts) -> str | None:
-    """Return a fault if an EAGLE head trained to draft in parallel would draft one token at a time."""
-    if facts.mask_token is None or facts.method not in STEERABLE_METHODS or facts.is_parallel:
-        return None
-    return (
-        f"the head's configuration names a mask token ({facts.mask_token}), so it drafts in parallel; one token at a "
-        'time most of its drafts are rejected: add "parallel_drafting": true to --speculative-config'
-    )
-
-
-def mtp_fault(facts: ConfigFacts) -> str | None:
-    """Return why the adapter cannot steer an MTP head; `None` if it can, or if vLLM has no MTP head here.
-
-    It steers heads of one module that drafts one token after the other, as an EAGLE head does.
-    """
-    if facts.method != "mtp" or facts.head_kind is None:
-        return None
-    kind, modules = facts.head_kind, facts.head_modules
-    if kind == "gemma4_mtp":
-        return "a Gemma 4 MTP head reads the target's own KV cache and was not examined: start without the adapter"
-    if min(modules, facts.k_max) > 1:
-        return (
-            f"this MTP head has {modules} modules, one for each draft token, and the adapter steers heads of one: set "
-            "num_speculative_tokens to 1, or start vLLM without the adapter"
+def head_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield why the adapter cannot steer a head of this kind."""
+    if facts.mask_token is not None and facts.method in STEERABLE_METHODS and not facts.is_parallel:
+        yield (
+            f"the head's configuration names a mask token ({facts.mask_token}), so it drafts in parallel; one token at "
+            'a time most of its drafts are rejected: add "parallel_drafting": true to --speculative-config'
         )
-    if facts.is_recurrent and kind not in MTP_ON_RECURRENT:
-        return (
-            f"whether the recurrent layers of a target with an MTP head of the kind {kind} are exact while K changes "
-            f"was not examined (they are with {', '.join(MTP_ON_RECURRENT)}): start vLLM without the adapter"
-        )
-    if not facts.is_v2 and kind not in PLAIN_MTP:
-        return (
-            f"on model runner V1 the adapter steers MTP heads of the kinds {', '.join(PLAIN_MTP)}, not {kind}: set "
-            "VLLM_USE_V2_MODEL_RUNNER=1 (vLLM 0.32), or start vLLM without the adapter"
-        )
-    return None
-
-
-def block_fault(facts: ConfigFacts) -> str | None:
-    """Return why the adapter cannot steer a DFlash or DSpark head; `None` if it can, or if the method is another."""
+    if facts.method == "mtp" and facts.head_kind is not None:
+        yield from _mtp_faults(facts, facts.head_kind)
     if facts.method == "dspark" and facts.head_kind != _DSPARK:
-        return (
+        yield (
             f"a DSpark head of the class {facts.head_kind} was not examined, only {_DSPARK}: start vLLM without the "
             "adapter"
         )
-    if facts.method != "dflash":
-        return None
-    if facts.head_kind in _WITH_CANDIDATES:
-        return (
+    if facts.method == "dflash" and facts.head_kind in _WITH_CANDIDATES:
+        yield (
             f"a DFlash head with candidates ({facts.head_kind}) was not examined: name a head of the class "
             "DFlashDraftModel, or start vLLM without the adapter"
         )
-    if facts.head_is_windowed and not facts.is_v2:
-        return (
+    elif facts.method == "dflash" and facts.head_is_windowed and not facts.is_v2:
+        yield (
             "a DFlash head with a sliding window was not examined on model runner V1, and vLLM runs some of them on V2 "
             "alone: set VLLM_USE_V2_MODEL_RUNNER=1, or start vLLM without the adapter"
         )
-    return None
 
 
-def full_graph_fault(facts: ConfigFacts) -> str | None:
-    """Return why `cudagraph_mode=FULL` would read prompts wrongly on this model; `None` if it reads them correctly.
+def _mtp_faults(facts: ConfigFacts, kind: str) -> Iterator[str]:
+    """Yield the same of an MTP head: those of one module that drafts one token after the other are steered."""
+    if kind == "gemma4_mtp":
+        yield "a Gemma 4 MTP head reads the target's own KV cache and was not examined: start without the adapter"
+    elif min(facts.head_modules, facts.k_max) > 1:
+        yield (
+            f"this MTP head has {facts.head_modules} modules, one for each draft token, and the adapter steers heads "
+            "of one: set num_speculative_tokens to 1, or start vLLM without the adapter"
+        )
+    elif facts.is_recurrent and kind not in MTP_ON_RECURRENT:
+        yield (
+            f"whether the recurrent layers of a target with an MTP head of the kind {kind} are exact while K changes "
+            f"was not examined (they are with {', '.join(MTP_ON_RECURRENT)}): start vLLM without the adapter"
+        )
+    elif not facts.is_v2 and kind not in PLAIN_MTP:
+        yield (
+            f"on model runner V1 the adapter steers MTP heads of the kinds {', '.join(PLAIN_MTP)}, not {kind}: set "
+            "VLLM_USE_V2_MODEL_RUNNER=1 (vLLM 0.32), or start vLLM without the adapter"
+        )
 
-    In that mode vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA attention reads
-    prompts with another kernel than decodes, and the host sets where the prompts begin. For models that attend to
-    images in both directions, attention also gets the places of the images. Backends that still declare FULL graphs for
-    any batch (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
+
+def step_faults(facts: ConfigFacts) -> Iterator[str]:
+    """Yield why a step of this engine would end it, or read its tokens wrongly.
+
+    With `cudagraph_mode=FULL` vLLM replays one graph for prompts and decodes, with the arguments of its capture. MLA
+    attention reads prompts with another kernel than decodes, and the host sets where the prompts begin. For models that
+    attend to images in both directions, attention also gets the places of the images. Backends that still declare FULL
+    graphs for any batch (FLASHINFER_MLA, FlashAttention) would read such a prompt wrongly, also without the adapter.
     """
-    if facts.graph_mode != "FULL":
-        return None
-    if facts.uses_mla:
-        read = "MLA attention reads prompts and decodes by different kernels"
-    elif facts.sees_both_ways:
-        read = "this model attends to images in both directions"
-    else:
-        return None
-    return (
-        f"{read}, and cudagraph_mode=FULL replays one graph for both: leave cudagraph_mode unset (FULL_AND_PIECEWISE), "
-        "or set FULL_DECODE_ONLY"
-    )
+    if facts.graph_mode == "FULL" and (facts.uses_mla or facts.sees_both_ways):
+        by_kernel = "MLA attention reads prompts and decodes by different kernels"
+        yield (
+            f"{by_kernel if facts.uses_mla else 'this model attends to images in both directions'}, and "
+            "cudagraph_mode=FULL replays one graph for both: leave cudagraph_mode unset (FULL_AND_PIECEWISE), or set "
+            "FULL_DECODE_ONLY"
+        )
+    inexact = inexact_attention(facts)
+    if inexact and facts.asks_async:
+        yield _inexact_fault(inexact)
+    if facts.takes_embeddings:
+        yield "a prompt of embeddings ends an engine that drafts after it: remove --enable-prompt-embeds"
 
 
 def attention_fault(attention_backends: Iterable[Iterable[Any]], *, is_async: bool) -> str | None:
@@ -318,16 +312,3 @@ def needs_one_length(builder: Any) -> bool:
     """Whether attention with this metadata `builder` treats decodes as decodes only if all have one length."""
     support = getattr(builder, "query_len_support", None)
     return (support is not None and support.name == "UNIFORM") or getattr(builder, "require_uniform_decodes", False)
-
-
-def transfer_faults(facts: ConfigFacts) -> Iterator[str]:
-    """Yield a fault for a KV connector beside recurrent layers.
-
-    vLLM keeps K_max + 1 states of such a layer, one for each token of a draft. Which of them a connector stores while K
-    changes was not examined.
-    """
-    if facts.has_connector and facts.is_recurrent:
-        yield (
-            "whether a KV connector stores the right state of recurrent layers (GDN, Mamba) while K changes was not "
-            "examined: remove --kv-transfer-config and --kv-offloading-size, or start vLLM without the adapter"
-        )

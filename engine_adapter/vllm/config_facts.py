@@ -5,11 +5,44 @@ one from the models' `config.json` and vLLM's flags (`before_start`).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from specpilot.engine_adapter.vllm import data_parallel
-from specpilot.engine_adapter.vllm.engine_facts import has_block, is_windowed, uses_mla
+from specpilot.engine_adapter.vllm import data_parallel, model_facts
 from specpilot.engine_adapter.vllm.versions import vllm_version
+
+
+class Drafter(NamedTuple):
+    """What the adapter knows of the drafters of one of vLLM's methods.
+
+    `runners`: the model runners on which it steers them. `reads_states`: they read the target's hidden states, so these
+    can be kept for them, and they can be left out of a step; others draft in every step, and the adapter only cuts K.
+    `has_block`: at any K they draft a block of constant width (`block`).
+    """
+
+    runners: tuple[str, ...]
+    reads_states: bool = True
+    has_block: bool = False
+
+
+DRAFTERS = {
+    "eagle": Drafter(("V1", "V2")),
+    "eagle3": Drafter(("V1", "V2")),
+    "mtp": Drafter(("V1", "V2")),
+    "dflash": Drafter(("V1", "V2"), has_block=True),
+    "dspark": Drafter(("V2",), has_block=True),
+    "ngram": Drafter(("V2",), reads_states=False),
+    "draft_model": Drafter(("V2",), reads_states=False),
+}
+"""The methods that the adapter steers."""
+STEERABLE_METHODS = tuple(method for method, drafter in DRAFTERS.items() if drafter.reads_states)
+PLAIN_MTP = ("mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "hy_v3_mtp")
+"""Kinds of MTP heads (vLLM's `model_type`) that read one hidden state of the target, with attention like the target's,
+so they can catch up. Heads of other kinds may read wider states, share the indices of sparse attention between passes,
+or have recurrent layers."""
+
+MTP_ON_RECURRENT = ("qwen3_next_mtp", "qwen3_5_mtp", "nemotron_h_mtp")
+"""Kinds of MTP heads of targets with gated delta nets or Mamba2, which are exact at any K of each request. Other
+recurrent layers were not examined."""
 
 MASK_TOKENS = ("ptd_token_id", "pard_token")
 """Fields of a head's configuration that name the mask token of parallel drafting."""
@@ -67,6 +100,37 @@ class ConfigFacts:
         """Whether the engine is a data-parallel rank that makes every pass together with others."""
         return self.is_moe and self.data_parallel > 1
 
+    @property
+    def why_in_every_step(self) -> str | None:
+        """Why the drafter must not have a backlog, so that it runs in every step; `None`: it can be left out.
+
+        A KV connector stores and sends blocks at the end of the step that fills them, after the drafter has run.
+        Positions that the drafter reads later would be missing in what it stored. With sliding-window attention, vLLM
+        gives the blocks outside of the window to other requests, and late writes would go into these blocks. With MLA,
+        rows that are read late count as a prompt, whose exact length the host needs; after rejected drafts the host has
+        only a bound.
+        """
+        method, kind = self.method, self.head_kind
+        reasons = (
+            (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
+            (self.has_connector, "a KV connector stores blocks as soon as they are full"),
+            (self.in_lockstep, "data-parallel ranks of a mixture of experts make every pass together"),
+            (has_block(method) and self.is_v2, "vLLM's block drafter does on model runner V2"),
+            (
+                self.head_uses_mla,
+                "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact",
+            ),
+            (
+                self.head_is_windowed,
+                "the drafter's attention has a sliding window, outside of which blocks are given away",
+            ),
+            (
+                method == "mtp" and kind not in PLAIN_MTP,
+                f"catching up was not examined for MTP heads of the kind {kind!r}",
+            ),
+        )
+        return next((reason for holds, reason in reasons if holds), None)
+
 
 def of_engine(vllm_config: Any) -> ConfigFacts:
     """Return the facts of a configuration of vLLM's that has speculation."""
@@ -116,3 +180,22 @@ def _kind(method: str, head: Any) -> str | None:
     if has_block(method):
         return next(iter(getattr(head, "architectures", None) or ()), None)
     return getattr(head, "model_type", None) if method == "mtp" else None
+
+
+def has_block(method: str) -> bool:
+    """Whether the drafters of a method draft a block of constant width."""
+    return method in DRAFTERS and DRAFTERS[method].has_block
+
+
+def uses_mla(model_config: Any) -> bool:
+    """Return whether a model has multi-head latent attention."""
+    return bool(getattr(model_config, "use_mla", False))
+
+
+def is_windowed(model_config: Any) -> bool:
+    """Return whether a model has a sliding window; a DFlash head states its own."""
+    block_of = getattr(model_config.hf_text_config, "dflash_config", None)
+    if block_of is not None:
+        return model_facts.has_window(block_of, getattr(model_config.hf_text_config, "layer_types", None))
+    is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
+    return bool(is_used and model_config.get_sliding_window())

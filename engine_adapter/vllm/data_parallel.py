@@ -12,7 +12,7 @@ and of a drafter with experts, so all must make the same passes. What follows fo
 
 - its drafter makes the same passes in every step, whatever its K: a sequential one drafts K_max tokens, a parallel one
   at least one; K decides how many of them are verified (`engine_facts.least_widths`);
-- nothing is read late, so the drafter is never left out and never catches up (`engine_facts.why_in_every_step`,
+- nothing is read late, so the drafter is never left out and never catches up (`ConfigFacts.why_in_every_step`,
   `plan.catch_up`). A step near the drafter's longest sequence, in which V1 drafts nothing, leaves unread positions, as
   in stock vLLM, which runs the drafter's passes there over one token;
 - its CUDA graphs are vLLM's. Graphs for several K are chosen by the lengths of a rank's own batch, on V2 in the

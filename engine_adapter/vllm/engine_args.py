@@ -19,13 +19,10 @@ from specpilot.engine_adapter import graph_size, number_format
 from specpilot.engine_adapter.agent.export import FOLDER
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.model_files import model_config
-from specpilot.engine_adapter.vllm import before_start, compat, data_parallel, engine_facts, versions
+from specpilot.engine_adapter.vllm import compat, config_facts, data_parallel, stated_engine, versions
 
 SYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotScheduler"
 ASYNC_SCHEDULER = "specpilot.engine_adapter.vllm.scheduler.SpecPilotAsyncScheduler"
-
-RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-"""vLLM's variable that chooses the model runner."""
 
 logger = logging.getLogger("vllm.specpilot")
 
@@ -62,7 +59,7 @@ def complete(args: Any) -> None:
     if args.per_request_spec_decode_metrics == "none":
         args.per_request_spec_decode_metrics = "summary"
     if not versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2):
-        os.environ.setdefault(RUNNER, "0")
+        os.environ.setdefault(versions.RUNNER, "0")
     if _has_cuda() and not _has_graph_sizes(args):
         k_max = speculative.get("num_speculative_tokens")
         args.max_cudagraph_capture_size = graph_size.capture_size(args.max_num_seqs, k_max)
@@ -90,7 +87,7 @@ def _mla_backend(vllm_config: Any) -> Any:
     What is not known here is checked when it is loaded (`compat.attention_fault`).
     """
     model = vllm_config.model_config
-    if not engine_facts.uses_mla(model):
+    if not config_facts.uses_mla(model):
         return None
     from vllm.config import set_current_vllm_config  # noqa: PLC0415 - as in `install`
     from vllm.v1.attention.selector import get_attn_backend  # noqa: PLC0415 - as above
@@ -114,7 +111,7 @@ def _speculation(args: Any) -> dict[str, Any]:
 
     A model that is a head in the format of `speculators` (`vllm serve HEAD`) states it in its own configuration.
     """
-    short = {name: getattr(args, flag.replace("-", "_"), None) for name, flag in before_start.SHORT_FLAGS.items()}
+    short = {name: getattr(args, flag.replace("-", "_"), None) for name, flag in stated_engine.SHORT_FLAGS.items()}
     stated = {name: value for name, value in short.items() if value is not None} | dict(args.speculative_config or {})
     return stated if "model" in stated else _of_head(args.model) | stated
 
@@ -123,7 +120,7 @@ def _of_head(model: str) -> dict[str, Any]:
     """Return what a head states of speculation; empty for another model, and for one that cannot be read."""
     try:
         config = model_config(model)
-        return before_start.by_its_head(config) if config.get("speculators_config") else {}
+        return stated_engine.by_its_head(config) if config.get("speculators_config") else {}
     except InvalidSettingsError:
         return {}  # vLLM says what is wrong with it
 

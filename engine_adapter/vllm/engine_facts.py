@@ -3,47 +3,14 @@
 from collections.abc import Sequence
 from copy import copy
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any
 
 from specpilot.engine_adapter import plugin_names
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.settings import AdapterSettings
-from specpilot.engine_adapter.vllm import model_facts
+from specpilot.engine_adapter.vllm import config_facts
+from specpilot.engine_adapter.vllm.config_facts import STEERABLE_METHODS, has_block
 from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
-
-
-class Drafter(NamedTuple):
-    """What the adapter knows of the drafters of one of vLLM's methods.
-
-    `runners`: the model runners on which it steers them. `reads_states`: they read the target's hidden states, so these
-    can be kept for them, and they can be left out of a step; others draft in every step, and the adapter only cuts K.
-    `has_block`: at any K they draft a block of constant width (`block`).
-    """
-
-    runners: tuple[str, ...]
-    reads_states: bool = True
-    has_block: bool = False
-
-
-DRAFTERS = {
-    "eagle": Drafter(("V1", "V2")),
-    "eagle3": Drafter(("V1", "V2")),
-    "mtp": Drafter(("V1", "V2")),
-    "dflash": Drafter(("V1", "V2"), has_block=True),
-    "dspark": Drafter(("V2",), has_block=True),
-    "ngram": Drafter(("V2",), reads_states=False),
-    "draft_model": Drafter(("V2",), reads_states=False),
-}
-"""The methods that the adapter steers."""
-STEERABLE_METHODS = tuple(method for method, drafter in DRAFTERS.items() if drafter.reads_states)
-PLAIN_MTP = ("mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "hy_v3_mtp")
-"""Kinds of MTP heads (vLLM's `model_type`) that read one hidden state of the target, with attention like the target's,
-so they can catch up. Heads of other kinds may read wider states, share the indices of sparse attention between passes,
-or have recurrent layers."""
-
-MTP_ON_RECURRENT = ("qwen3_next_mtp", "qwen3_5_mtp", "nemotron_h_mtp")
-"""Kinds of MTP heads of targets with gated delta nets or Mamba2, which are exact at any K of each request. Other
-recurrent layers were not examined."""
 
 _MIB = 1 << 20
 _READ_SEVERAL = ("eagle3", "dflash")
@@ -55,56 +22,10 @@ _STATES = 3
 def backlog_rows(vllm_config: Any) -> int:
     """Return the number of rows that may wait for the drafter (`plan.catch_up`); 0: it runs in every step."""
     speculative = vllm_config.speculative_config
-    if speculative is None or why_in_every_step(vllm_config) is not None:
+    if speculative is None or config_facts.of_engine(vllm_config).why_in_every_step is not None:
         return 0
     row_bytes = row_size(vllm_config) * vllm_config.model_config.dtype.itemsize
     return max(1, int(AdapterSettings().backlog_mib * _MIB / row_bytes))
-
-
-def why_in_every_step(vllm_config: Any) -> str | None:
-    """Return why a drafter must not have a backlog, so that it runs in every step; `None`: it can be left out."""
-    speculative = vllm_config.speculative_config
-    method, head = speculative.method, speculative.draft_model_config
-    has_connector, is_rank = vllm_config.kv_transfer_config is not None, in_lockstep(vllm_config)
-    if method not in STEERABLE_METHODS or has_connector or is_rank:
-        return why_head_in_every_step(method, has_connector=has_connector, is_rank=is_rank)
-    kind = getattr(head.hf_config, "model_type", None) if method == "mtp" else None
-    is_v2 = has_block(method) and vllm_config.use_v2_model_runner
-    return why_head_in_every_step(method, kind, has_mla=uses_mla(head), has_window=is_windowed(head), is_v2=is_v2)
-
-
-def why_head_in_every_step(  # noqa: PLR0913 - the facts of a head
-    method: str,
-    kind: str | None = None,
-    *,
-    has_connector: bool = False,
-    is_rank: bool = False,
-    has_mla: bool = False,
-    has_window: bool = False,
-    is_v2: bool = False,
-) -> str | None:
-    """Return the same of a head of this `kind` (vLLM's `model_type`) whose attention has MLA, or a sliding window.
-
-    `is_rank`: the engine is a rank in lockstep (`vllm.data_parallel`).
-
-    A KV connector stores and sends blocks at the end of the step that fills them, after the drafter has run. Positions
-    that the drafter reads later would be missing in what it stored. With sliding-window attention, vLLM gives the
-    blocks outside of the window to other requests, and late writes would go into these blocks. With MLA, rows that are
-    read late count as a prompt, whose exact length the host needs; after rejected drafts the host has only a bound.
-    """
-    reasons = (
-        (method not in STEERABLE_METHODS, f"method {method!r} reads each token when it is there"),
-        (has_connector, "a KV connector stores blocks as soon as they are full"),
-        (is_rank, "data-parallel ranks of a mixture of experts make every pass together"),
-        (has_block(method) and is_v2, "vLLM's block drafter does on model runner V2"),
-        (has_mla, "the drafter's attention is MLA, which treats the host's bound of a sequence's length as exact"),
-        (has_window, "the drafter's attention has a sliding window, outside of which blocks are given away"),
-        (
-            method == "mtp" and kind not in PLAIN_MTP,
-            f"catching up was not examined for MTP heads of the kind {kind!r}",
-        ),
-    )
-    return next((reason for holds, reason in reasons if holds), None)
 
 
 def reads_every_step(vllm_config: Any) -> bool:
@@ -172,11 +93,6 @@ def _block_slots(vllm_config: Any) -> int:
     if not block(vllm_config):
         return 0
     return 1 if backlog_rows(vllm_config) else int(vllm_config.num_speculative_tokens)
-
-
-def has_block(method: str) -> bool:
-    """Whether the drafters of a method draft a block of constant width."""
-    return method in DRAFTERS and DRAFTERS[method].has_block
 
 
 def block(vllm_config: Any) -> int:
@@ -250,17 +166,3 @@ def plans_drafts(vllm_config: Any) -> bool:
     if kind is None:  # when the configuration is complete it gets the adapter's (`engine_args`)
         return vllm_config.speculative_config is not None and plugin_names.is_switched_on()
     return bool(getattr(resolve_name(kind) if isinstance(kind, str) else kind, "plans_drafts", False))
-
-
-def uses_mla(model_config: Any) -> bool:
-    """Return whether a model has multi-head latent attention."""
-    return bool(getattr(model_config, "use_mla", False))
-
-
-def is_windowed(model_config: Any) -> bool:
-    """Return whether a model has a sliding window; a DFlash head states its own."""
-    block_of = getattr(model_config.hf_text_config, "dflash_config", None)
-    if block_of is not None:
-        return model_facts.has_window(block_of, getattr(model_config.hf_text_config, "layer_types", None))
-    is_used = getattr(model_config.hf_text_config, "use_sliding_window", True)
-    return bool(is_used and model_config.get_sliding_window())

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from specpilot.engine_adapter.vllm.reliance_items import Behaviour, Item, Method, Reads, items, title
+from specpilot.engine_adapter.vllm.reliance_items import Item, Method, items, title
 from specpilot.engine_adapter.vllm.source import VllmSource
 
 DIGESTS = Path(__file__).with_name("digests.json")
@@ -173,10 +173,9 @@ def functions(reliance: Iterable[Item]) -> list[Function]:
     for item in reliance:
         if isinstance(item, Method):
             relied_on |= {(item.file, item.owner, item.name)} | ({item.caller} if item.caller is not None else set())
-        elif isinstance(item, Reads):
-            relied_on.add((item.file, item.owner, item.method))
-        elif isinstance(item, Behaviour):
-            relied_on |= {(item.file, item.owner, name) for name in item.methods}
+        elif item.kind in ("lookup", "meaning"):
+            methods = (item.method,) if item.kind == "lookup" else item.names
+            relied_on |= {(item.file, item.owner, name) for name in methods}
     return sorted(relied_on, key=lambda function: (function[0], title(*function[1:])))
 
 

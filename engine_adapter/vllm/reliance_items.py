@@ -43,81 +43,39 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Attributes:
-    """Names that objects of the class `owner` have."""
-
-    file: str
-    owner: str
-    names: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield in words what `source` lacks of this item."""
-        if not source.has_class(self.file, self.owner):
-            yield self.owner
-            return
-        have = source.attributes(self.file, self.owner)
-        yield from (title(self.owner, name) for name in self.names if name not in have)
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
-    """A module, and names that it must have."""
+    """Names that the class `owner` (None: the module) must have, or that its `method` must look up.
 
-    file: str
-    names: tuple[str, ...] = ()
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield in words what `source` lacks of this item."""
-        if not source.names(self.file):
-            yield self.file
-            return
-        yield from (f"{name} in {self.file}" for name in self.names if name not in source.names(self.file))
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """Names that a method of vLLM must look up at each call, because the adapter sets them before it."""
-
-    file: str
-    owner: str
-    method: str
-    names: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield in words what `source` lacks of this item."""
-        mentioned = source.mentions(self.file, self.owner, self.method)
-        yield from (f"{title(self.owner, self.method)} reading {name}" for name in self.names if name not in mentioned)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A dataclass that the adapter makes with exactly these fields."""
-
-    file: str
-    owner: str
-    fields: tuple[str, ...]
-
-    def lacking(self, source: VllmSource) -> Iterator[str]:
-        """Yield in words what `source` lacks of this item."""
-        yield from Attributes(self.file, self.owner, self.fields).lacking(source)
-        for name in sorted(source.required_fields(self.file, self.owner) - set(self.fields)):
-            yield f"{self.owner} without the field {name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """Methods of the class `owner` (None: functions) that the adapter relies on and never names: only read."""
+    `kind`: `has`; `fields`, the fields of a dataclass that the adapter makes with exactly these; `lookup`, names that
+    the method looks up at each call, because the adapter sets them before it; `meaning`, methods, or functions, that
+    the adapter relies on and never names (only `reliance.changed` compares them).
+    """
 
     file: str
     owner: str | None
-    methods: tuple[str, ...]
+    kind: str
+    names: tuple[str, ...] = ()
+    method: str = ""
 
-    def lacking(self, _: VllmSource) -> Iterator[str]:
-        """Yield nothing: `reliance.changed` compares these."""
-        yield from ()
+    def lacking(self, source: VllmSource) -> Iterator[str]:
+        """Yield in words what `source` lacks of this item."""
+        file, owner = self.file, self.owner
+        if self.kind == "lookup":
+            mentioned, where = source.mentions(file, owner, self.method), title(owner, self.method)
+            yield from (f"{where} reading {name}" for name in self.names if name not in mentioned)
+        if self.kind in ("lookup", "meaning"):
+            return
+        have = source.names(file) if owner is None else source.attributes(file, owner)
+        if not have:
+            yield owner or file
+            return
+        yield from (title(owner, name) if owner else f"{name} in {file}" for name in self.names if name not in have)
+        if self.kind == "fields" and owner is not None:
+            for name in sorted(source.required_fields(file, owner) - set(self.names)):
+                yield f"{owner} without the field {name}"
 
 
-Item = Method | Attributes | Names | Reads | Record | Behaviour
+Item = Method | Names
 
 _METHOD = re.compile(r"(\w+)\((.*)\)(?: by (?:(\S+) (?:(\w+)\.)?)?(\w+))?")
 """Name, parameters, and the caller's file, class and name."""
@@ -126,35 +84,28 @@ _METHOD = re.compile(r"(\w+)\((.*)\)(?: by (?:(\S+) (?:(\w+)\.)?)?(\w+))?")
 def items(text: str) -> tuple[Item, ...]:
     """Return the items that `text` lists."""
     listed: list[Item] = []
-    file, owner = "", ""
+    file, owner = "", None
     for line in re.sub(r"\n {8,}", " ", text).splitlines():
         kind, _, rest = line.strip().partition(" ")
         if line.startswith(" "):
             listed.append(_item(file, owner, kind, rest))
         elif kind not in ("", "#"):
-            file, owner = kind, rest
-            listed += [] if owner else [Names(file)]
+            file, owner = kind, rest or None
+            listed += [] if owner else [Names(file, None, "has")]
     return tuple(listed)
 
 
-def _item(file: str, owner: str, kind: str, rest: str) -> Item:
-    """Return the item of a line; `owner` is empty for a module."""
-    names = tuple(rest.split())
-    match kind:
-        case "has":
-            return Attributes(file, owner, names) if owner else Names(file, names)
-        case "fields":
-            return Record(file, owner, names)
-        case "lookup":
-            return Reads(file, owner, names[0].removesuffix(":"), names[1:])
-        case "meaning":
-            return Behaviour(file, owner or None, names)
-    method = _METHOD.fullmatch(rest)
-    assert method is not None, rest
-    name, parameters, caller_file, caller_owner, caller = method.groups()
-    by = (caller_file, caller_owner) if caller_file else (file, owner or None)
+def _item(file: str, owner: str | None, kind: str, rest: str) -> Item:
+    """Return the item of a line; `owner` is `None` for a module."""
+    if kind in ("has", "fields", "meaning", "lookup"):
+        method, _, names = rest.rpartition(": ")
+        return Names(file, owner, kind, tuple(names.split()), method)
+    matched = _METHOD.fullmatch(rest)
+    assert matched is not None, rest
+    name, parameters, caller_file, caller_owner, caller = matched.groups()
+    by = (caller_file, caller_owner) if caller_file else (file, owner)
     takes = tuple(parameters.split(", ")) if parameters else ()
-    return Method(file, owner or None, name, takes, Use(kind), (*by, caller) if caller else None)
+    return Method(file, owner, name, takes, Use(kind), (*by, caller) if caller else None)
 
 
 def title(owner: str | None, name: str) -> str:

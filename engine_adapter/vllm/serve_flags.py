@@ -23,44 +23,6 @@ from specpilot.engine_adapter.vllm.serve_names import (
 Flags = dict[str, Any]
 """By name without dashes in front: the last text given, `True` for a flag without a value, a dict for fields."""
 
-NAMES = frozenset(
-    (
-        "async-scheduling",
-        "attention-backend",
-        "attention-config",
-        "compilation-config",
-        "config",
-        "data-parallel-backend",
-        "data-parallel-external-lb",
-        "data-parallel-hybrid-lb",
-        "data-parallel-multi-port-external-lb",
-        "data-parallel-rank",
-        "data-parallel-size",
-        "data-parallel-size-local",
-        "data-parallel-start-rank",
-        "decode-context-parallel-size",
-        "distributed-executor-backend",
-        "enable-dbo",
-        "enable-prompt-embeds",
-        "hf-overrides",
-        "kv-cache-dtype",
-        "kv-offloading-size",
-        "kv-transfer-config",
-        "max-model-len",
-        "nnodes",
-        "no-async-scheduling",
-        "pipeline-parallel-size",
-        "prefill-context-parallel-size",
-        "scheduler-cls",
-        "spec-method",
-        "spec-model",
-        "spec-tokens",
-        "speculative-config",
-        "tensor-parallel-size",
-    )
-)
-"""The flags that are asked for, whose names may be cut short."""
-
 _SHORT = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
@@ -79,6 +41,7 @@ _SHORT = {
     "-cc": "compilation-config",
     "-ac": "attention-config",
 }
+_NAMES = KNOWN | {f"no-{name}" for name in SWITCHES}
 _THOUSANDS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -203,8 +166,8 @@ def _full_name(flag: str) -> str:
 
 def _whole_name(name: str) -> str:
     """Return the flag whose name begins so, if it is the only one."""
-    begun = [known for known in NAMES if known.startswith(name)]
-    return begun[0] if len(begun) == 1 and name not in NAMES else name
+    begun = [known for known in _NAMES if known.startswith(name)]
+    return begun[0] if len(begun) == 1 else name
 
 
 def _is_flag(word: str) -> bool:

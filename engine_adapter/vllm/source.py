@@ -53,10 +53,6 @@ class VllmSource:
         self._read = read
         self._files: dict[str, _File | None] = {}
 
-    def has_class(self, file: str, name: str) -> bool:
-        """Whether `file` defines the class `name`."""
-        return next(self._lineage(file, name), None) is not None
-
     def names(self, file: str) -> frozenset[str]:
         """Return the names that the module `file` defines or imports at its top level."""
         parsed = self._file(file)

@@ -9,7 +9,7 @@ from specpilot.engine_adapter.settings import PREFIX
 from specpilot.engine_adapter.vllm import compat, config_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from specpilot.engine_adapter.vllm.data_parallel import in_lockstep
-from specpilot.engine_adapter.vllm.engine_facts import block, why_head_in_every_step
+from specpilot.engine_adapter.vllm.engine_facts import block
 from specpilot.engine_adapter.vllm.query_lengths import ANY_MIX_BACKENDS
 
 logger = logging.getLogger("vllm.specpilot")
@@ -72,15 +72,7 @@ def notes(vllm_config: Any) -> list[str]:
 def limits_of(facts: ConfigFacts) -> list[str]:
     """Return what an engine with these facts does less of than others, in words; `specpilot check` says it too."""
     limits = []
-    reason = why_head_in_every_step(
-        facts.method,
-        facts.head_kind,
-        has_connector=facts.has_connector,
-        is_rank=facts.in_lockstep,
-        has_mla=facts.head_uses_mla,
-        has_window=facts.head_is_windowed,
-        is_v2=facts.is_v2,
-    )
+    reason = facts.why_in_every_step
     if reason is not None:
         limits.append(
             f"the drafter runs in every step, also at K = 0, because {reason}: K = 0 saves less than with a drafter "

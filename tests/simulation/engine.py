@@ -34,6 +34,7 @@ from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import SpeculationControl, law_table
 from specpilot.engine_adapter.plan.step_room import StepRoom
 from specpilot.engine_adapter.plan.steps import Steps
+from specpilot.policy import engine_metrics
 from specpilot.policy.names import DEFAULT_CLASS
 from specpilot.policy.questions import Answer, Question
 from specpilot.policy.schedule import Guidance, Schedule
@@ -194,9 +195,20 @@ class Engine:
             running[state.label] += 1
             verified[state.label] += state.k
         active_k = {name: verified[name] / max(1, count) for name, count in running.items()}
-        version = schedule.version if schedule else 0
-        self._exporter.show(running, active_k, self._steps.backlog_tokens, version, 0.0 if schedule else None)
-        self._exporter.show_law(self.law.decode_s, self.law.outlook)
+        law = self.law
+        self._exporter.show(
+            {
+                engine_metrics.RUNNING_DECODES: running,
+                engine_metrics.ACTIVE_K: active_k,
+                engine_metrics.BACKLOG_TOKENS: self._steps.backlog_tokens,
+                engine_metrics.SCHEDULE_VERSION: schedule.version if schedule else 0,
+                engine_metrics.SCHEDULE_AGE_SECONDS: 0.0 if schedule else -1.0,
+                engine_metrics.DECODE_SECONDS: law.decode_s or None,
+                engine_metrics.STATIC_BREAKS_SLO: law.outlook.breaks_slo,
+                engine_metrics.SLO_PREDICTED_SECONDS: law.outlook.predicted_s,
+                engine_metrics.SLO_MEAN_PREDICTED_SECONDS: law.outlook.mean_predicted_s,
+            }
+        )
         return self._exporter.text()
 
     @property

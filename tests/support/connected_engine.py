@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.engine_adapter.vllm import engine_facts
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.engine_program import finish, head, offer, start
 from tests.support.interpreter import ON_V2
 
@@ -37,7 +37,7 @@ def main(way: str, drafter: str, folder: str) -> None:
         connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}
         options["kv_transfer_config"] = connector
     if way == "fallen behind":
-        engine_facts.why_in_every_step = lambda _: None
+        ConfigFacts.why_in_every_step = None  # type: ignore[method-assign, assignment]
     llm = start(
         head(drafter, K_MAX),
         max_num_seqs=8,

@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from specpilot.engine_adapter.plan.step_plan import StepPlan
 from specpilot.engine_adapter.vllm.v1.drafting import Drafting
 from specpilot.engine_adapter.vllm.v1.undrafted import reads_ahead, see_to_backlog
+from tests.support.vllm_config import config
 
 META = torch.device("meta")
 HIDDEN, LAYERS, K_MAX = 8, 3, 7
@@ -60,22 +61,14 @@ class Drafter:
 
     def __init__(self) -> None:
         model_config = SimpleNamespace(
-            dtype=torch.float32, is_multimodal_model=False, enable_prompt_embeds=False, max_model_len=64
+            dtype=torch.float32, is_multimodal_model=False, enable_prompt_embeds=False, is_moe=False, max_model_len=64
         )
         model_config.get_hidden_size = lambda: HIDDEN
-        head = SimpleNamespace(
-            hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(), use_mla=False, max_model_len=None
-        )
-        head.get_sliding_window = lambda: None
-        self.vllm_config = SimpleNamespace(
-            speculative_config=SimpleNamespace(method="eagle3", draft_model_config=head),
-            kv_transfer_config=None,
-            parallel_config=SimpleNamespace(data_parallel_size=1),
-            use_v2_model_runner=False,
-            model_config=model_config,
-            scheduler_config=SimpleNamespace(max_num_seqs=8),
-            compilation_config=SimpleNamespace(max_cudagraph_capture_size=LARGEST_GRAPH),
-        )
+        self.vllm_config = config("eagle3")
+        self.vllm_config.model_config = model_config
+        self.vllm_config.scheduler_config.max_num_seqs = 8
+        self.vllm_config.speculative_config.draft_model_config.max_model_len = None
+        self.vllm_config.compilation_config = SimpleNamespace(max_cudagraph_capture_size=LARGEST_GRAPH)
         self.input_ids = torch.zeros(PASS, dtype=torch.int32, device=META)
         self.hidden_states = torch.zeros(PASS, HIDDEN, device=META)
         self.passes: list[int] = []

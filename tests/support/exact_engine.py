@@ -82,7 +82,7 @@ def main(kind: str, drafter: str) -> None:
         expected = watched.counts()
         report |= {
             "expected": expected,
-            "exported": exported(expected, core.scheduler._agent._exporter.text),
+            "exported": exported(expected, core.scheduler._agent.exporter.text),
             "seen": watched.seen,
         }
         report |= {"changes": changes, "states": len(core.scheduler.steps.states)}

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 
-from specpilot.engine_adapter.vllm import compat, data_parallel, engine_facts
+from specpilot.engine_adapter.vllm import compat, config_facts, data_parallel, engine_facts
 from tests.support import hybrid_engine, replayed_graphs
 from tests.support.engine_program import finish, offer, replies, start
 from tests.support.in_every_step import count
@@ -83,6 +83,7 @@ def main(kind: str) -> None:
     use_kernels_of_a_gpu()
     if kind.endswith("in lockstep"):
         data_parallel.in_lockstep = engine_facts.in_lockstep = lambda _: True
+        config_facts.ConfigFacts.in_lockstep = True  # type: ignore[method-assign, assignment]
         kind = "graphs"
     folder, options = Path(tempfile.mkdtemp()), dict[str, Any]()
     hybrid_engine.make(folder, torch.float32, older=0.2)

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm import SamplingParams
 
-from specpilot.engine_adapter.vllm import data_parallel, engine_facts
+from specpilot.engine_adapter.vllm import config_facts, data_parallel, engine_facts
 from tests.support.engine_program import TARGET, finish, head, offer, replies, start
 from tests.support.stack import CLASSES, DEMO_MODEL
 
@@ -42,10 +42,11 @@ def main(kind: str) -> None:
     if kind.startswith("dspark"):
         speculative = head(kind, K_MAX)
     if kind == "mtp":
-        engine_facts.PLAIN_MTP = ()
+        config_facts.PLAIN_MTP = ()
     passes = [0]
     if kind.endswith("in lockstep"):
         data_parallel.in_lockstep = engine_facts.in_lockstep = lambda _: True
+        config_facts.ConfigFacts.in_lockstep = True  # type: ignore[method-assign, assignment]
         count_passes(passes)
     llm = start(
         speculative,

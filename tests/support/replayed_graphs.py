@@ -31,7 +31,7 @@ from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from specpilot.bench.gpu_engine.engine import chat_text
-from specpilot.engine_adapter.vllm import engine_facts
+from specpilot.engine_adapter.vllm import config_facts
 from tests.support.engine_program import finish, head, offer, replies, start
 from tests.support.interpreter import ON_V2
 from tests.support.stack import CLASSES
@@ -109,7 +109,7 @@ def main(kind: str, *, is_adaptive: bool = False) -> None:
         install()
         if is_adaptive:
             install_costs()
-        engine_facts.PLAIN_MTP = ()
+        config_facts.PLAIN_MTP = ()
         speculative = head(kind, K_MAX, enable_adaptive_verification=is_adaptive)
         options = {"compilation_config": {"mode": 0}}
     llm = start(

@@ -12,8 +12,8 @@ import pytest
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.engine_adapter.agent.export import MetricsExporter
 from specpilot.engine_adapter.evidence.meter import Evidence
-from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.gateway.telemetry.metrics import GatewayMetrics, exposition_of
+from specpilot.policy import engine_metrics
 from specpilot.policy.bands import BAND_EDGES, BANDS
 from specpilot.policy.store import StoreMemory
 from tests.unit.test_docs import documented_metrics, metrics_of
@@ -77,8 +77,9 @@ def gateways_page() -> str:
 def engines_page() -> str:
     exporter = MetricsExporter("m")
     exporter.add(Evidence(tokens={("chat", 7): 5}, probes={"chat": 1}))  # type: ignore[arg-type]
-    exporter.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
-    exporter.show_law(1.5, Outlook(breaks_slo=True))
+    state = {engine_metrics.RUNNING_DECODES: {"chat": 3}, engine_metrics.ACTIVE_K: {"chat": 2.5}}
+    state |= dict.fromkeys((engine_metrics.SCHEDULE_VERSION, engine_metrics.STATIC_BREAKS_SLO), 1.0)
+    exporter.show(state)
     return exporter.text()
 
 

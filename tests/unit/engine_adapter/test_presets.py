@@ -14,10 +14,9 @@ from specpilot.engine_adapter import __main__ as command
 from specpilot.engine_adapter import head_config, list_presets
 from specpilot.engine_adapter.errors import InvalidSettingsError
 from specpilot.engine_adapter.model_files import missing_files_fault
-from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, expanded, speculative_config
+from specpilot.engine_adapter.presets import EAGLE_3, P_EAGLE, PRESETS, Preset, drafter_of, flags_of, preset
 from specpilot.engine_adapter.settings import AdapterSettings
 from specpilot.engine_adapter.vllm import compat
-from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.refusals import refusal
 from tests.support.stack import DEMO_MODEL, ROOT
 
@@ -33,123 +32,85 @@ def test_a_preset_is_consistent_and_one_that_the_adapter_steers(item: Preset) ->
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", item.target)
     assert item.head is None or re.fullmatch(r"[\w.-]+/[\w.-]+", item.head)
     assert item.method in (P_EAGLE, EAGLE_3)
-    config = speculative_config(item, item.head or "head", item.k or 1)
-    assert not [*compat.drafter_faults(ConfigFacts(str(config["method"])))]
-    assert ("parallel_drafting" in config) == (item.method == P_EAGLE)
     assert item.k is None or item.k_trained is None or item.k <= item.k_trained
     assert item.k is not None or item.limits
     assert item.head is not None or item.limits
-    parsed, passed = command._parser().parse_known_args(["--model", item.target, *item.flags])
-    assert passed == list(item.flags)  # none of them is a flag of ours
-    command._check_steerable(config, passed, AdapterSettings())
-    assert parsed.model == item.target
+    assert command._parser().parse_known_args([*item.flags])[1] == list(item.flags)  # none of them is a flag of ours
+    command._check_steerable(configured(item.name, "head", None, item.k or 1), item.flags, AdapterSettings())
 
 
 def test_the_names_differ() -> None:
     assert len(BY_NAME) == len(PRESETS)
 
 
-def config_of(flags: list[str]) -> dict[str, Any]:
-    found = json.loads(flags[flags.index("--speculative-config") + 1])
-    assert isinstance(found, dict)
-    return found
+def configured(
+    name: str, drafter: str | None = None, head: dict[str, Any] | None = None, k_max: int | None = None
+) -> dict[str, Any]:
+    """vLLM's JSON for the preset `name`; `head` is the configuration of the `drafter`, if it is a folder here."""
+    read = head_config.read(head, "head") if head is not None else None
+    return head_config.speculative_config(*drafter_of(preset(name), drafter, read, k_max))
 
 
-def test_a_preset_is_written_out() -> None:
-    flags = expanded(["--preset", "gpt-oss-20b-p-eagle", "--port", "8100"])
-    assert flags[:2] == ["--model", "openai/gpt-oss-20b"]
-    assert config_of(flags) == {
-        "method": "eagle3",
-        "model": "amazon/GPT-OSS-20B-P-EAGLE",
-        "num_speculative_tokens": 7,
-        "parallel_drafting": True,
-    }
-    assert flags[-2:] == ["--max-cudagraph-capture-size", "4096"]
-    assert "--port" in flags
-
-
-def test_what_is_given_beside_it_wins() -> None:
-    flags = expanded(
-        [
-            "--preset=gpt-oss-20b-p-eagle",
-            "--model",
-            "/m",
-            "--drafter=/h",
-            "--k-max",
-            "3",
-            "--max-cudagraph-capture-size=64",
-        ]
-    )
-    assert flags.count("--model") == 1
-    assert (config_of(flags)["model"], config_of(flags)["num_speculative_tokens"]) == ("/h", 3)
-    assert "4096" not in flags
-    own = expanded(["--preset", "gpt-oss-20b-p-eagle", "--speculative-config", "{}"])
-    assert own.count("--speculative-config") == 1
+@pytest.mark.parametrize(
+    ("name", "drafter", "k_max", "is_parallel", "expected"),
+    [
+        ("gpt-oss-20b-p-eagle", None, None, True, ("amazon/GPT-OSS-20B-P-EAGLE", 7)),
+        ("gpt-oss-20b-p-eagle", "/h", 3, True, ("/h", 3)),
+        ("qwen3-8b-eagle3", None, None, False, ("RedHatAI/Qwen3-8B-speculator.eagle3", 3)),
+        ("gpt-oss-120b-p-eagle", None, 9, True, ("amazon/gpt-oss-120b-p-eagle", 9)),  # its training is not published
+        ("gpt-oss-120b-p-eagle-long", "/h", 9, True, ("/h", 9)),  # another head than the one trained for 8
+    ],
+)
+def test_a_preset_is_vllms_json_and_what_is_given_beside_it_wins(
+    name: str, drafter: str | None, k_max: int | None, is_parallel: bool, expected: tuple[str, int]
+) -> None:
+    parallel = {"parallel_drafting": True} if is_parallel else {}
+    named = dict(zip(("model", "num_speculative_tokens"), expected, strict=True))
+    assert configured(name, drafter, None, k_max) == {"method": "eagle3", **named, **parallel}
 
 
 @pytest.mark.parametrize(
     "given", ["--max_cudagraph_capture_size=64", "--cudagraph-capture-sizes", "--cudagraph_capture_sizes"]
 )
 def test_own_sizes_of_graphs_replace_those_of_a_preset(given: str) -> None:
-    flags = expanded(["--preset", "gpt-oss-20b-p-eagle", given, "64"])
-    assert "4096" not in flags
-    assert flags[-2:] == [given, "64"]
+    sizes = ("--max-cudagraph-capture-size", "4096")
+    assert flags_of(preset("gpt-oss-20b-p-eagle"), ["--enable-lora"]) == sizes
+    assert flags_of(preset("gpt-oss-20b-p-eagle"), [given, "64"]) == ()
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "more", "method", "k"),
+    ("name", "config", "k_max", "method", "k"),
     [
-        ("qwen3-8b-eagle3", SPECULATORS, [], P_EAGLE, 5),
-        ("qwen3-8b-p-eagle", SPECULATORS | {"speculators_model_type": "eagle3"}, [], EAGLE_3, 5),
-        ("qwen3-8b-eagle3", SPECULATORS, ["--k-max", "2"], P_EAGLE, 2),
-        ("gpt-oss-20b-p-eagle-long", SPECULATORS, [], P_EAGLE, 5),
-        ("qwen3-8b-eagle3", {"ptd_token_id": 4}, [], P_EAGLE, 3),
-        ("qwen3-8b-p-eagle", {}, [], EAGLE_3, 7),
+        ("qwen3-8b-eagle3", SPECULATORS, None, P_EAGLE, 5),
+        ("qwen3-8b-p-eagle", SPECULATORS | {"speculators_model_type": "eagle3"}, None, EAGLE_3, 5),
+        ("qwen3-8b-eagle3", SPECULATORS, 2, P_EAGLE, 2),
+        ("gpt-oss-20b-p-eagle-long", SPECULATORS, None, P_EAGLE, 5),
+        ("qwen3-8b-eagle3", {"ptd_token_id": 4}, None, P_EAGLE, 3),
+        ("qwen3-8b-p-eagle", {}, None, EAGLE_3, 7),
     ],
 )
 def test_a_folder_states_method_and_k_of_its_head(
-    name: str, config: dict[str, Any], more: list[str], method: str, k: int, tmp_path: Path
+    name: str, config: dict[str, Any], k_max: int | None, method: str, k: int
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = expanded(["--preset", name, "--drafter", str(tmp_path), *more], command._head_config)
-    ours, passed = command._parser().parse_known_args(flags)
-    found = command._speculative_config(ours.speculative_config, ours.drafter, ours.k_max)
-    assert found is not None
-    assert (found["model"], found["num_speculative_tokens"]) == (str(tmp_path), k)
+    found = configured(name, "/head", config, k_max)
+    assert (found["model"], found["num_speculative_tokens"]) == ("/head", k)
     assert ("parallel_drafting" in found) == (method == P_EAGLE)
-    assert ours.model == BY_NAME[name].target
-    assert passed == list(BY_NAME[name].flags)
-
-
-def test_without_one_nothing_changes() -> None:
-    assert expanded(["--model", "m", "--k-max", "3"]) == ["--model", "m", "--k-max", "3"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("name", "k_max", "said"),
     [
-        (["--preset", "gpt-oss-20b"], "did you mean gpt-oss-20b"),
-        (["--preset", "zzz"], "`specpilot presets` lists them"),
-        (["--preset"], "--preset: needs a value"),
-        (
-            ["--preset", "gpt-oss-20b-p-eagle-long"],
-            "no K is published for gpt-oss-20b-p-eagle-long (it was trained for 10)",
-        ),
-        (["--preset", "gemma-4-31b-p-eagle", "--k-max", "5"], "name one with --drafter"),
-        (["--preset", "gpt-oss-120b-p-eagle-long", "--k-max", "9"], "was trained for 8"),
-        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "x"], "'x' is no whole number"),
-        (["--preset", "gpt-oss-120b-p-eagle", "--k-max", "0"], "must be at least 1"),
+        ("gpt-oss-20b", None, "did you mean gpt-oss-20b"),
+        ("zzz", None, "`specpilot presets` lists them"),
+        ("gpt-oss-20b-p-eagle-long", None, "no K is published for gpt-oss-20b-p-eagle-long (it was trained for 10)"),
+        ("gemma-4-31b-p-eagle", 5, "name one with --drafter"),
+        ("gpt-oss-120b-p-eagle-long", 9, "was trained for 8"),
     ],
 )
-def test_what_a_preset_cannot_know_is_asked_for(arguments: list[str], said: str) -> None:
+def test_what_a_preset_cannot_know_is_asked_for(name: str, k_max: int | None, said: str) -> None:
     with pytest.raises(InvalidSettingsError) as caught:
-        expanded(arguments)
+        configured(name, None, None, k_max)
     assert said in str(caught.value)
-
-
-def test_what_a_head_was_trained_for_bounds_k_only_where_it_is_published() -> None:
-    assert BY_NAME["gpt-oss-120b-p-eagle"].k_trained is None
-    assert config_of(expanded(["--preset", "gpt-oss-120b-p-eagle", "--k-max", "9"]))["num_speculative_tokens"] == 9
 
 
 def test_a_preset_with_mla_states_what_the_adapter_does_with_it_and_what_its_head_costs() -> None:
@@ -231,57 +192,6 @@ def test_a_head_of_a_kind_that_is_not_steered_is_refused() -> None:
         InvalidSettingsError, match="is a 'medusa' head; the adapter steers eagle3, peagle, dflash, dspark heads"
     ):
         head_config.read({"speculators_model_type": "medusa"}, "/heads/x")
-
-
-def test_a_folder_in_the_speculators_format_needs_no_further_flags(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
-    assert command._speculative_config(None, str(tmp_path), None) == {
-        "method": "eagle3",
-        "model": str(tmp_path),
-        "num_speculative_tokens": 5,
-        "parallel_drafting": True,
-    }
-    sequential = command._speculative_config(None, str(DEMO_MODEL / "eagle3"), 3)
-    assert sequential is not None
-    assert "parallel_drafting" not in sequential
-
-
-@pytest.mark.parametrize(("given", "k"), [(None, 3), (1, 1)])
-def test_the_models_own_mtp_head_is_a_drafter_without_a_folder(given: int | None, k: int) -> None:
-    assert command._speculative_config(None, "mtp", given) == {"method": "mtp", "num_speculative_tokens": k}
-
-
-@pytest.mark.parametrize("method", ["mtp", "mimo_mtp", "deepseek_mtp"])
-def test_vllms_former_names_of_mtp_are_steered_too(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command._check_steerable({"method": method}, [], AdapterSettings())
-    assert "not method 'suffix'" in refusal(
-        capsys, command._check_steerable, {"method": "suffix"}, [], AdapterSettings()
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--pipeline-parallel", "2"], "pipeline parallelism"),
-        (["-dcp=2"], "context parallelism"),
-        (["--data_parallel_size", "2", "-dpl", "1"], "ranks on other machines"),
-        (["--pipeline-parallel-size", "x"], "pipeline-parallel-size: is x"),
-    ],
-)
-def test_vllms_flags_are_read_as_check_reads_them(
-    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words in refusal(capsys, command._check_steerable, {"method": "mtp"}, flags, AdapterSettings())
-
-
-@pytest.mark.parametrize("drafter", ["mtp", str(DEMO_MODEL / "eagle3")])
-def test_a_k_max_below_1_is_rejected(drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--k-max: is 0; it must be at least 1" in refusal(capsys, command._speculative_config, None, drafter, 0)
-
-
-def test_a_heads_configuration_that_is_no_json_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text("{")
-    assert "config.json cannot be read" in refusal(capsys, command._speculative_config, None, str(tmp_path), None)
 
 
 def test_presets_are_listed_and_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:

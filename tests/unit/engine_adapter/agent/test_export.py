@@ -9,9 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specpilot.engine_adapter.agent import export
-from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
+from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter, State
 from specpilot.engine_adapter.evidence.meter import Evidence, StepKind, StepSums
-from specpilot.engine_adapter.law.forecast import Outlook
 from specpilot.engine_adapter.plan.latencies import Latency
 from specpilot.policy import engine_metrics as names
 from specpilot.policy.latency_goal import Slo, Statistic
@@ -28,6 +27,10 @@ def page(folder: Path) -> str:
     return found.read_text()
 
 
+def state(running: dict[str, float], age_s: float = 0.5) -> State:
+    return {names.RUNNING_DECODES: running, names.SCHEDULE_VERSION: 1, names.SCHEDULE_AGE_SECONDS: age_s}
+
+
 def classes_of(text: str, metric: str) -> dict[str, float]:
     return {
         sample.labels[names.LABEL_CLASS]: sample.value
@@ -38,20 +41,19 @@ def classes_of(text: str, metric: str) -> dict[str, float]:
 
 
 def test_a_class_that_is_gone_has_no_gauge(exporter: MetricsExporter, tmp_path: Path) -> None:
-    exporter.show({"chat": 3, "old": 1}, {"chat": 2.0, "old": 7.0}, 0, 1, 0.5)
+    exporter.show(state({"chat": 3, "old": 1}))
     exporter.write()
     assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 3.0, "old": 1.0}
-    exporter.show({"chat": 0}, {"chat": 2.0}, 0, 2, 0.5)
+    exporter.show(state({"chat": 0}))
     exporter.write()
     assert classes_of(page(tmp_path), names.RUNNING_DECODES) == {"chat": 0.0}
-    assert classes_of(page(tmp_path), names.ACTIVE_K) == {"chat": 2.0}
 
 
 def test_what_an_slo_and_the_time_of_decoding_say_is_shown_only_where_there_is_any(exporter: MetricsExporter) -> None:
     for decode_s, breaks_slo, seconds, breaks in (
-        (0.0, None, [], []), (1.5, True, ["1.5"], ["1.0"]), (4.0, False, ["4.0"], ["0.0"]), (4.0, None, ["4.0"], []),
+        (None, None, [], []), (1.5, True, ["1.5"], ["1.0"]), (4.0, False, ["4.0"], ["0.0"]), (4.0, None, ["4.0"], []),
     ):  # fmt: skip
-        exporter.show_law(decode_s, Outlook(breaks_slo))
+        exporter.show({names.DECODE_SECONDS: decode_s, names.STATIC_BREAKS_SLO: breaks_slo})
         for name, expected in ((names.DECODE_SECONDS, seconds), (names.STATIC_BREAKS_SLO, breaks)):
             lines = [line for line in exporter.text().splitlines() if line.startswith(name)]
             assert [line.split()[-1] for line in lines] == expected
@@ -77,7 +79,7 @@ def test_steps_are_shown_by_kind_and_add_up(exporter: MetricsExporter) -> None:
 
 def test_an_idle_engines_page_is_written_now_and_then(exporter: MetricsExporter, tmp_path: Path) -> None:
     def age(value: float) -> str:
-        exporter.show({"chat": 0}, {"chat": 2.0}, 0, 1, value)
+        exporter.show(state({"chat": 0}, value))
         exporter.write()
         return page(tmp_path)
 
@@ -96,7 +98,7 @@ def test_a_full_disk_is_logged_once_and_the_page_is_written_when_there_is_room(
         raise OSError(28, "No space left on device")
 
     logging.getLogger("vllm.specpilot").propagate = True
-    exporter.show({"chat": 3}, {"chat": 2.0}, 0, 1, 0.5)
+    exporter.show(state({"chat": 3}))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         for _ in range(3):
@@ -171,10 +173,9 @@ def test_requests_are_counted_by_the_goals_of_their_class(exporter: MetricsExpor
 
 def test_without_requests_and_goals_the_page_has_no_word_of_them(exporter: MetricsExporter) -> None:
     exporter.add_latencies([], {"default": None})
-    exporter.show_law(1.0, Outlook())
-    exporter.show_limit(None)
+    exporter.show({names.DECODE_SECONDS: 1.0, names.SLO_PREDICTED_SECONDS: {}, names.RUNNING_LIMIT: None})
     assert "\n" + names.RUNNING_LIMIT not in exporter.text()
-    exporter.show_limit(5)
+    exporter.show({names.RUNNING_LIMIT: 5})
     assert f'{names.RUNNING_LIMIT}{{model_name="m",engine="0"}} 5' in exporter.text()
     assert "slo" not in exporter.text()
     assert "tpot" not in exporter.text()

@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Mount
 
 from specpilot.engine_adapter.agent.export import FOLDER, MetricsExporter
-from specpilot.engine_adapter.agent.exposition import MetricsMiddleware
-from specpilot.engine_adapter.agent.route_path import route_path
+from specpilot.engine_adapter.agent.exposition import MetricsMiddleware, route_path
 from specpilot.engine_adapter.evidence.meter import Evidence
 from specpilot.policy import engine_metrics as names
 
@@ -34,7 +33,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 def exporter() -> MetricsExporter:
     found = MetricsExporter("m")
     found.add(Evidence(tokens={("chat", 7): 5}))  # type: ignore[arg-type]
-    found.show({"chat": 3}, {"chat": 2.5}, 0, 4, 1.5)
+    found.show({names.RUNNING_DECODES: {"chat": 3}, names.ACTIVE_K: {"chat": 2.5}, names.SCHEDULE_VERSION: 4})
     found.write()
     return found
 

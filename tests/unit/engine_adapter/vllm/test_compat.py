@@ -15,226 +15,174 @@ from specpilot.engine_adapter.vllm import compat, config_facts, engine_facts
 from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.vllm_config import config, head
 
+BASE = ConfigFacts("eagle3", version="0.32.0", device="cuda", k_max=3)
+V2 = {"is_v2": True}
+RECURRENT = {"is_recurrent": True}
+LOCKSTEP = {"is_v2": True, "is_moe": True, "data_parallel": 2}
+DFLASH = {"method": "dflash", "is_parallel": True, "head_kind": "DFlashDraftModel"}
+DSPARK = {"method": "dspark", "head_kind": "Qwen3DSparkModel"}
+ONE_AT_A_TIME = {"mask_token": "ptd_token_id"}
+BOTH_RUNNERS = ("eagle", "eagle3", "mtp", "dflash")
+ON_V2_ALONE = ("ngram", "draft_model", "dspark")
+NOT_STEERED = ("ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
-def assert_rejected(own: SimpleNamespace, words: tuple[str, ...] | None) -> None:
-    """Check that the configuration is rejected with a sentence that has these words; `None`: it is accepted."""
-    if words is None:
-        compat.check_config(own, is_async_scheduler=False)
-        return
-    with pytest.raises(UnsupportedEngineError) as rejected:
-        compat.check_config(own, is_async_scheduler=False)
-    assert [word for word in words if word not in str(rejected.value)] == []
 
-
-@pytest.mark.parametrize(
-    ("method", "runner_v2"),
-    [("eagle", 0), ("eagle3", 0), ("eagle", 1), ("eagle3", 1), ("ngram", 1), ("draft_model", 1)],
-)
-@pytest.mark.parametrize("is_async", [False, True])
-def test_eagle_heads_are_steered_and_on_model_runner_v2_more_drafters(
-    method: str, runner_v2: int, is_async: bool
-) -> None:
-    compat.check_config(config(method, runner_v2=runner_v2, ahead=is_async), is_async_scheduler=is_async)
+def mtp(kind: str, k_max: int = 3, *, modules: int = 1, **others: bool) -> dict[str, Any]:
+    return {"method": "mtp", "head_kind": kind, "k_max": k_max, "head_modules": modules, **others}
 
 
 @pytest.mark.parametrize(
-    ("mode", "model", "words"),
+    ("changed", "words"),
     [
-        ("FULL", {"use_mla": True}, ("MLA", "FULL_AND_PIECEWISE")),
-        ("FULL", {"is_mm_prefix_lm": True}, ("images", "FULL_DECODE_ONLY")),
-        ("FULL", {}, None),
-        ("FULL_AND_PIECEWISE", {"use_mla": True, "is_mm_prefix_lm": True}, None),
+        *(({"method": method, "is_v2": is_v2}, None) for method in BOTH_RUNNERS for is_v2 in (False, True)),
+        *(({"method": method}, ("eagle, eagle3, mtp", repr(method), "without the adapter")) for method in NOT_STEERED),
+        *((DSPARK | {"method": method}, (repr(method), "VLLM_USE_V2_MODEL_RUNNER=1")) for method in ON_V2_ALONE),
+        ({"method": "ngram", **V2}, None),
+        ({"method": "draft_model", **V2}, None),
+        (DSPARK | V2, None),
+        (DSPARK | V2 | {"head_kind": "Other"}, ("class Other", "only Qwen3DSparkModel")),
+        ({"has_table": True}, ("num_speculative_tokens_per_batch_size", "remove it")),
+        ({"data_parallel": 4, "has_ranks_elsewhere": True}, ("ranks on other machines", "--data-parallel-hybrid-lb")),
+        ({"is_launched_outside": True}, ("each have a scheduler", "--distributed-executor-backend")),
+        ({"pipeline_parallel": 2}, ("pipeline parallelism", "tensor parallelism")),
+        ({"context_parallel": 2}, ("context parallelism", "tensor parallelism")),
+        ({"takes_embeddings": True}, ("prompt of embeddings", "--enable-prompt-embeds")),
+        # one graph for prompts and decodes, where attention reads a prompt by more than its tokens
+        ({"graph_mode": "FULL", "uses_mla": True}, ("MLA", "FULL_AND_PIECEWISE")),
+        ({"graph_mode": "FULL", "sees_both_ways": True}, ("images", "FULL_DECODE_ONLY")),
+        ({"graph_mode": "FULL"}, None),
+        ({"graph_mode": "FULL_AND_PIECEWISE", "uses_mla": True, "sees_both_ways": True}, None),
+        # recurrent layers
+        *(
+            ({"version": version, **RECURRENT}, ("recurrent layers", "install vLLM 0.32"))
+            for version in ("0.29.0", "0.31.2")
+        ),
+        ({"version": "0.29.0"}, None),
+        (RECURRENT, None),
+        ({"device": "cpu", **RECURRENT}, ("one number of drafts on a CPU",)),
+        ({"has_connector": True, **RECURRENT}, ("KV connector", "--kv-transfer-config and --kv-offloading-size")),
+        ({"has_connector": True}, None),
+        # model runner V2
+        ({"version": "0.31.2", **V2}, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"version": "0.31.2"}, None),
+        *(
+            (
+                {"method": method, "is_adaptive": True, **V2},
+                ("adaptive verification", repr(method), "remove enable_adaptive"),
+            )
+            for method in ("ngram", "dflash")
+        ),
+        ({"is_adaptive": True, **V2}, None),
+        ({"is_parallel": True, **V2}, None),
+        ({"is_multimodal": True, **V2}, None),
+        ({"is_parallel": True, "is_multimodal": True, **V2}, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        ({"is_parallel": True, "is_multimodal": True}, None),
+        ({"is_multimodal": True, **DFLASH, **V2}, None),
+        (LOCKSTEP, None),
+        (LOCKSTEP | {"is_parallel": True}, ("ranks of a mixture of experts", "VLLM_USE_V2_MODEL_RUNNER=0")),
+        (LOCKSTEP | {"is_parallel": True, "is_v2": False}, None),
+        (LOCKSTEP | DFLASH, None),
+        (LOCKSTEP | {"method": "draft_model"}, ("first draft", "another method")),
+        ({"is_moe": True, "method": "draft_model", **V2}, None),
+        # heads
+        (ONE_AT_A_TIME, ("mask token", '"parallel_drafting": true')),
+        (ONE_AT_A_TIME | {"is_parallel": True}, None),
+        (ONE_AT_A_TIME | {"method": "draft_model", **V2}, None),
+        (mtp("mimo_mtp"), None),
+        (mtp("mimo_mtp", is_v2=True), None),
+        (mtp("deepseek_mtp", is_v2=True), None),
+        (mtp("deepseek_mtp"), ("mimo_mtp", "not deepseek_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
+        (mtp("step3p5_mtp", 1, modules=3, is_v2=True), None),
+        (mtp("step3p5_mtp", 2, modules=3, is_v2=True), ("3 modules", "num_speculative_tokens to 1")),
+        (mtp("gemma4_mtp", 1, is_v2=True), ("Gemma 4", "KV cache")),
+        (mtp("qwen3_next_mtp", is_v2=True, is_recurrent=True), None),
+        (mtp("nemotron_h_mtp", is_v2=True, is_recurrent=True), None),
+        (mtp("qwen3_next_mtp", is_recurrent=True), ("not qwen3_next_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
+        (mtp("bailing_hybrid_mtp", is_v2=True, is_recurrent=True), ("recurrent layers", "without the adapter")),
+        (DFLASH, None),
+        (DFLASH | {"head_kind": "DFlash2DraftModel", **V2}, ("candidates", "DFlashDraftModel", "without the adapter")),
+        (DFLASH | {"head_kind": "LiLiCorrDraftModel"}, ("candidates", "DFlashDraftModel")),
+        (DFLASH | {"head_is_windowed": True}, ("sliding window", "VLLM_USE_V2_MODEL_RUNNER=1")),
+        (DFLASH | {"head_is_windowed": True, **V2}, None),
     ],
 )
-def test_one_graph_for_prompts_and_decodes_is_rejected_where_attention_reads_a_prompt_by_more_than_its_tokens(
-    mode: str, model: dict[str, bool], words: tuple[str, ...] | None
-) -> None:
-    own = config("eagle3")
-    own.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name=mode))
-    vars(own.model_config).update(model)
-    assert_rejected(own, words)
+def test_what_is_not_steered_is_refused_with_the_remedy(changed: dict[str, Any], words: tuple[str, ...] | None) -> None:
+    faults = compat.faults_of(replace(BASE, **changed))
+    assert len(faults) == (words is not None), faults
+    assert [word for word in words or () if word not in faults[0]] == []
 
 
-@pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
-def test_recurrent_layers_are_rejected_where_a_step_without_drafts_would_read_a_stale_state(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = config("eagle3")
-    for version in ("0.29.0", "0.31.2"):
-        monkeypatch.setattr(config_facts, "vllm_version", lambda version=version: version)
-        compat.check_config(own, is_async_scheduler=False)
-        vars(own.model_config)[kind] = True
-        with pytest.raises(UnsupportedEngineError, match=r"recurrent layers .* install vLLM 0\.32"):
-            compat.check_config(own, is_async_scheduler=False)
-        del vars(own.model_config)[kind]
-    monkeypatch.setattr(config_facts, "vllm_version", lambda: "0.32.0")
-    vars(own.model_config)[kind] = True
-    compat.check_config(own, is_async_scheduler=False)
+def with_head(method: str, kind: str, window: dict[str, bool] | None = None, **fields: Any) -> Any:
+    """A configuration with this head; `window`: the fields of a DFlash head's configuration."""
+    found = config(method)
+    found.speculative_config.draft_model_config = head(kind, **fields)
+    if window is not None:
+        found.speculative_config.draft_model_config.hf_text_config.dflash_config = window
+    return found
+
+
+def with_model(**fields: bool) -> Any:
+    found = config()
+    vars(found.model_config).update(fields)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (config("mtp", {1: 7}, runner_v2=1, ahead=1), {"method": "mtp", "has_table": True, "is_v2": 1, "is_async": 1}),
+        (config(data=4, local=2), {"data_parallel": 4, "has_ranks_elsewhere": True}),
+        (config(data=2, launcher="external_launcher"), {"has_ranks_elsewhere": False, "is_launched_outside": True}),
+        (config(pipeline=2, context=(2, 1)), {"pipeline_parallel": 2, "context_parallel": 2}),
+        (config(context=(1, 2), embeds=1, connector="Offloading"), {"context_parallel": 2, "takes_embeddings": 1}),
+        (config(connector="Offloading"), {"has_connector": True, "k_max": 3, "is_recurrent": False}),
+        (config(data=2, experts=8), {"in_lockstep": True, "is_moe": True}),
+        (with_model(is_hybrid=True), {"is_recurrent": True}),
+        (with_model(has_inner_state=True), {"is_recurrent": True}),
+        (with_model(use_mla=True), {"uses_mla": True, "head_uses_mla": False}),
+        (with_model(is_mm_prefix_lm=True), {"sees_both_ways": True}),
+        (with_head("eagle3", "llama", ptd_token_id=5), {"mask_token": "ptd_token_id", "head_kind": None}),
+        (with_head("mtp", "mimo_mtp"), {"head_kind": "mimo_mtp", "head_modules": 1, "mask_token": None}),
+        (with_head("mtp", "step3p5_mtp", num_nextn_predict_layers=3), {"head_kind": "step3p5_mtp", "head_modules": 3}),
+        (with_head("dflash", "qwen3", {}, architectures=["A"]), {"head_kind": "A", "head_is_windowed": False}),
+        (with_head("dflash", "qwen3", {"use_swa": True}), {"head_kind": None, "head_is_windowed": True}),
+    ],
+)
+def test_the_facts_are_read_from_vllms_configuration(own: Any, expected: dict[str, Any]) -> None:
+    facts = config_facts.of_engine(own)
+    assert {name: getattr(facts, name) for name in expected} == expected
+
+
+def test_the_mode_of_graphs_and_the_device_are_known_if_vllm_states_them() -> None:
+    own = config()
+    facts = config_facts.of_engine(own)
+    assert (facts.graph_mode, facts.device) == (None, None)
+    own.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL"))
     own.device_config = SimpleNamespace(device_type="cpu")
-    with pytest.raises(UnsupportedEngineError, match="one number of drafts on a CPU"):
-        compat.check_config(own, is_async_scheduler=False)
+    facts = config_facts.of_engine(own)
+    assert (facts.graph_mode, facts.device) == ("FULL", "cpu")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_scheduler_must_be_that_of_vllms_loop(is_async: bool) -> None:
+    own = config(ahead=is_async)
+    compat.check_config(own, is_async_scheduler=is_async)
+    words = (
+        r"asynchronously here: .*\.SpecPilotAsyncScheduler$" if is_async else r"\bsynchronously here: .*\.SpecPilotS"
+    )
+    with pytest.raises(UnsupportedEngineError, match=words):
+        compat.check_config(own, is_async_scheduler=not is_async)
 
 
 def test_an_engine_without_speculation_may_carry_the_adapter() -> None:
     compat.check_config(SimpleNamespace(speculative_config=None), is_async_scheduler=False)
 
 
-METHODS = ("ngram_gpu", "suffix", "medusa", "mlp_speculator")
-
-
-@pytest.mark.parametrize(
-    ("broken", "words"),
-    [
-        *((config(method), ("eagle, eagle3, mtp", repr(method), "without the adapter")) for method in METHODS),
-        (config("dspark"), ("'dspark'", "VLLM_USE_V2_MODEL_RUNNER=1")),
-        (config("ngram"), ("'ngram'", "VLLM_USE_V2_MODEL_RUNNER=1")),
-        (config("draft_model"), ("'draft_model'", "VLLM_USE_V2_MODEL_RUNNER=1")),
-        (config(table={1: 7}), ("num_speculative_tokens_per_batch_size", "remove it")),
-        (config(data=4, local=2), ("ranks on other machines", "--data-parallel-hybrid-lb")),
-        (config(data=2, launcher="external_launcher"), ("each have a scheduler", "--distributed-executor-backend")),
-        (config(pipeline=2), ("pipeline parallelism", "tensor parallelism")),
-        (config(context=(2, 1)), ("context parallelism", "tensor parallelism")),
-        (config(context=(1, 2)), ("context parallelism", "tensor parallelism")),
-        (config(embeds=1), ("prompt of embeddings", "--enable-prompt-embeds")),
-        (config(ahead=1), ("asynchronously", "SpecPilotAsyncScheduler")),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_steered_is_refused_with_the_remedy(broken: Any, words: tuple[str, ...]) -> None:
-    assert_rejected(broken, words)
-
-
-V2 = ConfigFacts("eagle3", version="0.32.0", is_v2=True)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"version": "0.31.2"}, ("model runner V2", "0.32", "VLLM_USE_V2_MODEL_RUNNER=0")),
-        (
-            {"is_adaptive": True, "method": "ngram"},
-            ("adaptive verification", "'ngram'", "remove enable_adaptive"),
-        ),
-        ({"is_parallel": True, "is_multimodal": True}, ("multimodal", "VLLM_USE_V2_MODEL_RUNNER=0")),
-        ({"is_parallel": True, "is_multimodal": True, "method": "dflash"}, None),
-        ({"is_adaptive": True, "method": "dflash"}, ("adaptive verification", "'dflash'", "remove enable_adaptive")),
-        ({"is_parallel": True}, None),
-        (
-            {"is_parallel": True, "is_moe": True, "data_parallel": 2},
-            ("ranks of a mixture of experts", "VLLM_USE_V2_MODEL_RUNNER=0"),
-        ),
-        ({"is_moe": True, "data_parallel": 2}, None),
-        ({"is_moe": True, "data_parallel": 2, "method": "draft_model"}, ("first draft", "another method")),
-        ({"is_moe": True, "method": "draft_model"}, None),
-        ({"is_parallel": True, "is_moe": True, "data_parallel": 2, "method": "dflash"}, None),
-        ({"is_adaptive": True}, None),
-        ({"is_multimodal": True}, None),
-    ],
-)
-def test_what_is_not_steered_on_model_runner_v2_is_refused_with_the_remedy(
-    changed: dict[str, Any], words: tuple[str, ...] | None
-) -> None:
-    facts = replace(V2, **changed)
-    assert not [*compat.v2_faults(replace(facts, is_v2=False))]
-    faults = [*compat.v2_faults(facts)]
-    assert len(faults) == (words is not None)
-    assert [word for word in words or () if word not in faults[0]] == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "k_max", "runner_v2", "model", "words"),
-    [
-        ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 0, {}, None),
-        ("mimo_mtp", {"num_nextn_predict_layers": 1}, 3, 1, {}, None),
-        ("deepseek_mtp", {"num_nextn_predict_layers": 1}, 3, 1, {}, None),
-        ("step3p5_mtp", {"num_nextn_predict_layers": 3}, 1, 1, {}, None),
-        ("step3p5_mtp", {"num_nextn_predict_layers": 3}, 2, 1, {}, ("3 modules", "num_speculative_tokens to 1")),
-        ("gemma4_mtp", {}, 1, 1, {}, ("Gemma 4", "KV cache")),
-        ("qwen3_next_mtp", {}, 1, 1, {"is_hybrid": True}, None),
-        ("nemotron_h_mtp", {}, 3, 1, {"is_hybrid": True}, None),
-        ("qwen3_next_mtp", {}, 1, 0, {"is_hybrid": True}, ("not qwen3_next_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
-        ("bailing_hybrid_mtp", {}, 1, 1, {"is_hybrid": True}, ("recurrent layers", "without the adapter")),
-        ("deepseek_mtp", {}, 1, 0, {}, ("mimo_mtp", "not deepseek_mtp", "VLLM_USE_V2_MODEL_RUNNER=1")),
-    ],
-)
-def test_an_mtp_head_of_one_module_is_steered(
-    kind: str,
-    fields: dict[str, int],
-    k_max: int,
-    runner_v2: int,
-    model: dict[str, bool],
-    words: tuple[str, ...] | None,
-) -> None:
-    own = config("mtp", runner_v2=runner_v2)
-    own.num_speculative_tokens = k_max
-    own.speculative_config.draft_model_config = head(kind, **fields)
-    vars(own.model_config).update(model)
-    assert_rejected(own, words)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "window", "runner_v2", "words"),
-    [
-        ("DFlashDraftModel", {}, 0, None),
-        ("DFlashDraftModel", {}, 1, None),
-        ("DFlash2DraftModel", {}, 1, ("candidates", "DFlashDraftModel", "without the adapter")),
-        ("LiLiCorrDraftModel", {}, 0, ("candidates", "DFlashDraftModel")),
-        ("DFlashDraftModel", {"use_swa": True}, 0, ("sliding window", "VLLM_USE_V2_MODEL_RUNNER=1")),
-        ("DFlashDraftModel", {"use_swa": True}, 1, None),
-    ],
-)
-def test_a_dflash_head_without_candidates_is_steered(
-    architecture: str, window: dict[str, bool], runner_v2: int, words: tuple[str, ...] | None
-) -> None:
-    own = config("dflash", runner_v2=runner_v2)
-    own.speculative_config.draft_model_config = head("qwen3", architectures=[architecture])
-    own.speculative_config.draft_model_config.hf_text_config.dflash_config = window
-    assert_rejected(own, words)
-
-
-@pytest.mark.parametrize(
-    ("named", "is_parallel", "is_refused"),
-    [({"ptd_token_id": 5}, False, True), ({"ptd_token_id": 5}, True, False), ({}, False, False)],
-)
-def test_a_head_that_drafts_in_parallel_is_not_run_one_token_at_a_time(
-    named: dict[str, int], is_parallel: bool, is_refused: bool
-) -> None:
-    broken = config()
-    broken.speculative_config.draft_model_config = head("llama", **named)
-    broken.speculative_config.parallel_drafting = is_parallel
-    assert_rejected(broken, ("mask token", '"parallel_drafting": true') if is_refused else None)
-
-
-def test_the_asynchronous_scheduler_in_a_synchronous_loop_is_refused() -> None:
-    with pytest.raises(UnsupportedEngineError, match=r"synchronously here: .*\.SpecPilotScheduler$"):
-        compat.check_config(config(), is_async_scheduler=True)
-
-
 def test_every_reason_is_reported_at_once() -> None:
-    broken = config(
-        "suffix",
-        {1: 7},
-        data=2,
-        local=1,
-        pipeline=2,
-        context=(2, 2),
-        runner_v2=1,
-        ahead=1,
-        connector="Offloading",
-        embeds=1,
-    )
+    broken = config("suffix", {1: 7}, data=2, local=1, pipeline=2, context=(2, 2), runner_v2=1, ahead=1, embeds=1)
     with pytest.raises(UnsupportedEngineError) as refused:
         compat.check_config(broken, is_async_scheduler=False)
     assert str(refused.value).count(";") == 6
-
-
-@pytest.mark.parametrize("kind", ["is_hybrid", "has_inner_state"])
-def test_a_kv_connector_is_refused_beside_recurrent_layers_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_facts, "vllm_version", lambda: "0.32.0")
-    own = config(connector="OffloadingConnector")
-    compat.check_config(own, is_async_scheduler=False)
-    vars(own.model_config)[kind] = True
-    with pytest.raises(UnsupportedEngineError, match=r"KV connector .* --kv-transfer-config and --kv-offloading-size"):
-        compat.check_config(own, is_async_scheduler=False)
 
 
 class PlansDrafts:

@@ -27,7 +27,7 @@ SPECULATION = {"model": str(DEMO_MODEL / "peagle"), "method": "eagle3", "num_spe
 def kept_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test puts into the environment is gone after it."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in (plugin_names.VARIABLE, engine_args.RUNNER, FOLDER, data_parallel.RANKS):
+    for name in (plugin_names.VARIABLE, versions.RUNNER, FOLDER, data_parallel.RANKS):
         os.environ.pop(name, None)
 
 
@@ -119,36 +119,53 @@ def test_an_engine_whose_attention_is_exact_only_so_is_scheduled_synchronously_a
     assert len(lines) == (scheduler == engine_args.SYNC_SCHEDULER)
 
 
-def test_what_the_user_left_out_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+OWN = {"dtype": "bfloat16", "per_request_spec_decode_metrics": "detailed", "max_cudagraph_capture_size": 64}
+SHORT = {"speculative_config": None, "spec_model": SPECULATION["model"], "spec_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [
+        ("0.31.0", {"max_num_seqs": 100}, ("float32", 800, "summary", "0")),
+        ("0.32.0", {"max_num_seqs": 100}, ("float32", 800, "summary", None)),  # either runner was tested
+        ("0.31.0", SHORT | {"max_num_seqs": 200}, ("float32", 800, "summary", "0")),
+        (
+            "0.31.0",
+            {"model": "head", "speculative_config": None, "max_num_seqs": 100},
+            ("float32", 608, "summary", "0"),
+        ),
+        ("0.31.0", {"speculative_config": None}, ("float32", None, "none", None)),
+        ("0.31.0", OWN, ("bfloat16", 64, "detailed", "0")),
+        ("0.31.0", {"runner": "1"}, ("float32", 1024, "summary", "1")),
+        *(
+            ("0.32.0", option, ("float32", None, "summary", None))
+            for option in (
+                {"enforce_eager": True},
+                {"cudagraph_capture_sizes": [1, 2]},
+                {"compilation_config": {"cudagraph_mode": "NONE"}},
+                {"compilation_config": {"max_cudagraph_capture_size": 64}},
+            )
+        ),
+    ],
+)
+def test_what_the_user_left_out_is_filled_and_what_was_set_stays(
+    version: str, given: dict[str, Any], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`vllm serve HEAD`: vLLM takes target, method and K from the head's configuration."""
     monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
     monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
-    args = arguments(max_num_seqs=100)
+    monkeypatch.setattr(versions, "vllm_version", lambda: version)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b-eagle3"]))
+    options = {"model": str(DEMO_MODEL / "target"), "speculative_config": dict(SPECULATION), **given}
+    if runner := options.pop("runner", None):
+        monkeypatch.setenv(versions.RUNNER, runner)
+    args = EngineArgs(**options)
     engine_args.complete(args)
-    assert (args.dtype, args.max_cudagraph_capture_size) == ("float32", 800)
-    assert args.per_request_spec_decode_metrics == "summary"
-    assert os.environ[engine_args.RUNNER] == "0"
+    found = (args.dtype, args.max_cudagraph_capture_size, args.per_request_spec_decode_metrics)
+    assert (*found, os.environ.get(versions.RUNNER)) == expected
     assert Path(os.environ[FOLDER]).is_dir()
-
-
-def test_vllms_short_flags_are_speculation_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
-    args = EngineArgs(
-        model=str(DEMO_MODEL / "target"), spec_model=SPECULATION["model"], spec_tokens=3, max_num_seqs=200
-    )
-    engine_args.complete(args)
-    assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 800)
-
-
-def test_a_head_that_is_served_states_its_speculation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`vllm serve HEAD`: vLLM takes target, method and K from its configuration."""
-    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b-eagle3"]))
-    args = EngineArgs(model=str(tmp_path), max_num_seqs=100)
-    engine_args.complete(args)
-    assert (args.per_request_spec_decode_metrics, args.max_cudagraph_capture_size) == ("summary", 608)
-    assert os.environ[engine_args.RUNNER] == "0"
 
 
 def test_without_a_folder_that_can_be_written_the_start_names_the_remedy(
@@ -157,40 +174,6 @@ def test_without_a_folder_that_can_be_written_the_start_names_the_remedy(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(UnsupportedEngineError, match="set TMPDIR"):
         engine_args.complete(arguments())
-
-
-def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_format, "lacks_bfloat16", lambda: True)
-    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
-    monkeypatch.setenv(engine_args.RUNNER, "1")
-    args = arguments(dtype="bfloat16", per_request_spec_decode_metrics="detailed", max_cudagraph_capture_size=64)
-    engine_args.complete(args)
-    assert (args.dtype, args.max_cudagraph_capture_size) == ("bfloat16", 64)
-    assert args.per_request_spec_decode_metrics == "detailed"
-    assert os.environ[engine_args.RUNNER] == "1"
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"enforce_eager": True},
-        {"cudagraph_capture_sizes": [1, 2]},
-        {"compilation_config": {"cudagraph_mode": "NONE"}},
-        {"compilation_config": {"max_cudagraph_capture_size": 64}},
-    ],
-)
-def test_a_user_who_set_graphs_gets_no_other_size(option: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_args, "_has_cuda", lambda: True)
-    args = arguments(**option)
-    engine_args.complete(args)
-    assert args.max_cudagraph_capture_size is None
-
-
-def test_the_runner_is_vllms_choice_where_both_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
-    engine_args.complete(arguments())
-    assert engine_args.RUNNER not in os.environ
 
 
 @pytest.mark.parametrize(

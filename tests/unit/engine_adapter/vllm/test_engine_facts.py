@@ -1,11 +1,13 @@
 """What a configuration leaves to the drafter: rows, lengths and graphs, and what of it is logged at start."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specpilot.engine_adapter.vllm import engine_facts, start_notes
+from specpilot.engine_adapter.vllm.config_facts import ConfigFacts
 from tests.support.vllm_config import config
 
 
@@ -36,37 +38,62 @@ def engine(method: str = "eagle3", drafter: object = None, *, is_parallel: bool 
     return found
 
 
-@pytest.mark.parametrize(
-    ("drafter", "rows"),
-    [
-        (ModelConfig(None), 8192),
-        (ModelConfig(128), 0),
-        (ModelConfig(128, use_sliding_window=True), 0),
-        (ModelConfig(128, use_sliding_window=False), 8192),
-    ],
-)
-def test_a_drafter_that_looks_at_a_window_never_falls_behind(drafter: ModelConfig, rows: int) -> None:
-    assert engine_facts.backlog_rows(engine(drafter=drafter)) == rows
+BASE = ConfigFacts("eagle3", k_max=7, head_length=4096, length=4096)
+LOCKSTEP = {"is_moe": True, "data_parallel": 2, "is_balanced_outside": True}
+GRAPHS = {"device": "cuda", "graph_mode": "FULL_DECODE_ONLY"}
+EVERY_STEP = "runs in every step, also at K = 0, because "
+SHORT = "reads 2048 tokens at most and the model 4096: while a request of more than 2041 runs"
 
 
 @pytest.mark.parametrize(
-    ("window", "drafter_length", "said"),
+    ("changed", "limits"),
     [
-        (None, 4096, []),
-        (None, None, []),
-        (128, 4096, ["sliding window"]),
-        (None, 2048, ["reads 2048 tokens at most and the model 4096: while a request of more than 2041 runs"]),
-        (128, 2048, ["sliding window", "no request speculates"]),
+        ({}, []),
+        ({"head_length": None}, []),
+        ({"head_length": 2048}, [SHORT]),
+        ({"head_is_windowed": True, "head_length": 2048}, ["has a sliding window", SHORT]),
+        ({"head_uses_mla": True}, [EVERY_STEP + "the drafter's attention is MLA"]),
+        ({"has_connector": True}, [EVERY_STEP + "a KV connector"]),
+        ({"has_connector": True, "is_v2": True}, [EVERY_STEP + "a KV connector"]),
+        ({"method": "ngram", "is_v2": True}, [EVERY_STEP + "method 'ngram' reads each token"]),
+        ({"method": "mtp", "head_kind": "mimo_mtp"}, []),
+        ({"method": "mtp", "head_kind": "qwen4_exp_mtp"}, [EVERY_STEP + "catching up was not examined for MTP heads"]),
+        ({"method": "dflash"}, []),
+        ({"method": "dflash", "is_v2": True}, [EVERY_STEP + "vLLM's block drafter does on model runner V2"]),
+        (LOCKSTEP, [EVERY_STEP + "data-parallel ranks of a mixture of experts"]),
+        (LOCKSTEP | GRAPHS, [EVERY_STEP, "every request of every rank verifies K_max"]),
+        (LOCKSTEP | GRAPHS | {"is_adaptive": True}, [EVERY_STEP]),
+        ({"data_parallel": 2}, ["--api-server-count 1"]),
+        ({"is_recurrent": True, "is_v2": True}, ["get one K"]),
+        ({"is_recurrent": True}, ["with recurrent layers (GDN, Mamba) steps whose requests have different K"]),
+        ({"attention": ("FLASH_ATTN", "FLASHINFER")}, ["with FLASHINFER steps whose requests have different K"]),
+        (
+            {"attention": ("FLASHMLA",), "is_async": True},
+            ["backend FLASHMLA steps are scheduled synchronously", "with FLASHMLA steps"],
+        ),
+        ({"attention": ("FLASHMLA",), "is_async": True, "asks_async": True}, ["with FLASHMLA steps"]),
     ],
 )
-def test_limits_of_speculation_are_logged_at_start(
-    window: int | None, drafter_length: int | None, said: list[str]
-) -> None:
-    found = engine(drafter=ModelConfig(window))
-    found.speculative_config.draft_model_config.max_model_len = drafter_length
+def test_what_an_engine_does_less_of_is_said_with_the_reason(changed: dict[str, Any], limits: list[str]) -> None:
+    found = start_notes.limits_of(replace(BASE, **changed))
+    assert len(found) == len(limits)
+    assert all(words in note for words, note in zip(limits, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "windowed"),
+    [
+        (ModelConfig(None), False),
+        (ModelConfig(128), True),
+        (ModelConfig(128, use_sliding_window=True), True),
+        (ModelConfig(128, use_sliding_window=False), False),
+    ],
+)
+def test_a_drafter_that_runs_in_every_step_has_no_rows_and_that_is_said(drafter: ModelConfig, windowed: bool) -> None:
+    found = engine(drafter=drafter)
+    assert engine_facts.backlog_rows(found) == (0 if windowed else 8192)
     notes = start_notes.notes(found)
-    assert len(notes) == len(said)
-    assert all(words in note for words, note in zip(said, notes, strict=True))
+    assert [EVERY_STEP in note for note in notes] == [True] * windowed
     assert start_notes.notes(SimpleNamespace(speculative_config=None, model_config=None)) == []
 
 
@@ -157,52 +184,28 @@ def test_a_mode_that_the_backend_does_not_support_is_named_with_the_one_that_run
     assert "does not support cudagraph_mode=FULL, so vLLM runs FULL_AND_PIECEWISE: leave it unset" in note
 
 
-def test_a_head_with_mla_never_falls_behind_and_that_is_said() -> None:
-    found = engine()
-    found.speculative_config.draft_model_config.use_mla = True
-    assert engine_facts.backlog_rows(found) == 0
-    [note] = start_notes.notes(found)
-    assert "MLA" in note
-    assert "runs in every step" in note
+MIMO, QWEN = ModelConfig(head={"model_type": "mimo_mtp"}), ModelConfig(head={"model_type": "qwen4_exp_mtp"})
 
 
 @pytest.mark.parametrize(
-    ("is_v2", "is_parallel", "reads"),
-    [(False, False, False), (False, True, False), (True, False, True), (True, True, False)],
-)
-def test_beside_a_kv_connector_a_drafter_never_falls_behind_and_that_is_said(
-    is_v2: bool, is_parallel: bool, reads: bool
-) -> None:
-    found = engine(is_parallel=is_parallel, connector="OffloadingConnector", runner_v2=is_v2)
-    assert engine_facts.backlog_rows(found) == 0
-    assert engine_facts.reads_every_step(found) is reads
-    [note] = start_notes.notes(found)
-    assert "KV connector" in note
-    assert "runs in every step, also at K = 0" in note
-
-
-@pytest.mark.parametrize(
-    ("method", "kind", "is_v2", "reads"),
+    ("method", "drafter", "is_parallel", "connector", "on_v2"),
     [
-        ("mtp", "mimo_mtp", True, False),
-        ("mtp", "mimo_mtp", False, False),
-        ("mtp", "qwen4_exp_mtp", True, True),
-        ("mtp", "qwen4_exp_mtp", False, False),
-        ("ngram", "", True, True),
-        ("eagle3", "", True, False),
+        ("mtp", MIMO, False, None, False),
+        ("mtp", QWEN, False, None, True),
+        ("ngram", None, False, None, True),
+        ("eagle3", None, False, None, False),
+        ("eagle3", None, False, "Offloading", True),
+        ("eagle3", None, True, "Offloading", False),
+        ("eagle3", ModelConfig(window=128), False, None, True),
+        ("eagle3", ModelConfig(window=128), True, None, False),
     ],
 )
-def test_on_model_runner_v2_a_drafter_without_a_backlog_reads_every_step_itself(
-    method: str, kind: str, is_v2: bool, reads: bool
+def test_on_model_runner_v2_a_drafter_without_a_backlog_reads_every_step_itself_unless_it_is_p_eagles(
+    method: str, drafter: ModelConfig | None, is_parallel: bool, connector: str | None, on_v2: bool
 ) -> None:
-    found = engine(method, ModelConfig(head={"model_type": kind}), is_parallel=False, runner_v2=is_v2)
-    assert engine_facts.reads_every_step(found) is reads
-
-
-@pytest.mark.parametrize(("is_parallel", "reads"), [(False, True), (True, False)])
-def test_of_heads_with_a_window_only_p_eagles_does_not_read_every_step(is_parallel: bool, reads: bool) -> None:
-    found = engine(drafter=ModelConfig(window=128), is_parallel=is_parallel, runner_v2=1)
-    assert engine_facts.reads_every_step(found) is reads
+    for runner_v2, reads in ((0, False), (1, on_v2)):
+        found = engine(method, drafter, is_parallel=is_parallel, runner_v2=runner_v2, connector=connector)
+        assert engine_facts.reads_every_step(found) is reads
     assert not engine_facts.reads_every_step(SimpleNamespace(speculative_config=None))
 
 

@@ -6,13 +6,14 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from specpilot.engine_adapter.vllm import versions
 from specpilot.engine_adapter.vllm.reliance import RELIANCE, changed, digests, functions, key, lacking
-from specpilot.engine_adapter.vllm.reliance_items import Behaviour, Item, Method, Names, Record
+from specpilot.engine_adapter.vllm.reliance_items import Item, Method, Names
 from specpilot.engine_adapter.vllm.source import Read, Use, VllmSource
 from specpilot.engine_adapter.vllm.v1.reliance import RELIANCE_V1
 from specpilot.engine_adapter.vllm.v2.reliance import RELIANCE_V2
@@ -79,8 +80,8 @@ def named() -> Iterator[tuple[Item, str]]:
     for item in EVERYTHING:
         if isinstance(item, Method):
             yield item, item.name
-        elif not isinstance(item, Behaviour):
-            yield from ((item, name) for name in (item.fields if isinstance(item, Record) else item.names))
+        elif item.kind != "meaning":
+            yield from ((item, name) for name in item.names)
 
 
 def renamed(pattern: str) -> Read:
@@ -127,9 +128,9 @@ def test_a_parameter_of_another_name_is_noticed(item: Method, name: str) -> None
 
 def test_a_field_that_must_be_given_and_is_not_is_noticed() -> None:
     for item in EVERYTHING:
-        if isinstance(item, Record):
-            short = Record(item.file, item.owner, item.fields[1:])
-            assert list(short.lacking(VllmSource(installed))) == [f"{item.owner} without the field {item.fields[0]}"]
+        if isinstance(item, Names) and item.kind == "fields":
+            short = replace(item, names=item.names[1:])
+            assert list(short.lacking(VllmSource(installed))) == [f"{item.owner} without the field {item.names[0]}"]
 
 
 def parsed(module: str) -> ast.Module:
@@ -141,8 +142,8 @@ INSTANCES = {"current_platform": "Platform"}
 
 
 def known(reliance: Sequence[Item]) -> set[str | None]:
-    owners = {item.owner for item in reliance if not isinstance(item, Names)} | {item.file for item in reliance}
-    return owners | {name for item in reliance if isinstance(item, Names) for name in item.names}
+    owners = {item.owner for item in reliance if item.owner} | {item.file for item in reliance}
+    return owners | {name for item in reliance if isinstance(item, Names) and not item.owner for name in item.names}
 
 
 @pytest.mark.parametrize(("runner", "of_runner"), [("v1", RELIANCE_V1), ("v2", RELIANCE_V2), (None, ())])

@@ -72,7 +72,7 @@ def test_functions_static_and_inherited_methods_are_found(
 def test_what_is_not_there_is_none(file: str, owner: str | None, name: str) -> None:
     assert SOURCE.signature(file, owner, name) is None
     assert SOURCE.mentions(file, owner, name) == frozenset()
-    assert not SOURCE.has_class(file, "No")
+    assert SOURCE.attributes(file, "No") == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,16 @@ import torch
 
 from specpilot.engine_adapter.vllm.scheduler_output import forget_useless
 from specpilot.engine_adapter.vllm.v1.backlog import Backlog
+from tests.support.vllm_config import config
 
 
 def two_requests(of_a: int = 2) -> Any:
     """A backlog of "a" with `of_a` rows, then of "b" with one; their states and tokens are 0, 1, 2, ..."""
-    windowed = SimpleNamespace(  # so that only as many rows are kept as requests run
-        hf_config=SimpleNamespace(), hf_text_config=SimpleNamespace(), get_sliding_window=lambda: 8, max_model_len=None
-    )
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(method="eagle", draft_model_config=windowed),
-        kv_transfer_config=None,
-        parallel_config=SimpleNamespace(data_parallel_size=1),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(
-            max_model_len=100, get_hidden_size=lambda: 1, is_multimodal_model=False, enable_prompt_embeds=False
-        ),
-    )
-    drafter = SimpleNamespace(vllm_config=config, device=torch.device("cpu"), dtype=torch.float32, block_size=16)
+    own = config("eagle")
+    own.scheduler_config.max_num_seqs = 4
+    own.model_config.max_model_len, own.model_config.get_hidden_size = 100, lambda: 1
+    own.speculative_config.draft_model_config.get_sliding_window = lambda: 8  # only as many rows as requests run
+    drafter = SimpleNamespace(vllm_config=own, device=torch.device("cpu"), dtype=torch.float32, block_size=16)
     backlog = Backlog(drafter)
     for number, request in enumerate([*["a"] * of_a, "b"]):
         backlog.rows.add([request], [torch.tensor([[float(number)]])], torch.tensor([number]), ["a", "b"])
