@@ -1,7 +1,6 @@
 """What `specpilot bench sweep` measures over real sockets with the real `vllm bench serve`, and what it refuses."""
 
 import asyncio
-import re
 import signal
 import sys
 from functools import partial
@@ -121,9 +120,6 @@ async def test_what_cannot_be_measured_is_said_before_anything_starts(
     assert said in capsys.readouterr().err
 
 
-def test_every_setting_and_data_set_is_documented_and_no_other() -> None:
-    table = PAGE.split("### Settings")[1].split("\n## ")[0]
-    rows = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
-    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert documented == set(command.SweepSettings.model_fields)
+def test_every_setting_says_what_it_is_and_every_data_set_is_documented() -> None:
+    assert all(field.description for field in command.SweepSettings.model_fields.values())
     assert all(f"`{name}`" in PAGE for name in (*SHIPPED, MIXED))
