@@ -55,7 +55,11 @@ class Learning:
             self._replace_table()  # so that a repeated step is planned anew, by the new choice
 
     def _follow(self, now: float) -> bool:
-        """Pass the requirements in force to the law; return whether they changed."""
+        """Pass the requirements in force to the law; return whether they changed.
+
+        While the law keeps its groups with their K, they change nothing: a policy that is written during a freeze
+        counts from its end on.
+        """
         guidance = self._scheduler.control.guidance(now)
         if guidance is None:
             return False
@@ -64,7 +68,8 @@ class Learning:
             self._fleet = fleet
             self._scheduler.law.acceptance.begin_with(fleet)
         guidance = replace(guidance, override=None)
-        if guidance == self._guidance:
+        is_kept = self._scheduler.law.is_held and self._scheduler.control.holds_law(now)
+        if is_kept or guidance == self._guidance:
             return False
         self._guidance = guidance
         self._scheduler.law.follow(guidance)

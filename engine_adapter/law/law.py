@@ -139,6 +139,11 @@ class EngineLaw:
             self.outlook = Outlook()
         self._choice = Choice(None, self.requirements, Counter(), {})  # both threads replace it, as a whole
 
+    @property
+    def is_held(self) -> bool:
+        """Whether K of each group is kept as it was."""
+        return self._held is not None
+
     def hold(self, *, is_held: bool, between: Callable[[], None] = lambda: None) -> None:
         """Keep K of each group as it is from now on, or choose again; without enough evidence the static K is kept.
 

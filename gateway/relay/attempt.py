@@ -39,9 +39,12 @@ class AttemptReader(Reader, Protocol):
 
 
 class Attempt:
-    """An attempt at `engine`, worth `work_tokens`. `_relay`, the request's, is set from start to end."""
+    """An attempt at `engine`, worth `work_tokens`. `_relay`, the request's, is set from start to end.
 
-    __slots__ = ("_connection", "_context", "_relay", "_task", "_work_tokens", "engine")
+    `has_failed`: its failure is counted, and counts once, whatever becomes of the engine's answer.
+    """
+
+    __slots__ = ("_connection", "_context", "_relay", "_task", "_work_tokens", "engine", "has_failed")
 
     def __init__(self, context: GatewayContext, engine: Engine, work_tokens: int) -> None:
         self._context = context
@@ -50,6 +53,7 @@ class Attempt:
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self.engine = engine
+        self.has_failed = False
 
     def start(self, relay: AttemptReader, *, is_fresh: bool) -> None:
         """Acquire a connection: a kept one at once, unless `is_fresh`; else a new one. `relay` gets what happens."""

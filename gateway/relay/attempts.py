@@ -140,7 +140,11 @@ class Attempts:
 
     def fail(self, now: float, relay: AttemptReader) -> bool:
         """The engine failed before its answer."""
-        engine = self.current.engine
+        attempt = self.current
+        if attempt.has_failed:  # by its status, and no other engine was tried
+            return False
+        attempt.has_failed = True
+        engine = attempt.engine
         if self.is_second:
             if self._blamed is None:  # the first was unreachable or silent, so it is no evidence against the request
                 engine.outlier_detection.fail(now, is_connect=False, source=self._source())
@@ -161,6 +165,7 @@ class Attempts:
         if status in REFUSED_CREDENTIALS:  # certainly not this client's fault: no source
             engine.outlier_detection.fail(now, is_connect=False)
             return self.retry(relay)
+        self.current.has_failed = True
         engine.outlier_detection.fail(now, is_connect=False, source=self._source())
         return False
 
@@ -169,7 +174,8 @@ class Attempts:
         engine = self.current.engine
         # For the content time-out only content counts: a server may send keep-alives while its model hangs.
         is_silent = (engine.content_at if name == STREAM_CONTENT else engine.heard_at) <= sent_at
-        if not is_silent or self.is_second:  # two silent engines suggest that the request is at fault
+        # Two silent engines suggest that the request is at fault.
+        if not is_silent or self.is_second or self.current.has_failed:
             return self.fail(now, relay)
         engine.outlier_detection.time_out(now)
         is_retried = self.retry(relay)

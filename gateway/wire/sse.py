@@ -221,7 +221,7 @@ def _end_of_frames(text: bytes, *, has_returns: bool) -> int:
         end = 0
     if end == len(text):
         return end
-    if text[end - 1 : end + 1] == b"\r\n":
+    if end and text[end - 1 : end + 1] == b"\r\n":
         end += 1
     lines = _WHOLE_LINES.match(text, end)
     return end if lines is None else lines.end()

@@ -89,6 +89,20 @@ async def test_an_engine_that_says_what_it_serves_may_hang_all_the_same(
     assert one.outlier_detection.is_ejected
 
 
+@pytest.mark.parametrize("status", [500, 505])
+async def test_an_error_that_breaks_off_counts_once(
+    engine: ScriptedEngine, start_gateway: StartGateway, status: int
+) -> None:
+    engine.script = [
+        b"HTTP/1.1 %d Oops\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{" % status,
+        CLOSE,
+    ]
+    gateway = await start_gateway(engine)
+    assert (await call(gateway.port)).code == "bad_engine_response"
+    [one] = gateway.context.fleet.engines.values()
+    assert one.outlier_detection.failures == 1
+
+
 async def test_one_stream_that_times_out_on_a_silent_engine_spares_the_others_their_longer_wait(
     engine: ScriptedEngine, other_engine: ScriptedEngine, start_gateway: StartGateway, clock: Clock
 ) -> None:

@@ -12,6 +12,7 @@ from specpilot.engine_adapter.law.law import LEAST_STEPS, EngineLaw
 from specpilot.engine_adapter.plan.planner import Planner
 from specpilot.engine_adapter.plan.speculation_control import Source, SpeculationControl
 from specpilot.policy.schedule import Cause, ClassGuidance, FleetAcceptance, Guidance, Objective, Override, Schedule
+from tests.support.measured_law import request
 
 
 def scheduler(k_max: int = 7, own: Guidance = Guidance(probe_ratio=0.01)) -> Any:  # noqa: B008 - never changed
@@ -130,6 +131,28 @@ def test_a_hold_reaches_the_law_with_the_next_export_and_ends_with_it(monkeypatc
         engine.control.offer(schedule, at)
         learning.learn(engine.meter.take_evidence(), at)
     assert held == [False, True, False, False]
+
+
+def test_a_policy_that_is_written_during_a_freeze_changes_k_from_its_end_on() -> None:
+    engine = scheduler()
+    learning = Learning(engine)
+    engine.control.offer(guided(1, 2.0), 0.0)
+    run(engine, learning, 3.0)
+    requests = [request(6)]
+    before = engine.law.k_of(requests)
+    frozen, written = Override(None, Cause.FROZEN), {"default": ClassGuidance(k_min=before[0] - 1, k_max=before[0] - 1)}
+    for version, override, classes, expected in (
+        (2, frozen, None, before),
+        (3, frozen, written, before),
+        (4, None, written, [before[0] - 1]),
+    ):
+        schedule = overridden(version, override)
+        if classes is not None:
+            schedule = replace(schedule, guidance=replace(schedule.guidance, classes=classes))
+        engine.control.offer(schedule, 3.0 + version)
+        for _ in range(2):
+            learning.learn(engine.meter.take_evidence(), 3.0 + version)
+            assert engine.law.k_of(requests) == expected
 
 
 def test_with_the_fleets_acceptance_an_engine_chooses_before_its_first_draft() -> None:
