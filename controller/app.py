@@ -16,7 +16,7 @@ from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.pages import console_pages
 from specpilot.controller.admin.replies import Status
 from specpilot.controller.admin.routes import routes
-from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.decision.decider import Decider
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
@@ -64,7 +64,7 @@ def create_app(settings: ControllerSettings, store: Store, clock: Clock) -> Fast
                     if settings.prometheus
                     else Collector(session, clock)
                 ),
-                law=ControlLaw(scrape_s),
+                law=Decider(scrape_s),
                 metrics=metrics,
                 clock=clock,
                 interval_s=settings.interval_s,

@@ -22,12 +22,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.decider import Decider
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.events import canary_ended
 from specpilot.controller.experiments.runner import Runner
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.reason import Reason
 from specpilot.controller.lease import Leadership
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import Sightings, in_window, of_steerable, pool_contexts
@@ -71,7 +71,7 @@ class ControlLoop:
         store: Store,
         leadership: Leadership,
         collector: Source,
-        law: ControlLaw,
+        law: Decider,
         metrics: ControllerMetrics,
         clock: Clock,
         interval_s: float = 0.5,

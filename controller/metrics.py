@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from specpilot.controller.law.context import TickResult
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.context import TickResult
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.recording.gain_figures import gain_ratio_of
 from specpilot.policy.gain import MEASURES, DailyGain
 from specpilot.policy.store import StoreMemory

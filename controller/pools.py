@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from specpilot.controller.decision.context import CanaryWindow, PoolContext, TickResult
 from specpilot.controller.estimation.observation import Observation
 from specpilot.controller.experiments.canary import plan_of
-from specpilot.controller.law.context import CanaryWindow, PoolContext, TickResult
 from specpilot.policy.canary import Experiment
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.names import PoolKey

@@ -15,9 +15,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.events import fell_back
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.reason import Reason
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.pools import next_version, schedule_of
 from specpilot.policy.audit import AuditEntry

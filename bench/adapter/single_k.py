@@ -142,7 +142,7 @@ def played(llm: Any, load: str, chats: Mapping[str, Sequence[Any]], rounds: int)
                 for state in scheduler.steps.decoding if k is None else ():
                     kind = classes.index(state.traffic_class)
                     decodes[kind] += 1
-                    drafted[kind] += state.scheduled_k
+                    drafted[kind] += state.chosen_k
             took_s = time.perf_counter() - began
             rates.setdefault(BY_LAW if k is None else str(k), []).append((traffic.tokens - tokens) / took_s)
     traffic.end()

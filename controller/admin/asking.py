@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TypeVar
 
-from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.latency_margin import BROKEN
+from specpilot.controller.decision.context import PoolContext
+from specpilot.controller.decision.latency_margin import BROKEN
 from specpilot.controller.pools import pool_contexts
 from specpilot.policy.clock import Clock
 from specpilot.policy.freeze import freeze_of

@@ -1,7 +1,7 @@
 """The admin API's policies: versioned documents with ETag and If-Match.
 
-A policy's ETag is its version. A call that replaces or deletes one needs `If-Match`, so that no operator overwrites an
-unseen change; the error lists the changes since.
+A policy's ETag is its version. `PUT`, `DELETE` and a roll-back need `If-Match` where there is a policy, so that no
+operator overwrites an unseen change; the error lists the changes since.
 """
 
 from collections.abc import Sequence

@@ -12,10 +12,10 @@ was not the planned one.
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.estimation.switchback import BlockGain
 from specpilot.controller.experiments.canary import described, ended, judge, plan_of
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost
 from specpilot.policy.gain import LogGain
 from specpilot.policy.names import PoolKey

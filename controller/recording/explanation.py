@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.decision.reason import MEANING, Reason
 from specpilot.controller.recording import gain_figures
 from specpilot.policy.clock import utc
 from specpilot.policy.codec import to_plain

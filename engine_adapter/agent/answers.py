@@ -64,7 +64,7 @@ class Answers:
             Decodes(
                 state.traffic_class if state.traffic_class in guidance.classes else DEFAULT_CLASS,
                 contexts.groups([state.acceptance.code], [state.context])[0],
-                state.scheduled_k,
+                state.chosen_k,
             )
             for state in scheduler.steps.decoding
         )

@@ -201,7 +201,7 @@ def _number_above(behind: Sequence[DraftState], excess: int) -> int:
 
 def _probes_last(state: DraftState) -> tuple[bool, int]:
     """Return the key of the order of A2: otherwise probes could postpone a scheduled draft again and again."""
-    return state.k > state.scheduled_k, state.backlog
+    return state.k > state.chosen_k, state.backlog
 
 
 def may_be_deferred(state: DraftState) -> bool:

@@ -22,9 +22,9 @@ class DraftState:
     - `grammar_allows`: the number of tokens that its grammar left of its next draft; `None` if it left all.
 
     The next draft:
-    - `scheduled_k`: K by the law or the schedule, within `ceiling` and the room of the step. `k`: the number of tokens
-      to verify. It is larger than `scheduled_k` in a probe, and smaller while the request is postponed or the width is
-      cut.
+    - `chosen_k`: K by the table in force (the law, or a fixed K), within `ceiling` and the room of the step. `k`: the
+      number of tokens to verify. It is larger than `chosen_k` in a probe, and smaller while the request is postponed or
+      the width is cut.
     - `drafted_at`: number of the step in which a draft was last planned for it; `None`: never.
     - `needs_follow_up`: the last draft was a probe and was accepted whole, and the band is not the highest.
 
@@ -42,6 +42,7 @@ class DraftState:
         "backlog",
         "band",
         "ceiling",
+        "chosen_k",
         "context",
         "decoding",
         "deferred_until",
@@ -57,7 +58,6 @@ class DraftState:
         "needs_follow_up",
         "positions",
         "request_id",
-        "scheduled_k",
         "stated_ceiling",
         "traffic_class",
     )
@@ -91,7 +91,7 @@ class DraftState:
         self.context = 0
         self.backlog = self.left_out_rows = 0
         self.deferred_until: int | None = None
-        self.k = self.scheduled_k = 0
+        self.k = self.chosen_k = 0
         self.band = self.acceptance.band
         self.is_unprobed = True
         self.grammar_allows: int | None = None

@@ -10,11 +10,11 @@ vLLM's asynchronous loop not those of the step before it either.
 From counts to the draft tokens of a request:
 
     `steps.Steps.note_draft`          the outcome of each draft moves the request's band (`evidence.request_acceptance`)
-    `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.agent`)
+    `law.law.EngineLaw.learn`         takes counts and step times, four times a second (`agent.learning`)
     `law.law.EngineLaw.refresh`       computes acceptance by band, and prices, once a second
     `law.law.EngineLaw.k_of`          returns K of the request's group: class requirements, band, probed or not
       `law.batch_choice`              has chosen K of all groups for the largest worth of a step
-    `Planner.plan`                    cuts it (`scheduled_k`), then adds a probe or postpones the draft (`k`)
+    `Planner.plan`                    cuts it (`chosen_k`), then adds a probe or postpones the draft (`k`)
     `vllm.scheduler`                  cuts the draft to `k` tokens: `_place` with asynchronous scheduling, else
                                       `update_draft_token_ids`
 
@@ -60,8 +60,8 @@ When traffic changes, the parts react in this order (`law.law` has the memories 
                     drafts planned two steps earlier or more, with asynchronous scheduling three
     within 1 s      acceptance by band, prices, K of all groups
     seconds         at K = 0: probes that find predictable requests
-    half an hour    the controller's fall back to the static K, if adaptive K loses (`controller.law.control_group`;
-                    the earliest time for one engine by default, less for several)
+    half an hour    the controller's fall back to the static K, if adaptive K loses (the earliest time for one engine by
+                    default, less for several; `controller.decision.control_group`)
 
 - A request with K > 0 becomes more or less predictable: its verified drafts move its band, and from the next step on it
   has the K that was chosen for that band. From high to low acceptance this takes more drafts than back
@@ -241,7 +241,7 @@ def _set_k(states: Sequence[DraftState], table: KTable, k_room: int, *, can_draf
             k = k_room
         if k > state.ceiling:  # noqa: PLR1730
             k = state.ceiling
-        state.k = state.scheduled_k = k
+        state.k = state.chosen_k = k
         if k:
             drafted += 1
             if k > width:  # noqa: PLR1730

@@ -211,7 +211,7 @@ def steps_until_next(probed: Sequence[DraftState], step: int) -> int:
 
 
 def may_probe(state: DraftState, table: KTable) -> bool:
-    """Whether a request is ever probed under this schedule."""
+    """Whether a request is ever probed while `table` is in force."""
     return table.probe_ratio > 0.0 and probe_depth(state, table) > 0
 
 

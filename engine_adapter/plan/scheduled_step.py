@@ -12,7 +12,7 @@ from specpilot.engine_adapter.plan.step_plan import StepPlan
 class ScheduledDraft(NamedTuple):
     """The scheduled K of a draft, the band by which it was chosen, and whether the request had no verified draft."""
 
-    scheduled_k: int
+    chosen_k: int
     band: int
     is_unprobed: bool
 

@@ -80,7 +80,7 @@ def law_table(law: EngineLaw, probe_ratio: float) -> KTable:
     return KTable(Source.LAW, static, probe_ratio, {name: depth for name, depth in depths.items() if depth}, law)
 
 
-class _Way(NamedTuple):
+class _Setting(NamedTuple):
     """A guidance, and its table if K is fixed, or kept as it was. `None`: the law, free or with kept groups.
 
     `ends_at`: the monotonic time after which the override has ended.
@@ -101,15 +101,15 @@ class _Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A schedule, and the ways of this engine outside and inside of its window."""
+    """A schedule, and the settings of this engine outside and inside of its window."""
 
     schedule: Schedule
     received_at: float
-    usual: _Way
-    in_window: _Way
+    usual: _Setting
+    in_window: _Setting
 
-    def way(self, now: float) -> _Way:
-        """Return the way at monotonic time `now`."""
+    def setting(self, now: float) -> _Setting:
+        """Return the setting at monotonic time `now`."""
         return self.in_window if now - self.received_at <= self.schedule.drawn_for_s else self.usual
 
 
@@ -167,18 +167,18 @@ class SpeculationControl:
                 )
             usual, in_window = schedule.guidance, schedule.guidance_of(self.engine_id)
             present = self._present(now)
-            ways = [self._way(guidance, present, now - schedule.issued_at) for guidance in (usual, in_window)]
-            self._applied = _Applied(schedule, now, *ways)
+            settings = [self._setting(guidance, present, now - schedule.issued_at) for guidance in (usual, in_window)]
+            self._applied = _Applied(schedule, now, *settings)
 
-    def _way(self, guidance: Guidance, present: KTable | None, offset_s: float) -> _Way:
-        """Return the way of `guidance`; `offset_s` is monotonic time less that of the schedule."""
+    def _setting(self, guidance: Guidance, present: KTable | None, offset_s: float) -> _Setting:
+        """Return the setting of `guidance`; `offset_s` is monotonic time less that of the schedule."""
         override = guidance.override
         if override is None:
-            return _Way(guidance, fixed_table(guidance.fixed_k(0, self.k_max)) if guidance.is_pinned else None)
+            return _Setting(guidance, fixed_table(guidance.fixed_k(0, self.k_max)) if guidance.is_pinned else None)
         table = present
         if override.k is not None:
             table = fixed_table(guidance.fixed_k(override.k, self.k_max, is_bounded=override.is_bounded))
-        return _Way(guidance, table, math.inf if override.until is None else override.until + offset_s)
+        return _Setting(guidance, table, math.inf if override.until is None else override.until + offset_s)
 
     def _present(self, now: float) -> KTable | None:
         """Return the table that an override "as now" keeps if it comes at `now`; `None`: the law."""
@@ -192,7 +192,7 @@ class SpeculationControl:
             return calibrating
         if applied is None:
             return (by_law if self._adapts else None) or self._static
-        return applied.way(now).fixed(now) or by_law or self._static
+        return applied.setting(now).fixed(now) or by_law or self._static
 
     def source(self, now: float) -> Source:
         """Return the source of K at monotonic time `now`: groups of the law whose K an override keeps are fixed."""
@@ -201,16 +201,16 @@ class SpeculationControl:
 
     def guidance(self, now: float) -> Guidance | None:
         """Return the guidance in force at monotonic time `now`; `None` before the first schedule."""
-        return self._applied.way(now).guidance if self._applied else None
+        return self._applied.setting(now).guidance if self._applied else None
 
     def override(self, now: float) -> Override | None:
         """Return the override in force at monotonic time `now`."""
-        return self._applied.way(now).override(now) if self._applied else None
+        return self._applied.setting(now).override(now) if self._applied else None
 
     def holds_law(self, now: float) -> bool:
         """Return whether an override keeps the groups of the law with their K."""
-        way = self._applied.way(now) if self._applied else None
-        return way is not None and way.table is None and way.override(now) is not None
+        setting = self._applied.setting(now) if self._applied else None
+        return setting is not None and setting.table is None and setting.override(now) is not None
 
     @property
     def version(self) -> int:

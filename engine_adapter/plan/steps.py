@@ -114,7 +114,7 @@ class Steps:
                 step.lengths.add(scheduled)
                 if drafted:
                     step.draft_context += drafted * context
-                    step.drafts[request_id] = ScheduledDraft(state.scheduled_k, state.band, state.is_unprobed)
+                    step.drafts[request_id] = ScheduledDraft(state.chosen_k, state.band, state.is_unprobed)
                 else:
                     step.plain[request_id] = self._cohort(state)
                 if state.grammar_allows == drafted:
@@ -187,7 +187,7 @@ class Steps:
             k = min(allowed, prefix)
             self._cut += drafted - prefix
             is_refused = (invalid > 0 or request_id in step.refused) and k == allowed
-            is_probe = k > planned.scheduled_k
+            is_probe = k > planned.chosen_k
             draft = Draft(state.label, planned.band, k, accepted, is_probe, is_refused, planned.is_unprobed)
             self._drafts[request_id] = draft
             if k or is_refused:
@@ -296,7 +296,7 @@ class Steps:
         if plan.width or step.prefill or step.drafts or step.refused or plan.catch_up:
             return False
         return all(
-            state.scheduled_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._cohort(state)
+            state.chosen_k == 0 and not state.min_tokens and step.plain.get(state.request_id) == self._cohort(state)
             for state in step.decoding
         )
 

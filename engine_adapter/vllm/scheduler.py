@@ -185,7 +185,7 @@ class _SpecPilotScheduler:
         """Requests that decode after the latest step, by class, band and scheduled K; other threads may ask."""
         if not self.has_unfinished_requests():  # type: ignore[attr-defined]
             return Counter()  # no step follows the one that ended the last of them
-        return Counter((state.label, state.band, state.scheduled_k) for state in self.steps.decoding)
+        return Counter((state.label, state.band, state.chosen_k) for state in self.steps.decoding)
 
     @property
     def backlog_tokens(self) -> int:

@@ -36,12 +36,12 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
     outcome: Outcome,
     key: ApiKey | None,
     prepared: PreparedRequest | None,
-    trip: Relay | None,
+    relay: Relay | None,
     span: Span | None,
     *,
     is_charged: bool,
 ) -> None:
-    """Complete `outcome` and record it. `trip` is the request's relay, `span` its trace.
+    """Complete `outcome` and record it. `relay` is the request's relay, `span` its trace.
 
     `prepared` is `None` for a request that was rejected before the decisions about it. `is_charged`: `charge`
     succeeded.
@@ -54,8 +54,8 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
         outcome.traffic_class = prepared.traffic_class
         outcome.is_stream = prepared.is_stream
         outcome.max_tokens = prepared.max_tokens
-    if trip is not None:
-        trip.describe()
+    if relay is not None:
+        relay.describe()
     context.recorder.record(outcome, None if prepared is None else prepared.cell, span)
     if prepared is not None and outcome.is_event_stream:
         slo = context.slo(prepared.model, prepared.traffic_class)
@@ -63,14 +63,14 @@ def record_end(  # noqa: PLR0913, PLR0917 - the parts of a request
             # Of several choices the usage states the tokens together, and no choice has its own time.
             prepared.cell.judge(slo, outcome.ttft_s, outcome.tpot_s if prepared.has_one_choice else None)
     if is_charged and key is not None and prepared is not None:
-        used = _used_by(trip, outcome.path, prepared, outcome.status)
+        used = _used_by(relay, outcome.path, prepared, outcome.status)
         context.rates.settle(key.key_id, prepared.charged_tokens, used, outcome.ended_at)
 
 
-def _used_by(trip: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
-    """Return the tokens to charge for a request that has ended; `trip` is its relay."""
-    if trip is None or not trip.sent_at or path in UNCHARGED:
+def _used_by(relay: Relay | None, path: str, prepared: PreparedRequest, status: int) -> int:
+    """Return the tokens to charge for a request that has ended; `relay` is its relay."""
+    if relay is None or not relay.sent_at or path in UNCHARGED:
         return 0
-    delivery = trip.delivery
+    delivery = relay.delivery
     usage, output = (None, 0) if delivery is None else (delivery.usage.total_tokens, delivery.tokens)
     return used_tokens(prepared.charged_tokens, prepared.prompt_tokens, usage, output, status)

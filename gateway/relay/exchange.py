@@ -43,8 +43,21 @@ class Exchange:
     """One request and its response. Fields and states: see the module."""
 
     __slots__ = (
-        "_body", "_connection", "_context", "_is_charged", "_key", "_last_at", "_outcome", "_place",
-        "_prepared", "_relay", "_request", "_span", "is_received", "keep_alive", "response_complete",
+        "_body",
+        "_connection",
+        "_context",
+        "_head",
+        "_is_charged",
+        "_key",
+        "_last_at",
+        "_outcome",
+        "_place",
+        "_prepared",
+        "_relay",
+        "_span",
+        "is_received",
+        "keep_alive",
+        "response_complete",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +66,7 @@ class Exchange:
         """`request` is the parsed head."""
         self._context = context
         self._connection = connection
-        self._request = request
+        self._head = request
         if not request.request_id:
             request.request_id = context.new_request_id()
         self._last_at = now = context.monotonic()
@@ -90,7 +103,7 @@ class Exchange:
 
     def start(self, refusal: GatewayError | None = None) -> None:
         """Begin with the head alone, or answer with `refusal`."""
-        context, request = self._context, self._request
+        context, request = self._context, self._head
         context.exchanges.add(self)
         self._span = context.recorder.start_span(request.method, request.path, request)
         if refusal is None and request.coding:  # what cannot be decoded is rejected before the body arrives
@@ -155,26 +168,26 @@ class Exchange:
         self._outcome.status, self._outcome.error = error.status, error.code
         if error.refusal is not None:
             self._context.metrics.count_refusal(error.refusal)
-        lines, path, is_head = self.header_lines(), self._request.path, self._request.method == b"HEAD"
+        lines, path, is_head = self.header_lines(), self._head.path, self._head.method == b"HEAD"
         self._connection.write(error_reply(error, lines, keep_alive=self.keep_alive, is_head=is_head, path=path))
         self.finish()
 
     def sweep(self, now: float) -> None:
         """Act on an expired time-out."""
-        trip = self._relay
+        relay = self._relay
         expired = overdue(
             self._context.bounds,
             self.phase,
             now,
-            last_at=self._last_at if trip is None else trip.last_at,
+            last_at=self._last_at if relay is None else relay.last_at,
             received_at=self._outcome.received_at,
-            sent_at=0.0 if trip is None else trip.sent_at,
+            sent_at=0.0 if relay is None else relay.sent_at,
             is_stream=self._prepared is not None and self._prepared.is_stream,
         )
         if expired is None or self.response_complete:
             return
-        if trip is not None:
-            trip.overdue(expired, now)
+        if relay is not None:
+            relay.overdue(expired, now)
         elif self._place is not None:
             self._outcome.waited_s = now - self._place.since
             message = f"no engine of `{self._place.model}` had room: {expired}; try again later"
@@ -185,11 +198,11 @@ class Exchange:
 
     def header_lines(self) -> bytes:
         """Return the gateway's header lines for the client."""
-        lines = b"x-request-id: %s\r\n" % self._request.request_id
+        lines = b"x-request-id: %s\r\n" % self._head.request_id
         if self._prepared is not None:
             lines += self._prepared.header_lines
-        if self._request.origin is not None and self._context.origins is not None:
-            lines += self._context.origins.lines(self._request.origin)
+        if self._head.origin is not None and self._context.origins is not None:
+            lines += self._context.origins.lines(self._head.origin)
         if self._outcome.waited_s:
             lines += b"x-specpilot-queue-ms: %s\r\n" % milliseconds(self._outcome.waited_s)
         return lines if self._relay is None else lines + self._relay.lines()
@@ -214,7 +227,7 @@ class Exchange:
             return
         body, outline = self._body.finish()
         try:
-            prepared = self._prepared = prepare(context, self._request, self._key, body, outline)
+            prepared = self._prepared = prepare(context, self._head, self._key, body, outline)
             prepared.cell.in_flight += 1
             if self._key is not None and self._key.has_limits:
                 self._is_charged = charge(context, self._key, prepared, self._outcome.received_at)
@@ -262,7 +275,7 @@ class Exchange:
 
     def _go(self, prepared: PreparedRequest) -> None:
         """Choose an engine and begin the relay."""
-        context, request = self._context, self._request
+        context, request = self._context, self._head
         engine = first_engine(context, prepared, request.session)
         self._relay = Relay(context, self, self._connection, prepared, request, engine, self._outcome)
         self._relay.start()
@@ -285,16 +298,16 @@ class Exchange:
         """The response has ended. `is_reset`: close the client's connection, as the response is not complete."""
         assert not self.response_complete
         self.response_complete = True
-        context, outcome, trip, prepared = self._context, self._outcome, self._relay, self._prepared
+        context, outcome, relay, prepared = self._context, self._outcome, self._relay, self._prepared
         context.exchanges.discard(self)
         if prepared is not None:
             prepared.cell.in_flight -= 1
         outcome.ended_at = context.monotonic()
         outcome.phase = self.phase  # before it leaves the queue
         self._leave_queue(outcome.ended_at)
-        record_end(context, outcome, self._key, prepared, trip, self._span, is_charged=self._is_charged)
-        if trip is not None:
-            trip.drop()
+        record_end(context, outcome, self._key, prepared, relay, self._span, is_charged=self._is_charged)
+        if relay is not None:
+            relay.drop()
         self._relay = None
         self._prepared = None
         self._body.drop()  # the connection still holds its last exchange, so release an incomplete body

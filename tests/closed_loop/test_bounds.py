@@ -2,9 +2,9 @@
 
 import pytest
 
-from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.context import PoolContext
+from specpilot.controller.decision.decider import Decider
+from specpilot.controller.decision.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
 from specpilot.policy.schedule import Cause, Override
 from tests.closed_loop.single_k import of_single_k
@@ -54,5 +54,5 @@ def test_the_other_modes_run_the_static_k_without_a_probe(mode: Mode) -> None:
 
 
 def test_where_no_engine_can_speculate_nothing_is_published() -> None:
-    result = ControlLaw().decide(PoolContext(MODEL, POOL, Policy(MODEL, mode=Mode.ADVISE), 0, 0, None), 1.0, 1.0)
+    result = Decider().decide(PoolContext(MODEL, POOL, Policy(MODEL, mode=Mode.ADVISE), 0, 0, None), 1.0, 1.0)
     assert (result.reason, result.guidance) == (Reason.NO_DRAFTER, None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specpilot.controller.law.context import TickResult
+from specpilot.controller.decision.context import TickResult
 from specpilot.policy.canary import Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError
 from specpilot.policy.records import Lease

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from specpilot.controller.law.control_group import ControlGroup
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.control_group import ControlGroup
+from specpilot.controller.decision.reason import Reason
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import Cause, Override

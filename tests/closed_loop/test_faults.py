@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.decider import Decider
+from specpilot.controller.decision.reason import Reason
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.names import K_LIMIT
 from tests.simulation.engine import K_MAX, MODEL, POOL, Engine
@@ -45,7 +45,7 @@ def test_a_restart_is_no_evidence_of_anything(seconds: tuple[int, ...], *, has_n
 
 def test_a_series_that_vanishes_for_a_while_is_no_restart() -> None:
     """Its lifetime is no fresh evidence when it is back: the load does not jump, nor do the drafts."""
-    engine, law = Engine("engine", np.random.default_rng(1)), ControlLaw()
+    engine, law = Engine("engine", np.random.default_rng(1)), Decider()
     seen = []
     for second in range(8):
         engine.run(1.0, JSON, uniform(3))
@@ -83,7 +83,7 @@ def test_no_scrape_is_stale() -> None:
 
 
 def test_an_engine_that_joins_late_brings_no_evidence_of_before() -> None:
-    joined, law = Engine("late", np.random.default_rng(9)), ControlLaw()
+    joined, law = Engine("late", np.random.default_rng(9)), Decider()
     joined.run(20.0, JSON, None)
     law.observe([joined.observe(0.0)])
     pool = law._pool((MODEL, POOL))

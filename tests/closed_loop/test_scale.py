@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from specpilot.controller.decision.context import PoolContext
+from specpilot.controller.decision.decider import Decider
 from specpilot.controller.estimation.observation import Observation
-from specpilot.controller.law.context import PoolContext
-from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.telemetry.exposition import PageReader
 from specpilot.policy.model_policy import ClassPolicy, Policy
 from specpilot.policy.schedule import ClassGuidance, Guidance, Override, Schedule
@@ -33,7 +33,7 @@ def test_a_tick_over_a_thousand_engines_takes_seconds_of_one_core() -> None:
     for _ in range(2):
         engine.run(1.0, sources, schedules[3])
         pages.append(engine.page)
-    law = ControlLaw()
+    law = Decider()
 
     def seen(at: int) -> list[Observation]:
         return [

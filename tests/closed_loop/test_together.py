@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specpilot.controller.law.context import TickResult
+from specpilot.controller.decision.context import TickResult
 from specpilot.controller.loop import RESUME_TRIES
 from specpilot.policy.canary import Canary, Experiment, Lost, Outcome
 from specpilot.policy.errors import StoreUnavailableError

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.decision.decider import Decider
 from specpilot.controller.lease import TTL_S, Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
@@ -39,7 +39,7 @@ async def running(url: str, interval_s: float = TICK_S) -> AsyncIterator[Control
             store=store,
             leadership=Leadership(store, "a", clock),
             collector=Collector(session, clock),
-            law=ControlLaw(),
+            law=Decider(),
             metrics=ControllerMetrics(),
             clock=clock,
             interval_s=interval_s,
@@ -108,13 +108,13 @@ async def test_slow_ticks_do_not_cost_the_lease(
 ) -> None:
     """Every tick takes longer than the lease lasts, which a thread of its own renews; schedules are published."""
     async with HttpEngine(store) as engine:
-        decide = ControlLaw.decide
+        decide = Decider.decide
 
         def slow(*arguments: object) -> object:
             time.sleep(TTL_S + 0.5)
             return decide(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(ControlLaw, "decide", slow)
+        monkeypatch.setattr(Decider, "decide", slow)
         async with running(server.url) as loop:
             await eventually(lambda: len(engine.applied) >= 1)
             fence = loop._leadership.lease.fence if loop._leadership.lease else None

@@ -289,7 +289,7 @@ class Engine:
         output, delivering, work = self._requests.scheduled(lambda name: self._steps.states[name].k)
         plan = self._steps.begin(output, self._requests.running, self._table, self._now)
         if plan.width:
-            probes = [state.k for state in self._steps.decoding if state.k > state.scheduled_k]
+            probes = [state.k for state in self._steps.decoding if state.k > state.chosen_k]
             self.deepest_probe = max(self.deepest_probe, *probes, 0)
         deferred = sum(output.num_scheduled_tokens[name] - 1 for name in plan.deferred)
         caught_up = plan.read if plan.width else max(0, plan.read - (work.prefill - work.prompts - deferred))

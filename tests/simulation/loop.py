@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.decider import Decider
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.pools import schedule_of
 from specpilot.policy.model_policy import Policy
 from specpilot.policy.schedule import Guidance, Override, Schedule
@@ -85,7 +85,7 @@ def simulate(
         )
         for index in range(engines)
     ]
-    law, schedule, run, second = ControlLaw(), start, Run(fleet=fleet), 0
+    law, schedule, run, second = Decider(), start, Run(fleet=fleet), 0
     law.observe(engine.observe(0.0) for engine in fleet)
     for index, phase in enumerate(phases):
         for _ in range(phase.seconds):

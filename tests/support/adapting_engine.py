@@ -56,7 +56,7 @@ def main(steps: int) -> None:
         if scheduler.planner.prices is not None and scheduler.law.choices >= LEARNT:
             steps -= 1
             for state in scheduler.steps.decoding:
-                given[kinds[state.request_id.split("-", maxsplit=1)[0]]].append(state.scheduled_k)
+                given[kinds[state.request_id.split("-", maxsplit=1)[0]]].append(state.chosen_k)
     finish(
         {
             "source": scheduler.control.table(time.monotonic()).source,

@@ -53,7 +53,7 @@ def main(mode: str, drafter: str, *only: str) -> None:  # noqa: C901 - the ways 
         nonlocal step
         step += 1
         for state in states:
-            state.k = state.scheduled_k = K if step >= BEGIN + SPELL else 0
+            state.k = state.chosen_k = K if step >= BEGIN + SPELL else 0
         requests = [state.request_id for state in states]
         if way == "deferred" and step < BEGIN // 2:
             return StepPlan(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from specpilot.controller.decision.decider import Decider
 from specpilot.controller.estimation.observation import Observation
-from specpilot.controller.law.control_law import ControlLaw
 from specpilot.controller.lease import Leadership
 from specpilot.controller.loop import ControlLoop
 from specpilot.controller.metrics import ControllerMetrics
@@ -93,7 +93,7 @@ class Rig:
     loop: ControlLoop
     leadership: Leadership
     metrics: ControllerMetrics
-    law: ControlLaw
+    law: Decider
 
     @classmethod
     def new(cls, holder: str = "me", beside: "Rig | None" = None) -> "Rig":
@@ -104,7 +104,7 @@ class Rig:
             store.heartbeat(registered("one", 41), 5.0)
         else:
             store, clock, fleet = beside.store, beside.clock, beside.fleet
-        leadership, law = Leadership(store, holder, clock), ControlLaw()
+        leadership, law = Leadership(store, holder, clock), Decider()
         loop = ControlLoop(
             store=store, leadership=leadership, collector=FleetSource(fleet), law=law,
             metrics=(metrics := ControllerMetrics()), clock=clock, audit=store.append_audit,

@@ -46,7 +46,7 @@ def accept(states: Sequence[DraftState], *acceptances: float) -> None:
 
 def outcome(state: DraftState, accepted: int) -> None:
     """Report the outcome of the request's draft."""
-    state.note(state.k, accepted, is_probe=state.k > state.scheduled_k, is_refused=False)
+    state.note(state.k, accepted, is_probe=state.k > state.chosen_k, is_refused=False)
 
 
 def plan_at_0(planner: Planner, states: list[DraftState], steps: int = 1) -> StepPlan:

@@ -14,17 +14,20 @@ from tests.support.stack import ROOT
 
 FOLDERS = ("specpilot", "policy", "gateway", "controller", "engine_adapter", "bench")
 PLANTS = {
-    "The three programs never import one another": ("gateway/wire/sse.py", "specpilot.controller.law.tick"),
+    "The three programs never import one another": ("gateway/wire/sse.py", "specpilot.controller.decision.tick"),
     "The contract knows none of the programs": ("policy/codec.py", "specpilot.bench.demo.trace"),
     "Redis is spoken in two modules only": ("controller/lease.py", "redis"),
     "What decides is pure: no clock, no input or output, no framework": ("gateway/routing/prefix.py", "time"),
     "The gateway's folders import downwards": ("gateway/engines/fleet.py", "specpilot.gateway.relay.context"),
     "The controller's folders import downwards": (
         "controller/estimation/window_sums.py",
-        "specpilot.controller.law.tick",
+        "specpilot.controller.decision.tick",
     ),
     "The commands start no server and speak to no Redis": ("controller/cli/text.py", "specpilot.policy.store"),
-    "The law knows nothing but documents, estimates and its constants": ("controller/law/context.py", "aiohttp"),
+    "What decides knows nothing but documents, estimates and its constants": (
+        "controller/decision/context.py",
+        "aiohttp",
+    ),
     "The engine adapter's folders import downwards": (
         "engine_adapter/plan/missing_rows.py",
         "specpilot.engine_adapter.agent.export",

@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from specpilot.controller.law.reason import Reason
+from specpilot.controller.decision.reason import Reason
 from specpilot.policy.model_policy import ClassPolicy, MatchRule, Policy
 from specpilot.policy.schedule import Guidance, Schedule
 from tests.unit.test_docs import documented_metrics

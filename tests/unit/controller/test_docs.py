@@ -10,7 +10,7 @@ import pytest
 from specpilot.controller.admin.access import Access
 from specpilot.controller.admin.audited import AuditTrail
 from specpilot.controller.admin.routes import routes
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.decision.reason import MEANING, Reason
 from specpilot.controller.metrics import ControllerMetrics
 from specpilot.controller.settings import ControllerSettings
 from specpilot.policy.clock import SystemClock

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from specpilot.controller.law.control_group import ControlGroup
+from specpilot.controller.decision.control_group import ControlGroup
 from specpilot.policy.audit import CONTROLLER, Result
 from specpilot.policy.canary import Canary, Experiment
 from specpilot.policy.freeze import EVERYTHING, Freeze, Hold
@@ -31,7 +31,7 @@ async def test_a_fall_back_to_the_static_k_is_an_entry(rig: Rig) -> None:
 @pytest.fixture
 def _never_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlGroup, "_test", lambda _: None)
-    monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.5)
+    monkeypatch.setattr("specpilot.controller.decision.control_group.FALLEN_BACK_RATIO", 0.5)
 
 
 def fall_back(rig: Rig) -> None:

@@ -116,7 +116,7 @@ async def test_the_control_group_has_single_engines_follow_the_static_k(rig: Rig
 async def test_engines_that_choose_fall_back_to_the_static_k_and_the_windows_run_their_law(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specpilot.controller.law.control_group.FALLEN_BACK_RATIO", 0.4)
+    monkeypatch.setattr("specpilot.controller.decision.control_group.FALLEN_BACK_RATIO", 0.4)
     rig.store.put_policy(replace(ENGINES_CHOOSE, control_group_ratio=0.3), None, 0.0)
     await rig.tick(10)
     rig.law._pools[MODEL, POOL].control_group.has_lost = True

@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 
 from specpilot.controller import lease
 from specpilot.controller.app import create_app
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_law import ControlLaw
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.decider import Decider
 from specpilot.controller.loop import HANG_S, ControlLoop
 from specpilot.controller.recording.explanation import explain
 from specpilot.controller.settings import ControllerSettings
@@ -29,14 +29,14 @@ async def test_what_fails_in_one_pool_does_not_stop_the_others(
     rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.store.heartbeat(replace(registered("two", 7), pool="another"), 60.0)
-    decide = ControlLaw.decide
+    decide = Decider.decide
 
-    def failing(law: ControlLaw, context: PoolContext, now: float, at: float) -> TickResult:
+    def failing(law: Decider, context: PoolContext, now: float, at: float) -> TickResult:
         if context.pool == "another":
             raise IndexError("nobody foresaw this")
         return decide(law, context, now, at)
 
-    monkeypatch.setattr(ControlLaw, "decide", failing)
+    monkeypatch.setattr(Decider, "decide", failing)
     await rig.tick(3)
     assert (MODEL, POOL) in rig.store.published
     assert (MODEL, "another") not in rig.store.published
@@ -54,7 +54,7 @@ async def test_a_pool_in_which_the_law_fails_can_be_frozen(
     def failing(*_: object) -> TickResult:
         raise IndexError("nobody foresaw this")
 
-    monkeypatch.setattr(ControlLaw, "decide", failing)
+    monkeypatch.setattr(Decider, "decide", failing)
     await rig.tick(7)
     assert rig.store.published[MODEL, POOL] == before
     rig.store.frozen[MODEL] = Freeze(MODEL, hold, 0.0)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from specpilot.controller.decision.context import CanaryWindow, PoolContext
+from specpilot.controller.decision.decider import Decider
+from specpilot.controller.decision.latency_margin import margins_of
 from specpilot.controller.estimation.switchback import Plan
-from specpilot.controller.law.context import CanaryWindow, PoolContext
-from specpilot.controller.law.control_law import ControlLaw
-from specpilot.controller.law.latency_margin import margins_of
 from specpilot.controller.recording.explanation import explain
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy
@@ -78,7 +78,7 @@ def test_a_canary_runs_by_the_margins_that_a_promotion_would_have() -> None:
     window = CanaryWindow(Plan("canary", 2, 60.0), canary, is_drawn=True)
     in_force = Schedule(MODEL, POOL, 1, 0.0, learned)
     context = PoolContext(MODEL, POOL, present, 7, 3, in_force, window, engines=("one",))
-    drawn = ControlLaw().decide(context, 1.0, 1.0).drawn_guidance
+    drawn = Decider().decide(context, 1.0, 1.0).drawn_guidance
     assert drawn is not None
     assert {name: drawn.classes[name].tpot_bound_ms for name in ("chat", "json")} == {"chat": 10.0, "json": 40.0}
 

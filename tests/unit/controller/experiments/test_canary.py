@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specpilot.controller.decision.context import PoolContext
 from specpilot.controller.experiments.canary import checkpoints, described, ended, intervals, judge, plan_of
-from specpilot.controller.law.context import PoolContext
 from specpilot.controller.pools import in_window
 from specpilot.policy.canary import BLOCKS_LIMIT, Arm, Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.model_policy import ClassPolicy, Mode, Policy

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.estimation.switchback import BlockGain
 from specpilot.controller.experiments.runner import Runner
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Block, Canary, Experiment, Gain, Lost, Outcome
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Policy

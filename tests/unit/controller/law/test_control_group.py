@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from specpilot.controller.decision.control_group import (
+    LEAST_WINDOWS,
+    WINDOW_S,
+    Comparison,
+    ControlGroup,
+    windows_at_tests,
+)
 from specpilot.controller.estimation.observation import Evidence, Snapshot
 from specpilot.controller.estimation.switchback import UnitState
-from specpilot.controller.law.control_group import LEAST_WINDOWS, WINDOW_S, Comparison, ControlGroup, windows_at_tests
 from specpilot.policy.gain import LogGain
 from specpilot.policy.schedule import Objective
 

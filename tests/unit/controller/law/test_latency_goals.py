@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from specpilot.controller.decision.latency_goals import LatencyGoals
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.law.latency_goals import LatencyGoals
 from specpilot.policy.latency_goal import Slo, Statistic
 from specpilot.policy.schedule import Cause, ClassGuidance, Guidance, Override
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specpilot.controller.law.latency_margin import MOST_MARGIN, Ended, Margin, bound_ms, margins_of
+from specpilot.controller.decision.latency_margin import MOST_MARGIN, Ended, Margin, bound_ms, margins_of
 from specpilot.policy.latency_goal import Goal, Slo, Statistic
 from specpilot.policy.schedule import ClassGuidance, Guidance
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from specpilot.controller.decision.pool_memory import PoolMemory
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.law.pool_memory import PoolMemory
 
 BUSY = Evidence(drafts={("a", 3, 0): 40.0}, decode_tokens={("a", 3): 40.0}, steps_by={"decode": 10.0}, running={"a": 4})
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specpilot.controller.law.reason import MEANING, Reason
+from specpilot.controller.decision.reason import MEANING, Reason
 from specpilot.controller.recording.explanation import explain, slo_line
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.records import Decision

@@ -21,7 +21,7 @@ GUIDANCE = Guidance(classes={"default": ClassGuidance(), "chat": ClassGuidance(k
 
 def state(band: int, name: str, k: int) -> Any:
     acceptance = SimpleNamespace(code=band)
-    return SimpleNamespace(label=name, traffic_class=name, acceptance=acceptance, scheduled_k=k, context=100)
+    return SimpleNamespace(label=name, traffic_class=name, acceptance=acceptance, chosen_k=k, context=100)
 
 
 def engine(*, is_measured: bool = True) -> Any:
@@ -101,7 +101,7 @@ def test_where_k_is_fixed_it_says_why_and_what_the_law_would_choose() -> None:
     fixed = Guidance(GUIDANCE.objective, GUIDANCE.classes, override=Override(0, Cause.ADVISE))
     scheduler.control.offer(Schedule("m", "p", 8, 0.0, fixed), 0.0)
     for each in scheduler.steps.decoding:
-        each.scheduled_k = 0
+        each.chosen_k = 0
     answer = said(scheduler)
     assert (answer.source, answer.cause) == ("fixed", "advise")
     assert answer.in_force is not None

@@ -56,7 +56,7 @@ def test_a_long_backlog_is_spread_over_steps_and_a_postponed_request_is_not_draf
     for _ in range(3):
         plan = planner.plan(states, table(default=4))
         drafted.append([state.k for state in states])
-        assert [state.scheduled_k for state in states] == [4, 4, 4]
+        assert [state.chosen_k for state in states] == [4, 4, 4]
         assert plan.read <= 10
         assert set(plan.left_out) == {state.request_id for state in states if state.k == 0}
     assert drafted == [[0, 0, 4], [0, 4, 4], [4, 4, 4]]  # smallest backlog first

@@ -54,7 +54,7 @@ def test_a_ceiling_cuts_the_schedules_k_and_the_width_follows() -> None:
     states = decodes("code", "code", "chat")
     states[0].ceiling, states[2].ceiling = 2, 0
     assert Planner(K_MAX, ROWS).plan(states[::2], table(default=4, code=5)).width == 2
-    assert [(state.k, state.scheduled_k) for state in states[::2]] == [(2, 2), (0, 0)]
+    assert [(state.k, state.chosen_k) for state in states[::2]] == [(2, 2), (0, 0)]
     assert Planner(K_MAX, ROWS).plan(states, table(default=4, code=5)).width == 5
     assert [state.k for state in states] == [2, 5, 0]
     assert Planner(K_MAX, ROWS).plan(states[2:], table(default=4)).width == 0
@@ -65,7 +65,7 @@ def test_k_is_cut_so_that_all_running_requests_fit_into_the_next_step() -> None:
     room = StepRoom(64, 64, is_parallel=True)
     planner, states, chunk = Planner(K_MAX, ROWS, room=room), decodes(*["chat"] * 6), request("chunk")
     assert planner.plan(states, table(default=7)).width == 64 // (2 * 6)
-    assert {(state.k, state.scheduled_k) for state in states} == {(5, 5)}
+    assert {(state.k, state.chosen_k) for state in states} == {(5, 5)}
     assert planner.plan(states, table(default=7), prefilling=[chunk]).width == 64 // (2 * 7)
     assert planner.plan(states, table(default=7), prefilling=[chunk], waiting=9).width == 64 // (2 * 16)
     assert planner.plan(states, table(default=7), waiting=60).width == 0
@@ -77,7 +77,7 @@ def test_drafts_are_no_wider_than_fits_beside_the_step_and_the_next_keeps_room_f
     states[1].positions = 57
     plan = planner.plan(states, table(default=7))
     assert (plan.width, plan.slots, planner.next_width) == (4, 8, 7)
-    assert [(state.k, state.scheduled_k) for state in states] == [(4, 7), (4, 7)]
+    assert [(state.k, state.chosen_k) for state in states] == [(4, 7), (4, 7)]
     states[1].positions = 63
     assert planner.plan(states, table(default=7)).width == 1
     states[1].positions = 1
@@ -134,7 +134,7 @@ def test_every_draft_comes_from_a_whole_cache_and_the_rows_never_overflow(
         assert [state.backlog for state in states] == list(rows.values())
         for state in batch:
             if state.k:
-                state.note(state.k, min(state.k, accepted), is_probe=state.k > state.scheduled_k, is_refused=False)
+                state.note(state.k, min(state.k, accepted), is_probe=state.k > state.chosen_k, is_refused=False)
 
 
 @pytest.mark.parametrize("k_of_last", [(7, 0), (7, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)])

@@ -60,7 +60,7 @@ def test_accepted_probes_of_a_request_that_became_predictable_end_in_a_scheduled
     planner, states = Planner(K_MAX, ROWS), decodes("json", "chat")
     accept(states, 0.95, 0.05)
     steps = 0
-    while states[1].scheduled_k == 0:
+    while states[1].chosen_k == 0:
         planner.plan(states, table(1.0, default=UP))
         if states[1].k:
             outcome(states[1], states[1].k)

@@ -163,7 +163,7 @@ def test_a_static_k_above_k_max_is_refused_at_birth() -> None:
 
 def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, began, may_go_on = control(), threading.Event(), threading.Event()
-    way_of = subject._way
+    way_of = subject._setting
 
     def slowly(guidance: Guidance, *arguments: Any) -> Any:
         if guidance.override == Override(5):
@@ -171,7 +171,7 @@ def test_of_two_schedules_offered_at_once_the_newer_one_stays(monkeypatch: pytes
             assert may_go_on.wait(PATIENCE_S)
         return way_of(guidance, *arguments)
 
-    monkeypatch.setattr(subject, "_way", slowly)
+    monkeypatch.setattr(subject, "_setting", slowly)
     older, newer = (
         threading.Thread(target=subject.offer, args=(schedule(version, fixed(version)), 0.0)) for version in (5, 6)
     )

@@ -13,7 +13,7 @@ def test_a_requests_own_ceiling_cuts_its_k_and_what_is_no_whole_number_is_none(a
     engine = Engine(table(default=5))
     engine.requests["a"] = named("a", k_max=asked)
     engine.begin(a=9)
-    assert [(state.k, state.scheduled_k) for state in engine.steps.decoding] == [(k, k)]
+    assert [(state.k, state.chosen_k) for state in engine.steps.decoding] == [(k, k)]
 
 
 def test_nothing_is_drafted_beside_a_request_that_is_too_long() -> None:

@@ -99,7 +99,7 @@ def play(engine: Engine, what: str, count: int) -> list[Any]:
         gone = [state.request_id for state in some[:1]] if what.endswith("gone") else []
         tokens = decodes(some)
         for state in [state for state in some[:1] if what.endswith("cut") and state.k]:
-            state.grammar_allows = min(state.scheduled_k, state.k - 1)  # a probe is cut to the scheduled K
+            state.grammar_allows = min(state.chosen_k, state.k - 1)  # a probe is cut to the scheduled K
             tokens[state.request_id] = 1 + state.grammar_allows
         plans.append(step(engine, tokens, some, gone=gone))
     return plans

@@ -1,21 +1,21 @@
 """Learns from scrapes and decides for each pool. The same code runs live and in simulations.
 
-`ControlLaw.observe` learns from the engines' metrics; `ControlLaw.decide` decides for one pool. Nothing here reads a
+`Decider.observe` learns from the engines' metrics; `Decider.decide` decides for one pool. Nothing here reads a
 clock, a socket or a setting: times are arguments (`now` in seconds on any steady clock, `at` in Unix seconds), and the
 same calls give the same results. Acceptance is estimated per model, over all its pools.
 """
 
 from collections.abc import Iterable
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.pool_memory import PoolMemory
+from specpilot.controller.decision.tick import Tick
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import Observation, Series, Snapshot, compare, evidence_of
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.pool_memory import PoolMemory
-from specpilot.controller.law.tick import Tick
 from specpilot.policy.names import PoolKey
 
 
-class ControlLaw:
+class Decider:
     """The learned state of every model and pool; `scrape_s` are the seconds between two scrapes."""
 
     def __init__(self, scrape_s: float = 0.5) -> None:

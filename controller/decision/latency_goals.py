@@ -16,8 +16,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from specpilot.controller.decision.latency_margin import Ended, Margin
 from specpilot.controller.estimation.observation import Evidence, Snapshot
-from specpilot.controller.law.latency_margin import Ended, Margin
 from specpilot.policy.engine_metrics import BEYOND, WITHIN
 from specpilot.policy.latency_goal import MEASURES, TPOT, Goal, Slo
 from specpilot.policy.schedule import Guidance

@@ -6,8 +6,8 @@
 | `no_drafter`    | no engine of the pool can speculate                                | nothing                       |
 | `frozen`        | an operator froze the model                                        | K as now, or the static K     |
 | `off`, `advise` | the policy's mode is so, and no canary runs                        | the static K                  |
-| `stale`         | no fresh evidence                                                  | as before                     |
-| `idle`          | no request has decoded lately                                      | as before                     |
+| `stale`         | no fresh evidence                                                  | guidance, or the static K     |
+| `idle`          | no request has decoded lately                                      | if the pool has fallen back   |
 | `fallen_back`   | the pool has fallen back, and not all engines are in a window      | the static K                  |
 | `control_group` | the pool has not fallen back, and all engines are in a window      | guidance                      |
 | `adaptive`      | otherwise                                                          | guidance                      |

@@ -4,10 +4,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from specpilot.controller.decision.control_group import ControlGroup
+from specpilot.controller.decision.latency_goals import LatencyGoals
 from specpilot.controller.estimation.observation import Snapshot
 from specpilot.controller.estimation.switchback import Switchback
-from specpilot.controller.law.control_group import ControlGroup
-from specpilot.controller.law.latency_goals import LatencyGoals
 
 STALE_S = 5.0
 """Age in seconds above which the newest evidence does not show the present load."""

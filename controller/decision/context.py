@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specpilot.controller.decision import latency_margin
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.estimation.switchback import BlockGain, Draw, Plan
-from specpilot.controller.law import latency_margin
-from specpilot.controller.law.reason import Reason
 from specpilot.policy.canary import Arm
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import LogGain

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from specpilot.controller.decision.context import PoolContext, TickResult
+from specpilot.controller.decision.control_group import Comparison
+from specpilot.controller.decision.pool_memory import STALE_S, PoolMemory
+from specpilot.controller.decision.reason import Reason
 from specpilot.controller.estimation.acceptance import ModelAcceptance
 from specpilot.controller.estimation.observation import Evidence
 from specpilot.controller.estimation.switchback import BlockGain, Draw, UnitState
-from specpilot.controller.law.context import PoolContext, TickResult
-from specpilot.controller.law.control_group import Comparison
-from specpilot.controller.law.pool_memory import STALE_S, PoolMemory
-from specpilot.controller.law.reason import Reason
 from specpilot.policy.gain import LogGain
 from specpilot.policy.model_policy import Mode
 from specpilot.policy.schedule import Cause, Guidance, Schedule
@@ -24,8 +24,8 @@ from specpilot.policy.schedule import Cause, Guidance, Schedule
 _SIGNIFICANT_DIGITS = 6
 
 
-class _Ways(NamedTuple):
-    """The guidance of an experiment's usual and alternative way."""
+class _Settings(NamedTuple):
+    """The guidance of an experiment's usual and alternative setting."""
 
     usual: Guidance
     alternative: Guidance
@@ -76,30 +76,30 @@ class Tick:
         pool, context = self._pool, self._context
         breaks_slo = pool.breaks_slo(self._now)
         has_fallen_back = self._has_lost and not breaks_slo
-        ways = self._ways(has_fallen_back=has_fallen_back)
+        settings = self._settings(has_fallen_back=has_fallen_back)
         draw = Draw()
         if context.window is not None:
             draw = self._canary_draw()
         elif unknown is None and not breaks_slo:
             draw = pool.control_group.draw(pool.engines, self._at, self._policy.control_group_ratio)
         all_are_drawn = bool(draw.engines) and pool.engines.keys() <= set(draw.engines)
-        override = (ways.alternative if all_are_drawn else ways.usual).override
+        override = (settings.alternative if all_are_drawn else settings.usual).override
         return self._answer(
             unknown or (Reason.ADAPTIVE if override is None else Reason(override.cause.value)),
-            ways.usual,
-            drawn_guidance=ways.alternative,
+            settings.usual,
+            drawn_guidance=settings.alternative,
             draw=draw,
         )
 
-    def _ways(self, *, has_fallen_back: bool) -> _Ways:
-        """Return the ways of the running experiment; `has_fallen_back`: the pool has fallen back."""
+    def _settings(self, *, has_fallen_back: bool) -> _Settings:
+        """Return the settings of the running experiment; `has_fallen_back`: the pool has fallen back."""
         context, window = self._context, self._context.window
         adaptive = context.guidance()
         usual = context.static_guidance(Cause.FALLEN_BACK) if has_fallen_back else adaptive
         if window is not None:
             # With margins as after a promotion: those of other goals begin at 1.
-            return _Ways(usual, replace(context, policy=window.canary).with_margins().guidance())
-        return _Ways(usual, adaptive if has_fallen_back else context.static_guidance(Cause.CONTROL_GROUP))
+            return _Settings(usual, replace(context, policy=window.canary).with_margins().guidance())
+        return _Settings(usual, adaptive if has_fallen_back else context.static_guidance(Cause.CONTROL_GROUP))
 
     def _canary_draw(self) -> Draw:
         """Return all engines of the pool, if the present window of the canary is drawn."""
@@ -155,19 +155,19 @@ class Tick:
         return frozenset() if is_over else frozenset(in_force.drawn)
 
     def _ran(self, in_force: Schedule) -> Mapping[bool, bool | None]:
-        """Return which way ran by the schedule in force.
+        """Return which setting ran by the schedule in force.
 
         Keys: `True` for the engines that the schedule draws, `False` for the others. Values, as `UnitState.is_drawn`:
-        `True` for the alternative way, `False` for the usual way, `None` if it is not certain that either ran.
+        `True` for the alternative setting, `False` for the usual setting, `None` if it is not certain that either ran.
 
         During a canary in a pool that has fallen back the fall back may be suspended, because the static K would break
-        an SLO. Then the usual way is adaptive K.
+        an SLO. Then the usual setting is adaptive K.
         """
         is_suspended = self._context.window is not None and not in_force.is_fallen_back
-        ways = self._ways(has_fallen_back=self._has_lost and not is_suspended)
+        settings = self._settings(has_fallen_back=self._has_lost and not is_suspended)
         return {
-            False: False if in_force.guidance == ways.usual else None,
-            True: True if in_force.drawn_guidance == ways.alternative else None,
+            False: False if in_force.guidance == settings.usual else None,
+            True: True if in_force.drawn_guidance == settings.alternative else None,
         }
 
     def _follow_goals(self, *, is_known: bool) -> None:
