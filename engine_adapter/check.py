@@ -90,22 +90,21 @@ def answer_to(model: str, words: Sequence[str], *, version: str | None = None, d
         versions.lists_model,
         os.environ.get(_LONG, "0").strip().lower() in ("1", "true"),
     )
-    facts, faults = None, list[str]()
+    facts, faults, less = None, list[str](), [_NO_SPECULATION]
     try:
         engine = stated_engine.of_flags(model, cache(model_config), flags, machine)
         if engine is not None:
             facts = before_start.facts_of(engine)
-            faults = [*vllm_faults.faults(engine, facts)]
+            faults = [*vllm_faults.faults(engine, facts), *compat.faults_of(facts)]
+            less = start_notes.limits_of(facts)
             assumed += before_start.assumed(engine, facts)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         fault = f"{model}: a field in the config.json of target or head has no value that vLLM takes ({error})"
         raise InvalidSettingsError([f"{fault}: compare it with the published one"]) from error
     settings = AdapterSettings.read()
     refused = [] if settings.any_vllm else [versions.version_fault(version, None)]
-    less = [_NO_SPECULATION]
     if facts is not None:
-        refused += [*faults, *compat.faults_of(facts), *compat.setting_faults(facts, settings)]
-        less = start_notes.limits_of(facts)
+        refused += [*faults, *compat.setting_faults(facts, settings)]
         scheduler = str(flags.get("scheduler-cls", ""))
         if scheduler.startswith("specpilot."):
             is_async = scheduler.endswith("AsyncScheduler")

@@ -65,10 +65,15 @@ def decode_each(kind: type[T], texts: Mapping[bytes, bytes]) -> dict[str, T | In
     documents: dict[str, T | InvalidDocumentError] = {}
     for name, text in texts.items():
         try:
-            documents[name.decode(errors="replace")] = decode(kind, text)
+            documents[name_of(name)] = decode(kind, text)
         except InvalidDocumentError as error:
-            documents[name.decode(errors="replace")] = error
+            documents[name_of(name)] = error
     return documents
+
+
+def name_of(stored: bytes) -> str:
+    """Return the name of a stored document; bytes that are no UTF-8 are replaced, since anything may be stored."""
+    return stored.decode(errors="replace")
 
 
 def from_plain(kind: type[T], data: Any, context: object = None) -> T:

@@ -12,7 +12,7 @@ from specpilot.policy.access import AdminToken
 from specpilot.policy.api_key import ApiKey
 from specpilot.policy.audit import CONTROLLER, AuditEntry, Result
 from specpilot.policy.canary import Experiment
-from specpilot.policy.codec import decode, decode_each, encode
+from specpilot.policy.codec import decode, decode_each, encode, name_of
 from specpilot.policy.errors import InvalidDocumentError, StoreUnavailableError, VersionConflictError
 from specpilot.policy.freeze import Freeze, Hold
 from specpilot.policy.gain import GAIN_DAYS_KEPT, DailyGain, LogGain, day_of
@@ -207,7 +207,7 @@ class OperatorDocuments(Documents):
         """
         texts = self._fields(redis_keys.FREEZES)
         freezes = self._readable(Freeze, "the freezes", texts, "hold the current K; lift or replace them")
-        return {name: freezes.get(name) or _unreadable_freeze(name) for name in map(bytes.decode, texts)}
+        return {name: freezes.get(name) or _unreadable_freeze(name) for name in map(name_of, texts)}
 
     def put_freeze(self, freeze: Freeze) -> None:
         """Begin a freeze, or replace the one of the same model."""
@@ -259,14 +259,15 @@ class OperatorDocuments(Documents):
         self._change([place], decide, lease)
         with suppress(StoreUnavailableError), translated():  # the user of Redis may lack the rights
             self._redis.expire(key, redis_keys.GAINS_EXPIRE_S)
-            dropped = [name for name in self._redis.hkeys(key) if name.decode() <= last_dropped]
+            dropped = [name for name in self._redis.hkeys(key) if name_of(name) <= last_dropped]
             if dropped:
                 self._redis.hdel(key, *dropped)
         return total
 
     def daily_gains(self, model: str, pool: str) -> Sequence[DailyGain]:
         """Return the days with compared windows, newest first."""
-        return self._documents(DailyGain, "the daily gains", redis_keys.gains(model, pool))[::-1]
+        label = f"the daily gains of {model!r} in {pool!r}"
+        return self._documents(DailyGain, label, redis_keys.gains(model, pool))[::-1]
 
 
 def _policy_places(model: str) -> tuple[Place, Place]:

@@ -7,14 +7,13 @@ checked without the server knowing what a document is.
 
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from specpilot.policy import redis_keys, redis_scripts
-from specpilot.policy.codec import decode, decode_each, encode
+from specpilot.policy.codec import decode, decode_each, encode, name_of
 from specpilot.policy.errors import Fault, FencedError, InvalidDocumentError, StoreFullError, StoreUnavailableError
 from specpilot.policy.records import Lease
 from specpilot.policy.redis_connection import translated
@@ -32,6 +31,9 @@ class Place(NamedTuple):
 
 _FENCE = Place(redis_keys.FENCE)
 
+FAULTS_KEPT = 1000
+"""Faults in stored documents from which on those of earlier reads are forgotten, and may be logged again."""
+
 WRITE_TRIES = 100
 """Times that a write decides anew because another one was faster. Only the faster ones can use them up."""
 
@@ -40,9 +42,12 @@ class Documents:
     """Reads and writes documents over a connection to Redis."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        """`connect` returns a client of Redis; it is called at the first use, until it returns one."""
+        """`connect` returns a client of Redis; it is called at the first use, until it returns one.
+
+        `_faults` are those of the documents that could not be read: whether a line of the log has named each.
+        """
         self._connect = connect
-        self._logged_faults: deque[str] = deque(maxlen=100)
+        self._faults: dict[str, bool] = {}
         self._unannounced: str | None = None
 
     @cached_property
@@ -137,15 +142,19 @@ class Documents:
     ) -> dict[str, T]:
         """Return by name, in the order of `texts`, the documents that can be read.
 
-        One line is logged for all others, with the consequence `then`: their number, and the fault of the first. They
-        may be a whole history from another version that is read repeatedly.
+        One line is logged for all others, with the consequence `then`: their number, and the fault of one. They may be
+        a whole history from another version that is read repeatedly, so another line follows only for one that is new,
+        or if the first was in no line.
         """
         documents = decode_each(kind, texts)
         readable = {name: item for name, item in documents.items() if not isinstance(item, InvalidDocumentError)}
         faults = [f"{name}: {item}" for name, item in documents.items() if name not in readable]
-        if faults and faults[0] not in self._logged_faults:
-            self._logged_faults.append(faults[0])
-            _log.error("%d of %s cannot be read and %s; %s", len(faults), label, then, faults[0])
+        first_unnamed = [fault for fault in faults[:1] if not self._faults.get(fault)]
+        to_name = [fault for fault in faults if fault not in self._faults] or first_unnamed
+        if to_name:
+            before = self._faults if len(self._faults) < FAULTS_KEPT else {}
+            self._faults = {**dict.fromkeys(faults, False), **before, to_name[0]: True}
+            _log.error("%d of %s cannot be read and %s; %s", len(faults), label, then, to_name[0])
         return readable
 
     def _present(self, kind: type[T], members: str, key_of: Callable[[str], str]) -> list[T]:
@@ -153,13 +162,13 @@ class Documents:
 
         Removes the other members, if it may.
         """
-        ids = sorted(item.decode() for item in self._redis.smembers(members))
-        stored = self._redis.mget([key_of(item) for item in ids]) if ids else []
+        ids = sorted(self._redis.smembers(members))
+        stored = self._redis.mget([key_of(name_of(item)) for item in ids]) if ids else []
         silent = [item for item, text in zip(ids, stored, strict=True) if text is None]
         if silent:
             with suppress(StoreUnavailableError), translated():
                 self._redis.srem(members, *silent)
-        texts = {item.encode(): text for item, text in zip(ids, stored, strict=True) if text is not None}
+        texts = {item: text for item, text in zip(ids, stored, strict=True) if text is not None}
         return [*self._readable(kind, f"the records of {members}", texts).values()]
 
     def _renew(self, members: str, member: str, key: str, document: object, ttl_s: float) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from specpilot.policy import redis_keys, redis_scripts
 from specpilot.policy.api_key import GatewayUsage
-from specpilot.policy.codec import decode_each, encode
+from specpilot.policy.codec import decode_each, encode, name_of
 from specpilot.policy.errors import (
     InvalidDocumentError,
     StoreRefusedError,
@@ -252,7 +252,7 @@ class Store(OperatorDocuments):
                         wait_s = min(_EPOCH_CHECK_S, max(0.0, due - time.monotonic()))
                         message = subscription.get_message(timeout=wait_s)
                         if message is not None and message["type"] == "message":
-                            yield message["data"].decode()
+                            yield name_of(message["data"])
                         elif time.monotonic() >= due:
                             yield None
                             due = time.monotonic() + poll_s

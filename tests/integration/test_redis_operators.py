@@ -23,7 +23,7 @@ from specpilot.policy.gain import GAIN_DAYS_KEPT, LogGain
 from specpilot.policy.history import VERSIONS_KEPT, Change, Difference, VersionCause
 from specpilot.policy.model_policy import Mode, Policy
 from specpilot.policy.model_routes import ModelRoute, ModelRoutes, Target, VersionedModelRoutes
-from specpilot.policy.records import Decision
+from specpilot.policy.records import Decision, EngineRecord
 from specpilot.policy.store import Store
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -163,6 +163,44 @@ def test_a_freeze_that_cannot_be_read_holds_the_current_k_and_can_be_lifted(
     assert "hold" in said
     assert store.delete_freeze("bad")
     assert store.freezes() == {"good": good}
+
+
+def test_a_name_that_is_no_utf8_hides_nothing_else(store: Store, raw: Any) -> None:
+    good, engine = (
+        Freeze("good", Hold.STATIC, 1.0),
+        EngineRecord("e", "u", "m", "p", 3, 3, 8, "eagle3", "0", "0", 1.0, 1.0),
+    )
+    store.put_freeze(good)
+    store.heartbeat(engine, 60.0)
+    raw.hset(redis_keys.FREEZES, b"\xff", "{}")
+    raw.sadd(redis_keys.ENGINES, b"\xff")
+    found = store.freezes()
+    assert (found["good"], found["\ufffd"].hold) == (good, Hold.CURRENT)
+    assert list(store.engines()) == [engine]
+    assert raw.smembers(redis_keys.ENGINES) == {"e"}
+    changes = store.changes(poll_s=3600.0)
+    assert next(changes) is None
+    raw.publish(redis_keys.CHANGES, b"\xff")
+    assert next(changes) == "\ufffd"
+
+
+def test_each_new_document_that_cannot_be_read_is_in_a_line_and_so_is_the_next_after_a_repair(
+    store: Store, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        caplog.clear()
+        store.api_keys()
+        store.api_keys()
+        return [re.sub(r": invalid.*", "", record.message) for record in caplog.records]
+
+    raw.hset(redis_keys.API_KEYS, mapping={"b": "{", "c": "{"})
+    assert said() == ["2 of the API keys cannot be read and are left out; b"]
+    raw.hset(redis_keys.API_KEYS, "d", "{")
+    assert said() == ["3 of the API keys cannot be read and are left out; d"]
+    raw.hdel(redis_keys.API_KEYS, "b")
+    assert said() == ["2 of the API keys cannot be read and are left out; c"]
+    raw.hdel(redis_keys.API_KEYS, "c")
+    assert said() == []
 
 
 DECISION = Decision(1.0, "m", "p", Mode.ACT, "held", False, 1, None, {})

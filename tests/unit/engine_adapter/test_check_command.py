@@ -68,6 +68,7 @@ DP = ("--data-parallel-size", "8", "--enable-expert-parallel")
         (("listed",), "must be a JSON object"),
         (("nameless", "--spec-method", "mtp", "--spec-tokens", "1"), "neither architectures nor model_type"),
         (("odd", "--spec-method", "mtp", "--spec-tokens", "1"), "compare it with the published one"),
+        (("quoted", "--spec-method", "mtp", "--spec-tokens", "1"), "compare it with the published one"),
         (("wrong",), "architectures is no list"),
         (("qwen3-8b", "--spec-method", "mtp", "-sc", '{"method": "mtp"}'), "method: stated by --spec-... too"),
     ],
@@ -78,7 +79,15 @@ def test_input_that_cannot_be_used_ends_with_status_2_and_the_remedy(
 ) -> None:
     Path("empty").mkdir()
     odd = '{"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": "one"}'
-    texts = {"broken": "{", "listed": "[]", "nameless": "{}", "odd": odd, "wrong": '{"architectures": "Llama"}'}
+    quoted = '{"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_nextn_predict_layers": "1"}'
+    texts = {
+        "broken": "{",
+        "listed": "[]",
+        "nameless": "{}",
+        "odd": odd,
+        "quoted": quoted,
+        "wrong": '{"architectures": "Llama"}',
+    }
     for name, text in texts.items():
         Path(name).mkdir()
         (Path(name) / "config.json").write_text(text)
