@@ -6,6 +6,7 @@ routes (`/speculation`, `/sleep`, `/collective_rpc`, `/load_lora_adapter`, ...) 
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -76,14 +77,16 @@ class Pages:
         self, head: RequestHead, target: bytes, fields: list[tuple[bytes, bytes]], *, keep_alive: bool
     ) -> bytes:
         """Return the whole response to a request for `target` with the headers `fields`."""
-        origins, lines = self._context.origins, b""
-        if origins is not None and head.origin is not None:
-            lines = origins.lines(head.origin)
+        origins, origin = self._context.origins, head.origin
+        lines = b"date: %s\r\n" % formatdate(self._context.now(), usegmt=True).encode()
+        if origins is not None:
+            lines += origins.lines(origin or b"")
         try:
             values = dict(fields)
-            if origins is not None and head.method == b"OPTIONS" and b"access-control-request-method" in values:
+            is_asked = head.method == b"OPTIONS" and b"access-control-request-method" in values
+            if origins is not None and origin is not None and is_asked:
                 answer = Answer(b"", media_type="text/plain")
-                lines += _preflight_lines(origins, head.origin or b"", values)
+                lines += _preflight_lines(origins, origin, values)
             else:
                 answer = await self._page(head.method, target.partition(b"?")[0].decode("latin-1"))(head)
         except Exception as error:  # noqa: BLE001 - the client must get an answer in any case

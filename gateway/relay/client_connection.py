@@ -253,7 +253,11 @@ class ClientConnection(ClientReader):
             return
         self.write(data)
         if not keep_alive:
+            is_received = self._state == ANSWERING
             self._state = CLOSING
+            if is_received:
+                self.transport.close()
+                return
         self._answered()
 
     def _answered(self) -> None:

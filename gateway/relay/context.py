@@ -72,7 +72,7 @@ class GatewayContext:
         self.recorder = recorder
         self.metrics = recorder.metrics
         self.monotonic: Callable[[], float] = clock.monotonic
-        self._now: Callable[[], float] = clock.now
+        self.now: Callable[[], float] = clock.now
         # Read once: a setting takes longer to read than a field of a compiled class.
         self.names_responses: bool = settings.name_responses
         self.asks_usage: bool = settings.ask_usage
@@ -189,7 +189,7 @@ class GatewayContext:
             sha256 = sha256_of(secret)
             key = snapshot.keys.get(sha256)
             if key is not None:
-                if not key.admits(sha256, self._now()):
+                if not key.admits(sha256, self.now()):
                     raise InvalidApiKeyError("the API key has expired; ask your administrator for a new one")
                 return key
         if snapshot.is_awaiting_keys:

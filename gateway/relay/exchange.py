@@ -11,7 +11,7 @@ the queue and closes the engine's connection at once, so that the engine aborts.
 
 | fields                              | meaning                                                |
 |-------------------------------------|--------------------------------------------------------|
-| `_prepared`                   | set once the request is whole and decided on           |
+| `_prepared`                         | set once the request is whole and decided on           |
 | `is_received`                       | the whole body has arrived, in any phase               |
 | `_is_charged`                       | the key was charged, and `finish` settles the charge   |
 | `response_complete`                 | the response has ended, in any way                     |

@@ -3,12 +3,11 @@
 The last frame with `usage`, or a JSON body, is parsed. Its own `usage` has the numbers of input and output tokens, its
 `metrics.speculative_decoding` the mean acceptance length. An object of that name elsewhere may be echoed from the
 client and is ignored. Only if the text was too long to keep, the last object of that name is searched. Each number is
-`None` when the engine did not state it.
+`None` when the engine did not state it, or stated one above `NUMBER_MAX`.
 """
 
 import json
 import re
-from math import isfinite
 from typing import Any, Final
 
 import orjson
@@ -29,6 +28,9 @@ _CLIENTS_ERROR: Final = re.compile(
 )
 _CLIENTS_FAULT: Final = range(400, 500)
 _OPERATORS_FAULT: Final[tuple[int, ...]] = (401, 403)
+
+NUMBER_MAX: Final = 10**12
+"""The largest number that counts as stated. Sums of larger ones would not fit into the 64 bits of a tally."""
 
 
 class Usage:
@@ -72,7 +74,7 @@ class Usage:
         speculation = metrics.get("speculative_decoding") if type(metrics) is dict else None
         length = speculation.get("mean_acceptance_length") if type(speculation) is dict else None
         if isinstance(length, (int, float)):
-            self.acceptance_length = float(length) if isfinite(length) else None
+            self.acceptance_length = float(length) if 0 <= length <= NUMBER_MAX else None
 
     def _read_usage(self, holder: object) -> None:
         """Read the `usage` of `holder`, if it is an object that has one."""
@@ -123,11 +125,10 @@ def is_engines_fault(error: bytes) -> bool:
 
 
 def _count(usage: dict[str, Any], name: str, other: str, default: int | None) -> int | None:
-    value = usage.get(name)
-    if type(value) is int and value >= 0:
-        return value
-    value = usage.get(other)
-    return value if type(value) is int and value >= 0 else default
+    for value in (usage.get(name), usage.get(other)):
+        if type(value) is int and 0 <= value <= NUMBER_MAX:
+            return value
+    return default
 
 
 def _object(name: re.Pattern[bytes], text: bytes, at: int) -> Any:
@@ -137,7 +138,7 @@ def _object(name: re.Pattern[bytes], text: bytes, at: int) -> Any:
         return None
     try:
         return _DECODER.raw_decode(text[begin.end() - 1 :].decode("latin-1"))[0]
-    except ValueError:
+    except (ValueError, RecursionError):  # it is cut off, or nested too deeply
         return None
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import shutil
 import subprocess
+import time
+from email.utils import parsedate_to_datetime
 from itertools import product
 from pathlib import Path
 
@@ -130,6 +132,15 @@ async def test_a_preflight_of_an_allowed_page_is_answered(
     assert engine.seen == []
 
 
+async def test_what_no_page_sends_is_no_preflight(engine: ScriptedEngine, start_gateway: StartGateway) -> None:
+    """And a cache must not give its answer to a page."""
+    gateway = await start_gateway(engine, allowed_origins=(PAGE,))
+    asking = "access-control-request-method: POST\r\n"
+    answer = await call(gateway.port, request(b"", path="/v1/models", method="OPTIONS", headers=asking))
+    assert (answer.status, answer.code) == (405, "method_not_allowed")
+    assert (await call(gateway.port, request(path="/v1/models", method="GET"))).headers["vary"] == "origin"
+
+
 async def test_an_allowed_page_may_reach_a_private_network_and_any_page_may_not(
     engine: ScriptedEngine, start_gateway: StartGateway
 ) -> None:
@@ -232,6 +243,7 @@ async def test_head_is_get_without_a_body(gateway: GatewayThread, subtests: pyte
                 got = await client.answer()
                 assert (head.status, got.status) == (200, 200)
                 assert head.headers["content-type"] == got.headers["content-type"]
+                assert abs(parsedate_to_datetime(got.headers["date"]).timestamp() - time.time()) < PATIENCE_S
                 assert got.body
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from specpilot.gateway.process import certificates
 from specpilot.gateway.process.start_error import StartError
+from specpilot.gateway.relay import client_reader
 from tests.contract.conftest import StartGateway, StartProgram
 from tests.support.certificates import Authority, lock
 from tests.support.gateway_client import STREAM, Answer, Client, request
@@ -100,6 +101,21 @@ async def test_a_new_certificate_serves_new_connections_and_the_old_ones_go_on(
     metrics = request(path="/metrics", method="GET")
     assert (await call(gateway.port, context, metrics)).status == 404
     assert (await call(admin_port, context, metrics)).status == 200
+
+
+async def test_a_page_that_is_the_last_answer_ends_its_connection_at_once(
+    engine: ScriptedEngine, start_gateway: StartGateway, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has no half-close, so a client that reads up to the end would wait for the whole connection's."""
+    monkeypatch.setattr(client_reader, "LINGER_S", 2 * PATIENCE_S)
+    cert, key = authority.issue("gateway")
+    admin_port = free_port()
+    gateway = await start_gateway(engine, tls_cert_file=cert, tls_key_file=key, admin_port=admin_port)
+    for port, path in ((gateway.port, "/health"), (gateway.port, "/nowhere"), (admin_port, "/metrics")):
+        async with await connect(port, trusting(authority)) as client:
+            client.send(request(b"", path=path, method="GET", headers="connection: close\r\n"))
+            assert (await client.answer()).headers["connection"] == "close"
+            assert await client.is_closed()
 
 
 async def test_files_that_do_not_fit_leave_the_old_certificate(

@@ -30,13 +30,24 @@ SPECULATION = b'"metrics":{"speculative_decoding":{"mean_acceptance_length":%s}}
         (b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}', (5, None, None)),
         *(
             (b'{"usage":{"completion_tokens":1},%s}' % (SPECULATION % length), (None, 1, None))
-            for length in (b"null", b'"x"', b"--", b"1e", b"1e999", b"{}")
+            for length in (b"null", b'"x"', b"--", b"1e", b"1e999", b"-1", b"1e15", b"1" * 400, b"{}")
+        ),
+        *(
+            (b'{"usage":{"prompt_tokens":%s,"completion_tokens":1}}' % count, (None, 1, None))
+            for count in (b"18446744073709551615", b"1" * 400, b"-1", b"1.5")
         ),
     ],
 )
 def test_usage_and_acceptance_length(body: bytes, wanted: tuple[object, ...]) -> None:
     found = read(JsonBody(), body)
     assert (found.input_tokens, found.output_tokens, found.acceptance_length) == wanted
+
+
+@pytest.mark.parametrize("depth", [100, 3000])
+def test_usage_is_read_without_fail_however_deep_it_is_nested(depth: int) -> None:
+    usage = b'"usage":{"details":%s%s,"prompt_tokens":3,"completion_tokens":2}' % (b"[" * depth, b"]" * depth)
+    found = read(JsonBody(), b'{"text":"%s",%s}' % (b"x" * 3 * TAIL_BYTES, usage))
+    assert (found.input_tokens, found.output_tokens) in ((3, 2), (None, None))
 
 
 def test_memory_is_bounded() -> None:
