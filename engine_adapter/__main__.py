@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from specpilot.engine_adapter import head_config, plugin_names, presets
 from specpilot.engine_adapter.errors import InvalidSettingsError, UnsupportedEngineError
@@ -60,7 +60,7 @@ def _vllm(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         fault = "a word belongs to no flag; quote a value that holds white space, name the model with --model"
         raise InvalidSettingsError([fault])
     values = _settings_of(options)
-    settings = AdapterSettings.read(**{field: value for field, value in values.items() if value})
+    settings = _checked(values)
     if not settings.any_vllm:  # whose flags may resemble known ones
         own_flags = [name.replace("_", "-") for name in vars(options)]
         serve_flags.unknown(serve_flags.read(vllm_flags), own_flags)  # vLLM would name them after half a minute
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     for field, info in AdapterSettings.model_fields.items():
         text = f"{info.description} ({info.default})" if info.default else info.description
         action = "store_true" if info.annotation is bool else "store"
-        parser.add_argument(_FLAG_OF.get(field, "--" + field.replace("_", "-")), help=text, action=action)
+        parser.add_argument(_flag(field), help=text, action=action)
     return parser
 
 
@@ -165,6 +165,29 @@ def _settings_of(options: argparse.Namespace) -> dict[str, str]:
     stated = vars(options) | {"url": _url(options), "id": options.engine_id}
     values = {field: stated.get(field) for field in AdapterSettings.model_fields}
     return {field: str(value) for field, value in values.items() if value is not None and value is not False}
+
+
+def _checked(values: dict[str, str]) -> AdapterSettings:
+    """Return the settings by `values`, of the flags, and the environment; a fault of a flag names the flag.
+
+    An empty value counts as not stated, where a number is not asked for.
+    """
+    flags = {PREFIX + field.upper(): _flag(field) for field in values if field != "url"}
+    try:
+        return AdapterSettings.read(**{field: value for field, value in values.items() if value or _is_number(field)})
+    except InvalidSettingsError as error:
+        lines = [fault.partition(":") for fault in error.faults]
+        raise InvalidSettingsError(flags.get(name, name) + mark + fault for name, mark, fault in lines) from error
+
+
+def _is_number(field: str) -> bool:
+    annotation = AdapterSettings.model_fields[field].annotation
+    return not {int, float}.isdisjoint((annotation, *get_args(annotation)))
+
+
+def _flag(field: str) -> str:
+    """Return the flag of a setting."""
+    return _FLAG_OF.get(field, "--" + field.replace("_", "-"))
 
 
 def _plugins() -> str:

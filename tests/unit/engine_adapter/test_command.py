@@ -101,10 +101,13 @@ def speculating(method: str, *flags: str, **fields: Any) -> tuple[str, ...]:
             for name in ("K_MAX", "DRAFT_WIDTH")
         ),
         ((), {"ANY_VLLM": "perhaps"}, "ANY_VLLM: "),
-        (("--static-k", "-1"), {}, "STATIC_K: "),
-        (("--static-k", "some"), {}, "STATIC_K: "),
-        (("--least-k", "65"), {}, "LEAST_K: "),
-        *(((f"--graph-k={value}",), {}, NO_LIST.format(value)) for value in ("many", "1,", "-1")),
+        (("--static-k", "-1"), {}, "--static-k: "),
+        (("--static-k", "some"), {}, "--static-k: "),
+        (("--least-k", "65"), {}, "--least-k: "),
+        *(
+            ((f"--graph-k={value}",), {}, NO_LIST.format(value).replace("GRAPH_K", "--graph-k"))
+            for value in ("many", "1,", "-1")
+        ),
         *(((), {"GRAPH_K": value}, NO_LIST.format(value)) for value in ("many", "1,", "-1")),
         (("--max-nun-seqs", "8"), {}, "--max-nun-seqs: there is no such flag; did you mean --max-num-seqs?"),
         (("--least-l", "3"), {}, "--least-l: there is no such flag; did you mean --least-k?"),
@@ -272,6 +275,16 @@ def test_every_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SPECPILOT_ENGINE_STATIC_K", "-1")
     with pytest.raises(InvalidSettingsError, match=r"SPECPILOT_ENGINE_URL: .*; SPECPILOT_ENGINE_STATIC_K: "):
         AdapterSettings.read()
+
+
+@pytest.mark.parametrize("value", ["", "many"])
+def test_a_flag_that_is_no_number_is_named(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        settings_of(monkeypatch, f"--static-k={value}", "--pool=")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "specpilot engine: --static-k: must be a whole number\n"
 
 
 def test_a_redis_that_does_not_answer_is_named_and_the_engine_starts_all_the_same(
