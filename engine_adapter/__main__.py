@@ -242,13 +242,13 @@ def _head_config(drafter: str) -> head_config.HeadConfig | None:
 def _check_steerable(speculative: dict[str, object], vllm_flags: Sequence[str], settings: AdapterSettings) -> None:
     """Raise `InvalidSettingsError` if the adapter cannot steer an engine with these flags; the scheduler checks again.
 
-    Where the runner is vLLM's choice, it is taken for V2, on which more methods are steered.
+    Where the runner is vLLM's choice, it is taken for V2, on which more methods are steered; in a build for CPUs V1.
     """
     stated = {field: value for field, value in speculative.items() if value is not None}
     k_max = serve_flags.whole(stated, "num_speculative_tokens", K_LIMIT, "--speculative-config: num_speculative_tokens")
     is_v2 = versions.runner_v2()
     if is_v2 is None:
-        is_v2 = versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2)
+        is_v2 = versions.is_among(versions.vllm_version(), versions.ACCEPTED_ON_V2) and not versions.is_for_cpus()
     method = speculative.get("method")
     if not isinstance(method, str):
         method = config_facts.STEERABLE_METHODS[0]  # vLLM detects it

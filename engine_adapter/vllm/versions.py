@@ -45,9 +45,19 @@ logger = logging.getLogger("vllm.specpilot")
 
 def vllm_version() -> str:
     """Return the version of the installed vLLM; raises `UnsupportedEngineError` when there is none."""
+    return _distribution().version
+
+
+def is_for_cpus() -> bool:
+    """Whether the installed vLLM was built for CPUs: there it runs model runner V1, unless the variable asks for V2."""
+    distribution = _distribution()
+    return "cpu" in distribution.name or "cpu" in distribution.version
+
+
+def _distribution() -> metadata.Distribution:
     for name in _DISTRIBUTIONS:
         try:
-            return metadata.version(name)
+            return metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
     raise UnsupportedEngineError(

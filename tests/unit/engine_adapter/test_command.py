@@ -207,6 +207,7 @@ def test_a_drafter_is_written_as_vllms_json(
     flags: tuple[str, ...], expected: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(versions, "is_for_cpus", lambda: False)
     words, _ = started(monkeypatch, *flags)
     at = words.index("--speculative-config") + 1 if "--speculative-config" in words else None
     assert (json.loads(words[at]) if at is not None else None) == expected
@@ -215,8 +216,12 @@ def test_a_drafter_is_written_as_vllms_json(
     assert words[words.index("--no-async-scheduling") + 1 :] == sizes
 
 
-def test_before_vllm_0_32_the_runner_is_v1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(versions, "vllm_version", lambda: "0.31.0")
+@pytest.mark.parametrize(("version", "is_for_cpus"), [("0.31.0", False), ("0.32.0", True)])
+def test_before_vllm_0_32_and_on_cpus_the_runner_is_v1(
+    version: str, is_for_cpus: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(versions, "vllm_version", lambda: version)
+    monkeypatch.setattr(versions, "is_for_cpus", lambda: is_for_cpus)
     said = refusal(capsys, main, ["--model", "some/model", "--any-vllm", *speculating("ngram")])
     assert "set VLLM_USE_V2_MODEL_RUNNER=1" in said
 
