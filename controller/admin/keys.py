@@ -34,7 +34,7 @@ def key_routes(store: Store, clock: Clock, router: APIRouter) -> None:  # noqa: 
         secret = _secret()
         blank = ApiKey(secrets.token_hex(6), sha256_of(secret))
         key = replace(blank, **_key_request(plain, clock.now()))
-        write.begin(differences(shown(blank), shown(key)))
+        write.begin(differences(shown(blank), shown(key)), subject="a new key")
         write.subject = key.key_id
         store.put_api_key(key)
         return JSONResponse({**shown(key), "key": secret}, status_code=201)

@@ -64,6 +64,12 @@ def test_the_limits_of_a_client_key_are_set_changed_and_checked(
     assert controller.call(path, "DELETE")[0] == 204
 
 
+def test_a_dry_run_of_a_new_key_says_so_and_makes_none(controller: Controller) -> None:
+    status, tried, _ = controller.call("/admin/keys?validate_only=true", "POST", {"k_max": 2})
+    assert (status, tried["subject"], tried["changes"]) == (200, "a new key", [["k_max", None, 2]])
+    assert controller.call("/admin/keys")[1]["keys"] == []
+
+
 def test_what_each_role_may_read(controller: Controller, tokens: dict[str, str]) -> None:
     for path in ("policies", "canaries", "schedules", "engines", "freezes", "keys", "audit", "whoami"):
         assert controller.call(f"/admin/{path}", token=tokens["viewer"])[0] == 200, path
