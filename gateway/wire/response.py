@@ -88,6 +88,7 @@ class Delivery:
         self._has_head = is_committed
         self._is_held = head.status >= _ERROR_BORDER or (is_committed and not self.is_stream)
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._reader: BodyReader = (
             EventStream(
                 has_one_choice=has_one_choice,
@@ -199,11 +200,11 @@ class Delivery:
         return self._lines() + framed
 
     def _hold(self, data: bytes, now: float) -> bytes:
+        if self._has_head and self._held_bytes > ERROR_BODY_BYTES:
+            return b""  # it will be sent as an event, which needs only its beginning
         self._held.append(data)
-        if sum(map(len, self._held)) <= ERROR_BODY_BYTES:
-            return b""
-        if self._has_head:  # it will be sent as an event, which needs only its beginning
-            self._held = self._held[:1]
+        self._held_bytes += len(data)
+        if self._has_head or self._held_bytes <= ERROR_BODY_BYTES:
             return b""
         self._is_held = False
         self._begin(now)

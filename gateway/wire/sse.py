@@ -75,6 +75,7 @@ class EventStream(BodyReader):
         self._strips_usage = strips_usage
         self._passes_keep_alives = passes_keep_alives
         self._held: list[bytes] = []  # frames before the first content
+        self._held_bytes = 0
         self._rest = b""  # the beginning of a frame
         self._sent_bytes = 0  # of `_rest`: none, or all if it is long
         self._has_ended = False
@@ -109,8 +110,8 @@ class EventStream(BodyReader):
                 is_left_out = True
         held = b""
         if not self.has_begun:
-            held_bytes = sum(map(len, self._held)) + len(text)
-            if self.deltas == self.openings and not self.is_done and held_bytes <= FRAME_BYTES:
+            is_short = self._held_bytes + len(text) <= FRAME_BYTES
+            if self.deltas == self.openings and not self.is_done and is_short:
                 self._rest = text[end:]
                 return self._hold(whole)
             self.has_begun = True
@@ -134,7 +135,11 @@ class EventStream(BodyReader):
         alive: list[bytes] = []
         for frame in _frames(whole):
             is_alive = self._passes_keep_alives and keeps_alive(with_line_feeds(frame))
-            (alive if is_alive else self._held).append(frame)
+            if is_alive:
+                alive.append(frame)
+            else:
+                self._held.append(frame)
+                self._held_bytes += len(frame)
         return b"".join(alive)
 
     def _read(self, frame: bytes) -> bool:  # noqa: C901, PLR0912 - one branch a kind of frame
